@@ -79,6 +79,12 @@ def hash_and_copy(urls, folder):
             os.fsync(target.fileno())
 
 
+def hash_two_at_once(urls, folder):
+    with ThreadPoolExecutor(2) as threads:
+        for _ in threads.map(lambda url: hash_and_copy([url], folder), urls):
+            pass
+
+
 def without_md5(urls, folder):
     reshard(urls, folder, md5=False)
 
@@ -105,7 +111,7 @@ def reshard(urls, folder, md5=True):
 def speed(root):
     for name, urls in (("107 KB", images(root / "images")), ("200 bytes", tiny(root / "tiny", samples=25_000))):
         wp.tar.index_shards(urls, offsets=True)
-        taken = {copy: [], hash_and_copy: [], reshard: [], without_md5: []}
+        taken = {copy: [], hash_and_copy: [], hash_two_at_once: [], reshard: [], without_md5: []}
         for number in range(ROUNDS):
             for way, times in taken.items():
                 folder = root / f"{way.__name__}-{number}"
@@ -119,8 +125,9 @@ def speed(root):
         size = sum(map(os.path.getsize, urls))
         print(f"{name}: load {os.getloadavg()[0]:.1f}")
         for way, seconds in medians.items():
-            print(f"  {way.__name__:<14}{seconds:>8.3f} s, {size / seconds / 1e6:>6.0f} MB/s")
+            print(f"  {way.__name__:<17}{seconds:>8.3f} s, {size / seconds / 1e6:>6.0f} MB/s")
         print(f"  {name}: reshard / copying and hashing {medians[hash_and_copy] / medians[reshard]:.3f}")
+        print(f"  {name}: copying and hashing two at once / copying {medians[copy] / medians[hash_two_at_once]:.3f}")
         for what, way in (("reshard", reshard), ("reshard --no-md5", without_md5)):
             ratio = medians[copy] / medians[way]
             if name == "107 KB":

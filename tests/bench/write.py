@@ -1,13 +1,16 @@
-"""What writing shards costs, in one process, side by side: ``ShardWriter``, what tasks do
-(``write_shard``) and ``wds-pipes create``, against webdataset's ``ShardWriter`` on 200-byte samples
-and against copying the files on samples of 107 KB; in one run, alternating; medians. Copies, and
-webdataset, do not wait for the disk (fsync), and ours do.
+"""What making shards costs, in one process, side by side; in one run, alternating; medians.
 
-    python tests/bench/write.py [DIRECTORY]      writes about 300 MB there (default: a temporary
-    directory), takes half a minute
+    python tests/bench/write.py [DIRECTORY]      writes about 800 MB there (default: a temporary
+    directory), takes three minutes
 
-The shards of all our ways must be equal. Prints the rates and ratios; exits with 1 if a bar is
-missed. What ``cat`` and ``verify`` cost is in look.py.
+1. Writing: ``ShardWriter``, what tasks do (``write_shard``) and ``wds-pipes create``, against
+   webdataset's ``ShardWriter`` on 200-byte samples and against copying the files on samples of 107
+   KB. Copies, and webdataset, do not wait for the disk (fsync), and ours do. The shards of all our
+   ways must be equal.
+2. ``verify`` and ``cat``, as look.py measures them.
+3. ``reshard``, as reshape.py measures it.
+
+Prints the rates and ratios; exits with 1 if a bar is missed.
 """
 
 import gc
@@ -21,6 +24,8 @@ import time
 import warnings
 from pathlib import Path
 
+import look
+import reshape
 import webdataset
 from bars import bar, exit_if_missed
 from click.testing import CliRunner
@@ -121,8 +126,9 @@ def show(found, count: int) -> None:
         print(f"  {name:<14}{count / median:>12,.0f} samples/s")
 
 
-def main(root: Path) -> None:
+def writing(root: Path) -> None:
     warnings.simplefilter("ignore")  # of webdataset, which leaves files open
+    root.mkdir(exist_ok=True)
     small, large = shards_of(tiny(root)[:1])[:TINY], shards_of(images(root, shards=1))
     make_files(small, root / "tiny-files")
     make_files(large, root / "image-files")
@@ -149,6 +155,12 @@ def main(root: Path) -> None:
     show(found, count)
     for name in ("ShardWriter", "write_shard", "create"):
         bar(f"{name} / copying the files", found["copy"] / found[name], 0.8, least=True)
+
+
+def main(root: Path) -> None:
+    writing(root / "writing")
+    look.main(root)
+    reshape.speed(root)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ batch that is kept never changes, and nothing is left in /dev/shm.
 
 import dataclasses
 import gc
+import itertools
 import os
 import pickle
 import signal
@@ -188,6 +189,19 @@ def sizes(batch):
     return torch.zeros(40 * LARGE if batch[0]["cls"] == 0 else 2 * LARGE, dtype=torch.uint8)
 
 
+def unlike(sample):
+    """Arrays whose sizes change with the number of the sample, most of them large."""
+    number = sample["cls"]
+    side = 20 + number // 8 % 5 * 40
+    return {
+        "image": np.full((side, side, 3), number, np.uint8),
+        "planes": np.full((side, side, 3), number, np.float32).transpose(2, 0, 1),
+        "big endian": np.full(side * 40, number, ">f4"),
+        "text": "a" * side * 100,
+        "number": number,
+    }
+
+
 def is_filled(batch):
     """Whether a batch has the values with which it was made."""
     number = batch["number"]
@@ -269,6 +283,67 @@ def test_any_structure_arrives_equal_and_stays_equal(batches, most, keeps):
         kept = [*kept, (arrived, batch)] if keeps else []
     assert all(equal(arrived, batch) for arrived, batch in kept)
     assert len(inbox.blocks) <= most + 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    columns=st.lists(st.lists(SIZES, max_size=4), min_size=2, max_size=12),
+    kinds=st.lists(st.sampled_from(["made", "lost", "own"]), min_size=2, max_size=5),
+    most=st.integers(0, 3),
+    keeps=st.booleans(),
+)
+def test_arrays_that_were_made_in_a_block_arrive_equal_and_stay_equal(columns, kinds, most, keeps):
+    inbox = Inbox(most)
+    outbox = Outbox(inbox.number, 0)
+    kept = []
+    kind = itertools.cycle(kinds)
+    for number, sizes in enumerate(columns * 3):
+        batch, expected = [], []
+        for size in sizes:
+            how = next(kind)
+            array = (np.empty if how == "own" else outbox.empty)((2, size), np.dtype("f4"))
+            array[:] = number
+            if how != "lost":  # as when a later column of the batch cannot be stacked
+                batch.append(torch.from_numpy(array))
+                expected.append(torch.full((2, size), float(number)))
+        arrived = cross(batch, outbox, inbox)
+        assert equal(arrived, expected)
+        kept = [*kept, (arrived, expected)] if keeps else []
+        assert all(equal(*pair) for pair in kept)
+        for tensor in arrived:
+            tensor.add_(1)  # does not show in later batches
+        for tensor in expected:
+            tensor.add_(1)
+    assert len(inbox.blocks) <= most + 2
+
+
+@needs_blocks
+def test_an_array_that_was_made_in_a_block_is_not_copied():
+    inbox = Inbox(100)
+    outbox = Outbox(inbox.number, 0)
+    cross(np.zeros(LARGE), outbox, inbox)  # now the outbox knows how large a batch is
+    array = outbox.empty((LARGE,), np.dtype("f8"))
+    arrived = cross({"array": array, "other": np.ones(400)}, outbox, inbox)
+    array[:] = 5
+    assert (arrived["array"] == 5).all()
+    assert (arrived["other"] == 1).all()
+
+
+@pytest.mark.parametrize("collate", [None, "numpy", "columns"])
+def test_stacked_batches_of_all_sizes_are_those_of_one_process(collate, tmp_path):
+    [url] = make_shards(tmp_path, shards=1, samples=200, fields={"cls": lambda rng, number: str(number).encode()})
+    pipe = wp.ShardList([url]).open_shards().load_tar().group_by_key().decode_by_ext().map_samples(unlike)
+    here, there = (wp.PipeLoader(pipe, batch_size=4, collate=collate, num_workers=count) for count in (0, 1))
+    expected, kept = list(here), []
+    for number, batch in enumerate(there):
+        assert equal(batch, expected[number])
+        if number % 3:
+            kept.append((batch, expected[number]))
+        elif collate is None:
+            batch["image"].zero_()  # does not show in later batches
+    assert len(kept) == 33
+    there.close()
+    assert all(equal(*pair) for pair in kept)
 
 
 def test_one_object_in_two_fields_stays_one_and_views_of_one_tensor_stay_equal():

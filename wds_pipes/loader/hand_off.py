@@ -3,6 +3,7 @@
 Rules:
 1. A worker pickles a batch. It copies the large buffers of tensors and arrays, and the pickle
    itself if that is large, into one memory block. Only a small message goes through the queue.
+   ``batch_samples``, if it is the last step, stacks arrays in a block from the beginning.
 2. A block has no name in any file system, so the system frees it when the last process that uses it
    ends, however it ends. Its descriptor crosses once, with the first batch in it.
 3. In the main process, tensors and arrays are views of the block. When the last of them is gone,
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import mmap
 import os
 import pickle
@@ -26,6 +28,7 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
@@ -76,6 +79,30 @@ class Outbox:
         self._numbers = itertools.count()
         self._packed = 0  # batches in blocks
         self._recent = 0.0  # bytes of the largest recent batch
+        # The block in which arrays of the next batch were made, and where the last of them ends.
+        self._begun: _Block | None = None
+        self._end = _ALIGNED
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return an array for the next batch, in the block of that batch if there is room, so that
+        ``pack`` need not copy it.
+
+        Nothing but that batch may refer to it. (As torch's ``default_collate``, which in a worker
+        stacks tensors in shared memory.)
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size <= _SMALL or not self._recent:
+            return np.empty(shape, dtype)
+        if self._begun is None:
+            try:
+                self._begun = self._block(int(self._recent))
+            except OSError:
+                return np.empty(shape, dtype)
+        start, block = self._end, self._begun
+        if start + size > len(block):
+            return np.empty(shape, dtype)
+        self._end = _aligned(start + size)
+        return np.ndarray(shape, dtype, block.memory, start)
 
     def pack(self, batch: Any) -> Parcel:
         """Return a batch in a form that can be sent.
@@ -102,35 +129,46 @@ class Outbox:
         length = sum(map(len, chunks.parts))
         if not buffers and length <= _SMALL:
             return Parcel(pickle.loads, (b"".join(chunks.parts),))
+        begun, end = self._begun, self._end
         spans: list[_Span] = []
-        end = _ALIGNED
+        made: list[bool] = []  # for each buffer, whether ``empty`` made it in the block
         for buffer in buffers:
-            spans.append((end, end + buffer.nbytes, buffer.readonly))
-            end = -(-(end + buffer.nbytes) // _ALIGNED) * _ALIGNED
+            start = -1 if begun is None else begun.place_of(buffer)
+            made.append(start >= 0)
+            if start < 0:
+                start, end = end, _aligned(end + buffer.nbytes)
+            spans.append((start, start + buffer.nbytes, buffer.readonly))
         header = b"".join(chunks.parts) if length <= _SMALL else None
         if header is None:
             spans.append((end, end + length, True))
             end += length
+        self._packed += 1
+        self._recent = max(end, 0.98 * self._recent)
         try:
             block = self._block(end)
         except OSError:  # no memory or no descriptor is left, or the system has no such blocks
             return Parcel(pickle.loads, (bytes(ForkingPickler.dumps(batch)),))
-        for (start, stop, _), buffer in zip(spans, buffers, strict=False):
-            block.memory[start:stop] = buffer
+        for (start, stop, _), there, buffer in zip(spans, made, buffers, strict=False):
+            if not there or block is not begun:
+                block.memory[start:stop] = buffer
         if header is None:
             place = end - length
             for part in chunks.parts:
                 block.memory[place : place + len(part)] = part
                 place += len(part)
-        block.memory[0] = _IN_USE
         gone, self._gone = self._gone, []
         sent: _Sent = (self._inbox, self._worker, block.number, block.ticket(), gone, spans, header)
         return Parcel(_open, (sent,))
 
     def _block(self, size: int) -> _Block:
-        """Return a free block of at least this size, and close those that are not needed."""
-        self._packed += 1
-        self._recent = max(size, 0.98 * self._recent)
+        """Return a block of at least this size for the next batch, and close free ones that are not
+        needed.
+        """
+        begun, self._begun, self._end = self._begun, None, _ALIGNED
+        if begun is not None:
+            if size <= len(begun):
+                return begun
+            begun.memory[0] = _FREE
         found: _Block | None = None
         kept: list[_Block] = []
         spare: list[_Block] = []  # free and too small
@@ -153,7 +191,7 @@ class Outbox:
                 kept.remove(spare[0])
             found = _Block(next(self._numbers), int(_SLACK * size))
             kept.append(found)
-        found.used = self._packed
+        found.used, found.memory[0] = self._packed, _IN_USE
         return found
 
 
@@ -166,12 +204,18 @@ class _Block:
         try:
             os.ftruncate(self._descriptor, size)
             self.memory = memoryview(mmap.mmap(self._descriptor, size))
+            self._address = _address(self.memory)
         except BaseException:
             os.close(self._descriptor)
             raise
 
     def __len__(self) -> int:
         return len(self.memory)
+
+    def place_of(self, buffer: memoryview) -> int:
+        """Return where a buffer begins in this block; -1: it is not in it."""
+        place = _address(buffer) - self._address
+        return place if 0 <= place < len(self) else -1
 
     def ticket(self) -> Any:
         """Return, once, what gives the main process the descriptor; then None."""
@@ -182,6 +226,14 @@ class _Block:
             return DupFd(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _address(buffer: memoryview) -> int:
+    return np.frombuffer(buffer, np.uint8).ctypes.data
+
+
+def _aligned(end: int) -> int:
+    return -(-end // _ALIGNED) * _ALIGNED
 
 
 class Parcel:

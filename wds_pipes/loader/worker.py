@@ -26,6 +26,7 @@ from wds_pipes.loader.parent import begin_worker, worker_info
 from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
 from wds_pipes.loader.segments import MOST_EMPTY, segments_of, with_segments
 from wds_pipes.loader.stats import Meter
+from wds_pipes.stages.batch_samples import BatchSamples
 
 
 class LaneHost(Dataset[Result]):
@@ -47,12 +48,12 @@ class LaneHost(Dataset[Result]):
         return {"_stage": self._stage, "inbox": self.inbox, "_outbox": None, "_run": -1, "_lanes": {}}
 
     def __getitem__(self, command: Command) -> Result:
-        result = self._next(command)
         worker = worker_info()
-        if self.inbox is None or worker is None or result[2] is None or result[4]:
-            return result
-        if self._outbox is None:
+        if self._outbox is None and self.inbox is not None and worker is not None:
             self._outbox = Outbox(self.inbox, worker.id)
+        result = self._next(command)
+        if self._outbox is None or result[2] is None or result[4]:
+            return result
         run, lane, batch, state, ended, _, spent = result
         try:
             return run, lane, self._outbox.pack(batch), state, ended, None, spent
@@ -75,6 +76,8 @@ class LaneHost(Dataset[Result]):
             if begins is not None:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
                 for running in self._lanes.values():
+                    if self._outbox is not None and type(running.stage) is BatchSamples:
+                        running.stage.empty = self._outbox.empty  # nothing else refers to its batches
                     running.start()
             return self._lanes[lane].next(run)
         except Exception as error:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import stack_samples, which_batch
+from wds_pipes.stages.collating import Empty, Rows, stack_with, which_batch
 
 _TENSORS = {None: True, "numpy": False, "columns": None}  # by collate, see stack_samples
 
@@ -66,22 +68,27 @@ class BatchSamples(Stage[Any]):
         if not callable(collate) and collate not in (None, "numpy", "columns", "list"):
             raise ValueError(f"collate must be None, 'numpy', 'columns', 'list' or a function, not {collate!r}")
         self.collate = collate
+        self.empty: Empty = np.empty  # makes the arrays of batches
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
-        at, size = self.at, self.size
+        at, size, stacks = self.at, self.size, self.collate in (None, "numpy")
         batch: list[Any] = []
+        rows: Rows | None = None
         for sample in self.source.items:
-            batch.append(sample)
+            if stacks and not batch:
+                rows = Rows(sample, size, self.empty)
+                rows = rows if rows.arrays else None
+            batch.append(sample if rows is None else rows.copy_in(sample))
             if len(batch) == size:
-                collated = self._collate(batch)
+                collated = self._collate(batch, rows)
                 at.delivered += size
                 yield collated
-                batch = []
+                batch, rows, collated = [], None, None  # the memory may be free now
         if batch and self.drop_last:
             at.dropped += len(batch)
         elif batch:
-            collated = self._collate(batch)
+            collated = self._collate(batch, rows)
             at.delivered += len(batch)
             yield collated
 
@@ -96,11 +103,13 @@ class BatchSamples(Stage[Any]):
     def batches_of(self, count: int) -> int:
         return count // self.size if self.drop_last else -(-count // self.size)
 
-    def _collate(self, batch: list[Any]) -> Any:
+    def _collate(self, batch: list[Any], rows: Rows | None) -> Any:
         try:
             if callable(self.collate):
                 return self.collate(batch)
-            return batch if self.collate == "list" else stack_samples(batch, tensors=_TENSORS[self.collate])
+            if self.collate == "list":
+                return batch
+            return stack_with({} if rows is None else rows.arrays, batch, tensors=_TENSORS[self.collate])
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
                 assert self.source is not None

@@ -3,15 +3,72 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+_LARGE = 16 << 10  # bytes; arrays from this size on become rows as they come
+_MOST = 1 << 28  # bytes; if a batch of them would be larger, they do not
+
+Array = npt.NDArray[Any]
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+
+
+class Rows:
+    """The large arrays of a batch, into which those of its samples are copied as they come.
+
+    So an image is copied while the processor has it in its cache, and its memory is free for the
+    next one. To keep 64 images and stack them then took 2 % of the time of decoding them.
+
+    Args:
+        first: the first sample of the batch; it says which arrays there are.
+        size: the number of samples in the batch.
+        empty: makes an array of a shape and a dtype.
+
+    Attributes:
+        arrays: those arrays, of shape (size, ...), by their names or places.
+    """
+
+    def __init__(self, first: Any, size: int, empty: Empty) -> None:
+        self._count = 0
+        self.arrays: dict[str | int | None, Array] = {
+            name: empty((size, *value.shape), value.dtype)
+            for name, value in _fields(first)
+            if type(value) is np.ndarray
+            and value.flags.c_contiguous  # np.stack keeps another order of the axes in memory
+            and value.dtype.kind in "biufc"
+            and value.dtype.isnative
+            and _LARGE <= value.nbytes <= _MOST // size
+        }
+
+    def copy_in(self, sample: Any) -> Any:
+        """Return the sample with its row in place of each array that has one."""
+        rows: dict[Any, Any] = dict(_fields(sample))
+        for name, array in self.arrays.items():
+            value = rows.get(name)
+            if isinstance(value, np.ndarray) and value.shape == array.shape[1:] and value.dtype == array.dtype:
+                rows[name] = array[self._count]
+                rows[name][...] = value
+        self._count += 1
+        if isinstance(sample, dict):
+            return rows
+        if not isinstance(sample, tuple):
+            return rows[None]
+        return type(sample)(*rows.values()) if hasattr(sample, "_fields") else tuple(rows.values())
+
+
+def _fields(sample: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the names or places of the fields of a sample, with their values."""
+    if isinstance(sample, dict):
+        return sample.items()
+    return enumerate(sample) if isinstance(sample, tuple) else [(None, sample)]
 
 
 def stack_samples(batch: list[Any], *, tensors: bool | None = True) -> Any:
@@ -27,24 +84,37 @@ def stack_samples(batch: list[Any], *, tensors: bool | None = True) -> Any:
         SampleError: the samples differ in form, or the values of a column differ in kind, shape or
             dtype.
     """
+    return stack_with({}, batch, tensors=tensors)
+
+
+def stack_with(rows: dict[str | int | None, Array], batch: list[Any], *, tensors: bool | None) -> Any:
+    """Do what ``stack_samples`` does, if the samples have passed through ``Rows``, with these
+    arrays.
+    """
     first = batch[0]
     if isinstance(first, dict):
         for sample in batch:
             if not isinstance(sample, dict) or sample.keys() != first.keys():
                 raise _uneven(batch, sample)
-        return {name: _column([sample[name] for sample in batch], name, batch, tensors) for name in first}
+        return {name: _column([sample[name] for sample in batch], name, batch, tensors, rows) for name in first}
     if isinstance(first, tuple):
         for sample in batch:
             if not isinstance(sample, tuple) or len(sample) != len(first):
                 raise _uneven(batch, sample)
         columns = [
-            _column(list(values), place, batch, tensors) for place, values in enumerate(zip(*batch, strict=True))
+            _column(list(values), place, batch, tensors, rows) for place, values in enumerate(zip(*batch, strict=True))
         ]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
-    return _column(batch, None, batch, tensors)
+    return _column(batch, None, batch, tensors, rows)
 
 
-def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors: bool | None) -> Any:
+def _column(
+    values: list[Any],
+    name: str | int | None,
+    batch: list[Any],
+    tensors: bool | None,
+    rows: dict[str | int | None, Array],
+) -> Any:
     """Return one column: stacked if all values are numbers, arrays or tensors, a list if none is.
 
     Raises:
@@ -64,7 +134,11 @@ def _column(values: list[Any], name: str | int | None, batch: list[Any], tensors
         if kind == "tensor":
             stacked = sys.modules["torch"].stack(values)
             return stacked if tensors else stacked.numpy()
-        stacked = np.stack(values) if kind == "array" else _numbers(values)
+        made = rows.get(name)
+        if made is not None and len(made) == len(values):
+            stacked = made
+        else:
+            stacked = np.stack(values) if kind == "array" else _numbers(values)
         if not tensors:
             return stacked
         import torch
