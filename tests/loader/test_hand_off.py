@@ -3,6 +3,7 @@ batch that is kept never changes, and nothing is left in /dev/shm.
 """
 
 import dataclasses
+import errno
 import gc
 import itertools
 import os
@@ -24,6 +25,7 @@ from waiting import wait_for
 from warm import Program
 
 import wds_pipes as wp
+from wds_pipes.loader import hand_off
 from wds_pipes.loader.hand_off import Inbox, Outbox
 from wds_pipes.testing import make_shards
 
@@ -34,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.ao.quantization:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*quint8:UserWarning"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
 ]
 needs_blocks = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="this system has no memfd_create")
@@ -115,6 +118,8 @@ def every_kind():
             "conjugate": torch.complex(floats, floats).conj(),
             "negative": torch.complex(floats, floats).conj().imag,
             "leaf": floats.clone().requires_grad_(),
+            "complex32": torch.complex(floats, -floats).to(torch.complex32),
+            "leaf float8": floats.to(torch.float8_e4m3fn).requires_grad_(),
             "leaf bfloat16": floats.to(torch.bfloat16).requires_grad_(),
             "parameter": torch.nn.Parameter(floats.clone()),
             "subclass": floats.clone().as_subclass(Labelled),
@@ -182,6 +187,22 @@ _KEPT = torch.zeros(LARGE)
 def same_tensor(batch):
     """Always the same tensor, with other values."""
     return _KEPT.fill_(batch[0]["cls"])
+
+
+class BrokenOff:
+    """A descriptor on its way from a worker, which is killed when the main process asks for it."""
+
+    def __init__(self, descriptor):
+        self._sender = os.getpid()
+
+    def detach(self):
+        os.kill(self._sender, signal.SIGKILL)
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+def broken_off(batch):
+    hand_off.DupFd = BrokenOff
+    return torch.zeros(LARGE)
 
 
 def sizes(batch):
@@ -502,6 +523,21 @@ def test_blocks_that_nobody_needs_any_more_are_closed():
 
 
 @needs_blocks
+def test_a_block_that_is_closed_before_it_was_sent_leaves_no_descriptor():
+    def used(empty_of):
+        inbox = Inbox(100)
+        outbox = Outbox(inbox.number, 0)
+        before = psutil.Process().num_fds()
+        kept = deque(maxlen=3)
+        for number in range(14):  # each batch is too large for the block in which it was begun
+            array = empty_of(outbox)((int(20_000 * 1.7**number),), np.dtype("u1"))
+            kept.append(cross([array, array.copy()], outbox, inbox))
+        return psutil.Process().num_fds() - before
+
+    assert used(lambda outbox: outbox.empty) <= 12  # two for each block that is in use, or was last
+
+
+@needs_blocks
 def test_a_block_that_cannot_be_replaced_is_closed_nevertheless(monkeypatch):
     """The worker has closed the one that was too small when the system refuses a larger one."""
     inbox = Inbox(2)
@@ -539,7 +575,7 @@ def test_without_memory_blocks_batches_arrive_as_in_torch(how, tmp_path, monkeyp
 # Nothing is left
 
 SCRIPT = """
-import contextlib, gc, os, sys, time, warnings
+import contextlib, gc, os, sys, tempfile, time, warnings
 import psutil, torch
 import wds_pipes as wp
 
@@ -577,8 +613,9 @@ def descriptors():
 
 
 def main(url, how):
+    tempfile.tempdir = os.path.dirname(url)  # of the directory for the sockets of multiprocessing, too
     if how == "main":
-        begin(url, "spawn", 1)
+        running = begin(url, "spawn", 1)
         print("running", flush=True)
         time.sleep(600)
     loader, items, kept, workers = begin(url, "fork", 2)
@@ -619,8 +656,8 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this system has no /dev/shm")
 @pytest.mark.parametrize("how", ["others", "main"])
 def test_nothing_is_left(how, tmp_path):
-    """Neither in /dev/shm nor as a descriptor: after close(), SIGKILL of a worker, an exception,
-    and the end of the process by an exception or by SIGKILL.
+    """Neither in /dev/shm, nor as a descriptor, nor as a directory for sockets: after close(),
+    SIGKILL of a worker, an exception, and the end of the process by an exception or by SIGKILL.
     """
     [url] = make_shards(tmp_path, shards=1, samples=300)
     script = tmp_path / "script.py"
@@ -639,6 +676,7 @@ def test_nothing_is_left(how, tmp_path):
     assert how == "main" or errors.endswith("KeyError: 'the end'\n")
     wait_for(lambda: not any(psutil.pid_exists(int(number)) for number in numbers))
     assert [name for name in os.listdir("/dev/shm") if any(number in name.split("_") for number in numbers)] == []
+    assert list(tmp_path.glob("pymp-*")) == []
 
 
 def test_close_gives_back_all_descriptors(tmp_path):
@@ -649,11 +687,22 @@ def test_close_gives_back_all_descriptors(tmp_path):
         loader.close()
 
     run()
-    gc.collect()  # DataLoader's queues
+    gc.collect()  # of earlier tests
     before = psutil.Process().num_fds()
-    run()
-    gc.collect()
-    assert psutil.Process().num_fds() <= before
+    gc.disable()
+    try:
+        run()
+        assert psutil.Process().num_fds() <= before
+    finally:
+        gc.enable()
+
+
+@needs_blocks
+def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_path):
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(broken_off), num_workers=1)
+    with pytest.raises(wp.WorkerError, match=r"(?s)DataLoader worker \(pid.*memory ran out.*state_dict\(\) is still"):
+        next(iter(loader))
+    loader.close()
 
 
 # Pinned memory

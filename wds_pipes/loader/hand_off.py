@@ -12,12 +12,10 @@ Rules:
    so the blocks of a worker are bounded, and a kept field does not keep the rest of its batch.
 5. Blocks that are in use when this process forks are never used again: the child may read them.
 6. Small buffers stay in the pickle, and so have memory of their own.
-7. What is neither a plain tensor nor an array is pickled by value, as for a file.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import mmap
@@ -29,8 +27,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.multiprocessing.reductions import reduce_tensor
+
+from wds_pipes.loader.batch_pickler import Pickler
 
 _SMALL = 16 << 10  # bytes; a buffer, or a pickle, up to this size goes through the queue
 _ALIGNED = 64  # bytes; also the size of the head of a block, whose first byte is its mark
@@ -38,18 +36,6 @@ _SLACK = 1.25  # a block is by this factor larger than the batch for which it is
 _TOO_LARGE = 4  # times the size of recent batches: such a block is closed
 _IDLE = 64  # a block that was not needed for so many batches is closed
 _FREE, _IN_USE, _SPENT = 0, 1, 2  # the marks
-
-# Tensors of these dtypes are sent as integers of the same size, since numpy has no such dtype.
-_AS_INTEGERS = {
-    getattr(torch, name): integer
-    for integer, names in {
-        torch.int16: ["bfloat16"],
-        torch.uint8: ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"],
-    }.items()
-    for name in names
-    if hasattr(torch, name)
-}
-
 
 # Where a buffer is in a block, in bytes: its beginning and its end; and whether it is read-only.
 _Span = tuple[int, int, bool]
@@ -125,7 +111,7 @@ class Outbox:
             buffers.append(raw)
             return False
 
-        _Pickler(chunks, protocol=5, buffer_callback=stays).dump(batch)
+        Pickler(chunks, protocol=5, buffer_callback=stays).dump(batch)
         length = sum(map(len, chunks.parts))
         if not buffers and length <= _SMALL:
             return Parcel(pickle.loads, (b"".join(chunks.parts),))
@@ -200,14 +186,20 @@ class _Block:
 
     def __init__(self, number: int, size: int) -> None:
         self.number, self.used = number, 0
-        self._descriptor: int | None = os.memfd_create("wds_pipes")
+        self._descriptor: int | None = None
+        descriptor = os.memfd_create("wds_pipes")
         try:
-            os.ftruncate(self._descriptor, size)
-            self.memory = memoryview(mmap.mmap(self._descriptor, size))
+            os.ftruncate(descriptor, size)
+            self.memory = memoryview(mmap.mmap(descriptor, size))
             self._address = _address(self.memory)
         except BaseException:
-            os.close(self._descriptor)
+            os.close(descriptor)
             raise
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:  # it was closed before it was sent
+            os.close(self._descriptor)
 
     def __len__(self) -> int:
         return len(self.memory)
@@ -255,46 +247,6 @@ class _Chunks:
     def write(self, part: Any) -> int:
         self.parts.append(part if isinstance(part, (bytes, bytearray)) else bytes(part))
         return len(part)
-
-
-class _Pickler(pickle.Pickler):
-    """Pickles tensors by their buffers, and other objects as between processes."""
-
-    # what modules and users have registered for sending between processes
-    dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
-
-    def reducer_override(self, value: Any) -> Any:
-        """Return how an object is pickled; NotImplemented: as its class or ``dispatch_table``
-        says.
-        """
-        # Storages are sent by value: between processes, torch would share them, and for that move
-        # them from where a buffer of this pickle may refer to.
-        if isinstance(value, torch.UntypedStorage) and not value.is_cuda:
-            return _storage, (torch.empty(0, dtype=torch.uint8).set_(value),)
-        if isinstance(value, torch.TypedStorage) and not value.is_cuda:
-            return value.__reduce_ex__(5)
-        if not isinstance(value, torch.Tensor):
-            return NotImplemented
-        if value.requires_grad and not value.is_leaf:
-            return reduce_tensor(value)  # type: ignore[no-untyped-call]  # raises
-        if value.device.type != "cpu":
-            return NotImplemented
-        if type(value) is not torch.Tensor or value.requires_grad or value.layout is not torch.strided:
-            return value.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-        integer = _AS_INTEGERS.get(value.dtype)
-        try:
-            array = (value if integer is None else value.view(integer)).numpy()
-        except (RuntimeError, TypeError):  # quantised, conjugated, nested and other rare kinds
-            return value.__reduce_ex__(5)  # type: ignore[no-untyped-call]
-        order = None
-        if not array.flags.c_contiguous:
-            order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-            array = np.ascontiguousarray(array.transpose(order))
-        # The dtype as text: to unpickle a numpy dtype takes longer than all the rest of a tensor.
-        found = array.shape, array.dtype.str, pickle.PickleBuffer(array.data)
-        if order is None and integer is None:
-            return _tensor, found
-        return _tensor, (*found, order, None if integer is None else value.dtype)
 
 
 # ----------------------------------------------------------------------- the main process's side
@@ -371,25 +323,3 @@ def _give_back(lent: _Lent) -> None:
     """Let the worker use a block again; not if a child process may read it."""
     del lent.in_use[lent.place]
     lent.block[0] = _FREE if lent.forks == Inbox.forks else _SPENT
-
-
-def _tensor(
-    shape: tuple[int, ...], dtype: str, buffer: Any, order: list[int] | None = None, kind: Any = None
-) -> torch.Tensor:
-    """Return a tensor over a buffer.
-
-    Args:
-        shape: of the values.
-        dtype: of the values, as numpy writes it.
-        buffer: the values, in C order.
-        order: what permutes the axes of the tensor to ``shape``; None: they are in this order.
-        kind: the dtype of the tensor, if that is another one of the same size.
-    """
-    tensor = torch.from_numpy(np.ndarray(shape, dtype, buffer))
-    if kind is not None:
-        tensor = tensor.view(kind)
-    return tensor if order is None else tensor.permute([order.index(axis) for axis in range(len(order))])
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from multiprocessing.util import Finalize
 from types import FrameType
 from typing import Any
 
@@ -88,7 +92,14 @@ def make_terminate_kill(workers: Iterable[Any]) -> None:
     DataLoader and multiprocessing call ``terminate()`` to end a worker that hangs.
     """
     for worker in workers:
-        worker._popen.terminate = worker._popen.kill
+        # A bound method would make a cycle, which keeps pipes open until garbage is collected.
+        kill = weakref.WeakMethod(worker._popen.kill)
+        worker._popen.terminate = partial(_call, kill)
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    if (bound := method()) is not None:
+        bound()
 
 
 def end_workers(results: Any) -> None:
@@ -192,12 +203,11 @@ def end_with_parent() -> None:
         and not any(thread.name == _NAME for thread in threading.enumerate())
     ):
         threading.Thread(target=_watch, args=(parent.pid,), name=_NAME, daemon=True).start()
+        Finalize(None, _remove_sockets, exitpriority=0)  # it may end before the thread
 
 
 def _watch(parent: int) -> None:
-    """Wait until a process is gone, then exit at once, without cleaning up: the kernel frees what
-    is open.
-    """
+    """Wait until a process is gone, then exit at once: the kernel frees what is open."""
     try:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:
@@ -208,7 +218,17 @@ def _watch(parent: int) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.poll()  # a zombie counts as gone
+    _remove_sockets()
     os._exit(1)
+
+
+def _remove_sockets() -> None:
+    """Remove multiprocessing's directory for sockets, which the main process made (see
+    ``Workers``), if that is gone.
+    """
+    main, sockets = multiprocessing.parent_process(), multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if sockets is not None and main is not None and not main.is_alive():
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _poll() -> None:

@@ -7,6 +7,8 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.connection import wait
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ _NOT_PICKLED = (
     "with def, at the top of a module, not as lambda or in a notebook; "
     "or, on Linux, pass multiprocessing_context='fork'."
 )
+_PATIENCE = 5.0  # seconds in which a worker that broke off is seen to be gone
 _KEPT = 4  # how many batches of each worker a caller may keep before batches are copied
 
 
@@ -98,6 +101,10 @@ class Workers:
 
     def _start(self) -> Iterator[Result]:
         before = multiprocessing.active_children()
+        if self.count:
+            # Workers send descriptors through sockets in this directory. They inherit it, and so
+            # it is gone when this process ends. Those that are killed would leave their own.
+            get_temp_dir()
         try:
             results = iter(self._loader)
         except BaseException as error:
@@ -167,25 +174,30 @@ def next_result(results: Any) -> Result:
 
 
 def worker_error(error: Exception, results: object) -> Exception:
-    """Return an error of DataLoader, about a worker that died or is late, as a WorkerError; any
-    other error unchanged.
+    """Return an error of DataLoader, about a worker that died or is late, or of a connection to a
+    worker that died, as a WorkerError; any other error unchanged.
 
     Args:
         error: the error.
         results: the results of the workers, if these were started.
     """
-    if not isinstance(error, RuntimeError) or "DataLoader" not in str(error):
+    workers = getattr(results, "_workers", ())
+    if isinstance(error, (OSError, EOFError)) and wait([worker.sentinel for worker in workers], _PATIENCE):
+        ids = ", ".join(str(worker.pid) for worker in workers if worker.exitcode is not None)
+        text = f"DataLoader worker (pid {ids}) ended while it sent a batch"
+    elif isinstance(error, RuntimeError) and "DataLoader" in str(error):
+        text = str(error).strip().removesuffix(".")
+    else:
         return error
-    if str(error).startswith("DataLoader timed out"):
+    if text.startswith("DataLoader timed out"):
         why = (
             "no worker died. Reading or a step of the pipe takes longer than that for a batch: "
             "allow more, or find out what the workers wait for"
         )
-        told = WorkerError(f"{error}, timeout_seconds: {why}. state_dict() is still good.")
+        told = WorkerError(f"{text}, timeout_seconds: {why}. state_dict() is still good.")
     else:
-        codes = {worker.exitcode for worker in getattr(results, "_workers", ())}
-        why = why_ended(codes, str(error))
-        told = WorkerError(f"{str(error).strip().removesuffix('.')}. {why}. state_dict() is still good.")
+        why = why_ended({worker.exitcode for worker in workers}, text)
+        told = WorkerError(f"{text}. {why}. state_dict() is still good.")
     told.__cause__ = error
     return told
 
