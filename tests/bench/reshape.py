@@ -101,7 +101,7 @@ def reshard(urls, folder, md5=True):
             {"": order},
             division=division,
             memory=MEMORY // 2,
-            options={} if md5 else {"md5": False},
+            options={} if md5 else {"no-md5": True},
             given=urls,
         )
     )

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import fsspec
@@ -212,7 +213,7 @@ def test_without_md5(source, made, tmp_path, more):
     """Only ``index.json`` differs, and ``index`` makes it the same."""
     whole, given = outputs(made / "shuffle"), ("--no-md5", *more)
     call("shuffle", source, tmp_path, *given, "--tasks", 2, "--task", 1)
-    assert "md5 was False" in call("shuffle", source, tmp_path, *more, code=2).stderr
+    assert "no-md5 was True, and is now not given" in call("shuffle", source, tmp_path, *more, code=2).stderr
     call("shuffle", source, tmp_path, *given)
     index = json.loads((tmp_path / "index.json").read_text())
     assert [sorted(entry) for entry in index["shardlist"]] == [["filesize", "nsamples", "url"]] * 6
@@ -220,6 +221,67 @@ def test_without_md5(source, made, tmp_path, more):
     assert "nothing is wrong" in run("verify", tmp_path / "index.json", "--ignore", "some-fields").stdout
     run("index", f"{tmp_path}/*.tar", "-o", tmp_path / "index.json")
     assert outputs(tmp_path) == whole
+
+
+def test_another_run_without_md5_keeps_those_that_index_has_added(source, tmp_path):
+    call("reshard", source, tmp_path, "--no-md5")
+    for number, shard in enumerate(tmp_path.glob("*.tar")):
+        os.utime(shard, (1e9, 1e9 + number))  # long ago: a file that was just written may be written again
+    index = tmp_path / "index.json"
+    run("index", f"{tmp_path}/*.tar", "-o", index)
+    first, *others = json.loads(index.read_text())["shardlist"]
+    assert all(len(entry["md5sum"]) == 32 for entry in (first, *others))
+    index.write_text(index.read_text().replace(first["version"], "17"))  # that of another content
+    call("reshard", source, tmp_path, "--no-md5")
+    again, *kept = json.loads(index.read_text())["shardlist"]
+    assert kept == others
+    assert "md5sum" not in again
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["reshard", "IN", "OUT"],
+        ["split", "IN", "OUT", "--shares", "a=0.5,b=0.5"],
+        ["mix", "IN=1", "OUT"],
+        ["concat", "IN", "OUT/all.tar"],
+        ["filter", "IN", "OUT", "--fields", "cls"],
+        ["export", "IN", "OUT", "--to", "jsonl"],
+        ["download", "IN", "OUT"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_shard_of_another_size_than_the_index_that_is_given_says_is_refused(command, source, tmp_path):
+    """It would be written as if nothing was missing."""
+    index, out = tmp_path / "in/index.json", tmp_path / "out"
+    shutil.copytree(source, index.parent, ignore=shutil.ignore_patterns("packed", "*.idx", "*.keys"))
+    out.mkdir()
+    run("index", f"{index.parent}/*.tar", "-o", index)
+    shard = max(index.parent.glob("*.tar"), key=lambda path: path.stat().st_size)
+    size = shard.stat().st_size
+    with wp.TarWriter(shard, overwrite=True) as writer:
+        writer.write({"__key__": "a", "cls": 1})
+    told = refused(*(word.replace("IN", str(index)).replace("OUT", str(out)) for word in command))
+    assert f"{shard} has 10,240 bytes, and its index says {size:,}" in told
+    assert "wds-pipes index" in told
+    assert [path for path in out.rglob("*") if path.is_file() and ".wds-pipes" not in path.parts] == []
+
+
+@pytest.mark.parametrize(
+    "command", [["concat", "IN/*.tar", "OUT/all.tar"], ["index", "IN/*.tar", "--offsets-to", "OUT"]], ids=lambda c: c[0]
+)
+def test_sigterm_leaves_nothing_half_written(command, source, tmp_path, monkeypatch):
+    words = [word.replace("IN", str(source)).replace("OUT", str(tmp_path)) for word in command]
+    write, sent = PartialFile.write, []
+
+    def write_and_end(file, *blocks):
+        if not sent:
+            sent.append(os.kill(os.getpid(), signal.SIGTERM))
+        return write(file, *blocks)
+
+    monkeypatch.setattr(PartialFile, "write", write_and_end)
+    assert run(*words, code=128 + signal.SIGTERM).output == ""
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith((".tar", ".partial"))] == []
 
 
 def test_processes_write_the_same_bytes(source, made, tmp_path):

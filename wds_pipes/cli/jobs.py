@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -104,7 +100,7 @@ def run_job(
 
     check_engine(running.engine)
     share = running.share
-    with in_one_line(), _ended_by_sigterm():
+    with in_one_line():
         if running.engine and not running.dry_run:
             connect()  # before anything is written
         job = make()
@@ -153,16 +149,3 @@ def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:
         "complete": report.complete,
         "facts": report.facts,
     }
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send, discard what is being written, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

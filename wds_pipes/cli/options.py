@@ -11,7 +11,9 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -224,7 +226,7 @@ def in_one_line() -> Iterator[None]:
     If the reader of the output has closed it, as ``| head`` does, the process ends quietly.
     """
     try:
-        with warnings.catch_warnings():
+        with _ended_by_sigterm(), warnings.catch_warnings():
             warnings.simplefilter("always", ShardWarning)
             warnings.showwarning = lambda message, *rest, **more: click.echo(f"warning: {message}", err=True)
             yield
@@ -243,6 +245,19 @@ def in_one_line() -> Iterator[None]:
             raise SystemExit(0) from None
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (Damaged if full else Refused)(_words(error)) from error
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, discard what is being written, as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _words(error: OSError) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.index_file import Entry, write_index
+from wds_pipes.tar.index_file import Entry, name_in, read_index, write_index
 from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
@@ -35,18 +36,37 @@ def shard_facts(name: str, facts: ShardFacts) -> Facts:
     return {"shard": name, **facts._asdict()}
 
 
-def marks(urls: Sequence[str], storage_options: dict[str, Any] | None) -> list[str]:
+def marks(
+    urls: Sequence[str], storage_options: dict[str, Any] | None, facts: Sequence[ShardFacts] | None = None
+) -> list[str]:
     """Return hashes that distinguish the contents of shards, and other files, from others.
+
+    Args:
+        urls: the shards.
+        storage_options: how to reach the storage.
+        facts: what the ``index.json`` that was given says of each; None: none was given.
 
     Raises:
         ShardError: one does not exist, or cannot be opened.
+        StateError: one has another size than the index says.
     """
     with ThreadPoolExecutor(_REQUESTS) as pool:
         found = list(pool.map(lambda url: _mark(url, storage_options), urls))
     for url, (size, _) in zip(urls, found, strict=True):
         if size is None:  # it does not exist, or opening it says what else is wrong
             make_opener(storage_options).open(url).close()
+    for url, (size, _), known in zip(urls, found, facts or (), strict=facts is not None):
+        check_size(url, size, known)
     return [mark for _, mark in found]
+
+
+def check_size(url: str, size: int | None, facts: ShardFacts) -> None:
+    """Raise StateError if a shard has another size than its index says; one may not be known."""
+    if None not in (size, facts.size) and size != facts.size:
+        raise StateError(
+            f"{redact(url)} has {plural(size or 0, 'byte')}, and its index says {facts.size:,}: it is cut, or "
+            "the index is old. Write the shard again, or its index: wds-pipes index SHARDS -o index.json"
+        )
 
 
 def check_same(url: str, mark: str, storage_options: dict[str, Any] | None) -> None:
@@ -105,13 +125,27 @@ def index_names(shards: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
-    """Write an index of the shards of each directory."""
+    """Write an index of the shards of each directory. Where the MD5 of a shard was not computed,
+    keep what ``wds-pipes index`` has written of it since.
+    """
     indexes: dict[str, dict[str, Entry]] = {}
     for fact in facts:
         entry = Entry(ShardFacts(fact["samples"], fact["size"], fact["md5"]))
-        indexes.setdefault(_index_of(fact["shard"]), {})[place.at(fact["shard"])] = entry
+        indexes.setdefault(place.at(_index_of(fact["shard"])), {})[place.at(fact["shard"])] = entry
     for index, entries in indexes.items():
-        write_index(place.at(index), entries, storage_options=place.storage_options)
+        without = [url for url, entry in entries.items() if entry.facts.md5 is None]
+        there = read_index(index, place.storage_options).entries if without else {}
+        for url in without:
+            known = there.get(name_in(index, url))
+            if known is not None and _is_of(known, url, place.storage_options):
+                entries[url] = known
+        write_index(index, entries, storage_options=place.storage_options)
+
+
+def _is_of(entry: Entry, url: str, storage_options: dict[str, Any] | None) -> bool:
+    """Whether an entry of an index is of the present content of a shard."""
+    size, mark, sure = version_of(url, storage_options)
+    return sure and (entry.facts.size, entry.version) == (size, mark)
 
 
 def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_bytes: int) -> Iterator[int]:

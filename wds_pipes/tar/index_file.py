@@ -18,6 +18,7 @@ from wds_pipes.io.outputs import read_small, target_of, write_small
 from wds_pipes.io.urls import at_home, local_path, plain, redact, with_variables
 from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts
 
+_KIND = b"wids-shard-index-v1"
 _MD5 = re.compile(r"[0-9a-f]{32}")
 # How the samples were found, if it is another rule than the usual one: see ``index_shards``.
 _RULES = {"key_split": "first-dot", "on_repeated_key": "raise"}
@@ -69,6 +70,21 @@ def check_output(output: str | os.PathLike[str], *, remote: bool = False) -> str
     return path
 
 
+def check_is_index(path: str) -> None:
+    """Refuse to replace a file that is no index, also no damaged one.
+
+    Raises:
+        ValueError: it is another file.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_INDEX_BYTES)
+    except FileNotFoundError:
+        return
+    if content.strip() and b'"shardlist"' not in content and _KIND not in content:
+        raise ValueError(f"{path} is another file than an index: name another one to write, or remove it first")
+
+
 def write_index(
     path: str,
     entries: Mapping[str, Entry],
@@ -95,7 +111,7 @@ def write_index(
         }
         shardlist.append({field: value for field, value in entry.items() if value is not None})
     unusual = {name: rule for name, rule in (rules or {}).items() if rule != _RULES[name]}
-    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, **unusual, "shardlist": shardlist}
+    content = {"__kind__": _KIND.decode(), "wids_version": 1, **unusual, "shardlist": shardlist}
     write_small(path, (json.dumps(content, indent=1) + "\n").encode("ascii"), storage_options)
 
 

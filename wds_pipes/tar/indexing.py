@@ -25,7 +25,7 @@ from wds_pipes.io.expand import expand
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.dali import pack_dali
-from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
+from wds_pipes.tar.index_file import Entry, check_is_index, check_output, name_in, read_index, write_index
 from wds_pipes.tar.index_formats import Options, ShardFacts, base_name, dali_name, make_opener
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
@@ -91,8 +91,9 @@ def index_shards(
         ShardError: a shard cannot be read, is damaged, was written meanwhile, or can have no index
             of DALI.
         SampleError: a sample has a field twice, or a key comes again.
-        ValueError: nothing matches, ``output`` is not a local path, the offsets of remote shards
-            are not written to a directory, or a shard is compressed, which has no offsets.
+        ValueError: nothing matches, ``output`` is not a local path or an existing file that is no
+            index, the offsets of remote shards are not written to a directory, or a shard is
+            compressed, which has no offsets.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
@@ -101,6 +102,8 @@ def index_shards(
     if not callable(key_split) and key_split not in ("first-dot", "last-dot"):
         raise ValueError(f"key_split must be one of 'first-dot', 'last-dot' or a function, not {key_split!r}")
     path = None if output is None else check_output(output)
+    if path is not None:
+        check_is_index(path)
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")

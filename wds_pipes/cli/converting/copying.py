@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.records import Content
-from wds_pipes.cli.shards import index_names, is_same, shard_facts, write_indexes
+from wds_pipes.cli.shards import check_size, index_names, is_same, shard_facts, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
@@ -80,11 +80,7 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
         beside = list(pool.map(_finder(shards, storage_options), shards))
     for file, of in zip(files, facts, strict=True):
-        if of.size not in (None, file.size):
-            raise StateError(
-                f"{redact(file.url)} has {plural(file.size, 'byte')}, and its index says {of.size:,}: it is cut, or "
-                "the index is old. Write the shard again, or its index: wds-pipes index SHARDS -o index.json"
-            )
+        check_size(file.url, file.size, of)
     tasks = []
     for name, file, of, found in zip(names, files, facts, beside, strict=True):
         folder = name[: len(name) - len(os.path.basename(name))]

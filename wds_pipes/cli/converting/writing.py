@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
+from wds_pipes.cli.shards import check_size
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
@@ -75,9 +76,11 @@ def plan(
         masked_crc(packed({}))  # whether the libraries are installed
     elif kind == "parquet":
         library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
-    shards = list_shards(list(urls), storage_options)[0]
+    shards, known = list_shards(list(urls), storage_options)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
+    for file, facts in zip(files, known or (), strict=known is not None):
+        check_size(file.url, file.size, facts)
     classes = {}
     if kind == "imagefolder":
         classes = {folder: _classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}

@@ -94,7 +94,7 @@ def _run(
 
         place = Place(dest, common.storage_options or None)
         division = Division(common.max_samples, common.max_bytes, common.number)
-        decided = {**options, **({} if common.md5 else {"md5": False})}
+        decided = {**options, **({} if common.md5 else {"no-md5": True})}
         if not running.overwrite:
             check_plan(place, name, {**decided, **division.options})
         with beside_outputs(place, running.dry_run) as hidden:
@@ -167,17 +167,18 @@ def concat(
     appears when it is complete. Compressed shards are read too, and - is standard input.
     """
     with in_one_line():
-        from wds_pipes.cli.look.reading import Source, shards_of
+        from wds_pipes.cli.look.reading import Source
         from wds_pipes.cli.reshaping.plan import with_own_keys
-        from wds_pipes.cli.shards import check_outputs
+        from wds_pipes.cli.shards import check_outputs, marks
         from wds_pipes.core.words import plural
         from wds_pipes.io.compression import kind_of_name
         from wds_pipes.io.outputs import exists, target_of
         from wds_pipes.io.urls import local_path, redact
+        from wds_pipes.tar.index import list_shards
         from wds_pipes.tar.shard_file import write_shard
 
         target, options = target_of(output), storage_options or None
-        shards = shards_of(urls, storage_options)
+        shards, known = list_shards(list(urls), options)
         if "*" in target:
             raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one at the end")
         if os.path.isdir(local_path(target) or ""):
@@ -185,6 +186,8 @@ def concat(
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
         check_outputs(shards, [target])
+        if known is not None:
+            marks(shards, options, known)  # whether they are those of the index
         if not overwrite and exists(target, options):
             raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
         samples = with_own_keys(Source(shards, storage_options).read())
@@ -295,12 +298,18 @@ def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common)
     """
     with in_one_line():
         from wds_pipes.cli.reshaping.mixing import is_weighted, mixed_numbers, read_sources
+        from wds_pipes.cli.shards import marks
         from wds_pipes.tar.index import list_shards
 
         if is_weighted(dest):
             raise ValueError(f"DEST is the directory to write to, and {dest!r} has a weight: name one at the end")
         weights = read_sources(sources)
-        each = [list_shards(url, common.storage_options or None)[0] for url, _ in weights]
+        each = []
+        for url, _ in weights:
+            shards, known = list_shards(url, common.storage_options or None)
+            if known is not None:
+                marks(shards, common.storage_options or None, known)  # whether they are those of the index
+            each.append(shards)
 
     def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
         starts, shard, firsts = inputs.located.starts, 0, [0]

@@ -150,12 +150,13 @@ def open_inputs(given: Sequence[str], hidden: Place, *, how: How, memory: int, k
         ShardError: a shard or an index cannot be read, or is damaged.
     """
     options = hidden.storage_options
-    urls, _ = list_shards(list(given), options)
+    urls, listed = list_shards(list(given), options)
     if "-" in urls:
         raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
     endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
     distinct = list(dict.fromkeys(urls))
-    of_urls = dict(zip(distinct, marks(distinct, options), strict=True))
+    known = None if listed is None else list(dict(zip(urls, listed, strict=True)).values())
+    of_urls = dict(zip(distinct, marks(distinct, options, known), strict=True))
     with ThreadPoolExecutor(_REQUESTS) as pool:
         there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
         # of a compressed shard there is no index beside it, or one of something else

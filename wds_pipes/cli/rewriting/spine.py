@@ -66,7 +66,7 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
         ValueError: nothing matches, two shards would get one name, or a shard would be replaced.
         ShardError: a shard does not exist, or a store cannot be listed.
     """
-    found = list_shards(list(urls), storage_options)[0]
+    found, facts = list_shards(list(urls), storage_options)
     names: dict[str, str] = {}
     for url in found:
         if url == "-" or url.startswith("pipe:"):
@@ -80,7 +80,7 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
         names[name] = url
         if is_same(url, place.at(name)):
             raise ValueError(f"shard {redact(url)} would be replaced: write to another directory than its own")
-    return [Shard(url, name, mark) for (name, url), mark in zip(names.items(), marks(found, storage_options))]
+    return [Shard(url, name, mark) for (name, url), mark in zip(names.items(), marks(found, storage_options, facts))]
 
 
 def plan(

@@ -184,6 +184,10 @@ def _read(place: Place, name: str) -> dict[str, Any] | None:
         ) from error
 
 
+def _said(options: Mapping[str, Any], name: str) -> str:
+    return shown(options[name]) if name in options else "not given"
+
+
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """What distinguishes two plans, in words."""
     if known["version"] != wanted["version"]:
@@ -193,7 +197,7 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     before, now = known["options"], wanted["options"]
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
-            return f"{name} was {shown(before.get(name))}, and is now {shown(now.get(name))}"
+            return f"{name} was {_said(before, name)}, and is now {_said(now, name)}"
     marks = {name: mark for name, mark, _ in known["tasks"]}
     changed = [name for name, mark, _ in wanted["tasks"] if marks.get(name) != mark]
     gone = len(marks) - sum(name in marks for name, _, _ in wanted["tasks"])
