@@ -15,13 +15,12 @@ the workers cost the main process: they replace what it had in the processor's c
 and is woken for each batch. Slices are of 40 batches: after another loader had its turn, the code
 of this one has to come back into the caches too, which would count with shorter ones.
 
-Last, the processor time of one worker's batch of 64 JPEGs, by its parts. A decoder that wrote into
-the batch's memory would save both copies. In two runs on a busy machine, they took 2.1 % and 0.9 %
-of the time to decode and resize: 1.2 % and 0.6 % to stack the samples, 0.9 % and 0.3 % to copy the
-batch into its block; in a quiet one, 3.5 % and 0.9 %. One that writes into rows of a batch was
-built and measured in one process, alternating with this one: 0 to 2 % quicker with images of 500 x
-375 that are resized to 224 x 224, 2 to 5 % with images that have this size. The memory of the batch
-is written once either way. This is why decoders know nothing of batches.
+Last, the processor time of one worker's batch of 64 JPEGs, by its parts: of decoding and resizing
+alone, of stacking the samples together and of copying the batch into a block. ``batch_samples``
+copies each image as it comes, into the block, instead of both. A decoder that wrote into rows of a
+batch was built and measured before that, in one process: 0 to 2 % quicker than stacking images of
+500 x 375 that are resized to 224 x 224, 2 to 5 % with images that have this size. The memory of the
+batch is written once either way. This is why decoders know nothing of batches.
 Prints the figures beside their bars; exits with 1 if one is missed.
 """
 
