@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
+from wds_pipes.cli.shards import check_names
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
@@ -66,7 +67,7 @@ def plan(
     """Make the job that writes shards in another format.
 
     Raises:
-        ValueError: there are no shards, or two have one name.
+        ValueError: there are no shards, one is named twice, or two have one name.
         ShardError: a shard does not exist.
     """
     if kind == "tfrecord":
@@ -81,16 +82,12 @@ def plan(
     classes = {}
     if kind == "imagefolder":
         classes = {folder: _classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
-    tasks, of_outputs = [], dict[str, str]()
-    for url, name, file in zip(shards, names_of(shards), files, strict=True):
-        output = _TAR.sub("", name) + _ENDINGS[kind]
-        if (other := of_outputs.setdefault(output, url)) != url:
-            raise ValueError(
-                f"{redact(other)} and {redact(url)} would both be written as {output}: write them to two directories, "
-                "with one command for each"
-            )
+    tasks = []
+    outputs = [_TAR.sub("", name) + _ENDINGS[kind] for name in names_of(shards)]
+    check_names(shards, outputs)
+    for url, output, file in zip(shards, outputs, files, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
-            raise ValueError(f"the list {output} would be among the images: export from the directory of {name}")
+            raise ValueError(f"the list {output} would be among the images: export from the directory of {redact(url)}")
         names = classes.get(folder_of(url))
         tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
