@@ -137,7 +137,9 @@ def without_base64(line):
         if isinstance(value, dict) and set(value) == {"base64"}:
             sample[field] = base64.b64decode(value["base64"])
         else:
-            sample[field] = value.encode() if field != "a.json" and isinstance(value, str) else json.dumps(value).encode()
+            sample[field] = (
+                value.encode() if field != "a.json" and isinstance(value, str) else json.dumps(value).encode()
+            )
     return sample
 
 
@@ -302,6 +304,42 @@ def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):
     images = write(tmp_path / "images", "c.tar", [("0.jpg", JPEG), ("0.cls", b"cat")])
     told = refused("export", images, tmp_path / "in/a.tar", tmp_path / "b", "--to", "imagefolder", code=2)
     assert "the list images/c.txt would be among the images" in told
+
+
+def test_images_of_an_earlier_data_set_are_removed(tmp_path):
+    """With --overwrite, by the lists of what was written: other files stay, and so do images of
+    shards that are as before."""
+    shards, out = tmp_path / "in", tmp_path / "out"
+    export = ["export", shards, out, "--to", "imagefolder"]
+    write(shards, "a.tar", [("x.jpg", JPEG), ("x.cls", b"0"), ("moved.jpg", JPEG), ("moved.cls", b"3")])
+    write(shards, "b.tar", [("y.jpg", JPEG), ("y.cls", b"1"), ("y.json", b"1")])
+    write(shards, "c.tar", [("k.jpg", JPEG), ("k.cls", b"0")])
+    run(*export)
+    (out / "images/0/mine.jpg").write_bytes(b"mine")
+    write(shards, "a.tar", [("z.jpg", JPEG), ("z.cls", b"2")])
+    (shards / "b.tar").unlink()
+    write(shards, "d.tar", [("moved.jpg", JPEG), ("moved.cls", b"3")])
+    refused(*export)
+    run(*export, "--overwrite", "--dry-run")
+    assert (out / "images/0/x.jpg").exists()
+    for index in (0, 1):  # what belongs to the whole is done by the last share
+        run(*export, "--overwrite", "--tasks", 2, "--task", index)
+    (out / "images/0/mine.jpg").unlink()
+    run("export", shards, tmp_path / "fresh", "--to", "imagefolder")
+    assert outputs(out) == outputs(tmp_path / "fresh")
+    assert sorted(os.listdir(out / "images")) == ["0", "2", "3"]
+
+
+def test_images_that_another_command_did_not_write_stay(tmp_path):
+    """A list that was changed is not believed; another format removes images too."""
+    shard, out = write(tmp_path / "in", "a.tar", [("x.jpg", JPEG), ("x.cls", b"0")]), tmp_path / "out"
+    run("export", shard, out, "--to", "imagefolder")
+    (out / "images/0/mine.jpg").write_bytes(b"mine")
+    listed = (out / "a.txt").read_bytes()
+    (out / "a.txt").write_bytes(listed + b"images/0/mine.jpg\t0\n")
+    run("export", shard, out, "--to", "imagefolder", "--fields", "jpg", "--overwrite")
+    run("export", shard, out, "--to", "jsonl", "--overwrite")
+    assert list(outputs(out)) == ["a.jsonl", "images/0/mine.jpg"]
 
 
 def test_names_of_classes_that_are_damaged(tmp_path):

@@ -107,7 +107,7 @@ def plan(
     finish = None
     if kind == "imagefolder":
         finish = partial(_check_lists, [task.name for task in tasks])
-    return Job("export", place, work, tasks, options, finish)
+    return Job("export", place, work, tasks, options, finish, lists=kind == "imagefolder")
 
 
 def write(export: Export, task: Task, place: Place) -> Facts:

@@ -7,7 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from wds_pipes.cli.look.reading import Sample, Source
-from wds_pipes.cli.shards import check_names, check_same, index_names, is_same, marks, shard_facts, summary, write_indexes
+from wds_pipes.cli.shards import (
+    check_names,
+    check_same,
+    index_names,
+    is_same,
+    marks,
+    shard_facts,
+    summary,
+    write_indexes,
+)
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
