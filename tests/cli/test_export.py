@@ -330,6 +330,19 @@ def test_images_of_an_earlier_data_set_are_removed(tmp_path):
     assert sorted(os.listdir(out / "images")) == ["0", "2", "3"]
 
 
+def test_images_in_a_store_are_removed_too(tmp_path, s3):
+    import fsspec
+
+    command = ["export", tmp_path / "in", f"{s3.url}/images-of-two", "--to", "imagefolder", "--overwrite"]
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    for name in "xy":
+        write(tmp_path / "in", "a.tar", [(f"{name}.jpg", JPEG), (f"{name}.cls", b"0")])
+        run(*command, "--storage-options", json.dumps(s3.storage_options))
+    fs.invalidate_cache()
+    found = fs.find(f"{s3.url}/images-of-two".removeprefix("s3://"))
+    assert [name.rpartition("/")[2] for name in found if ".wds-pipes" not in name] == ["a.txt", "y.jpg"]
+
+
 def test_images_that_another_command_did_not_write_stay(tmp_path):
     """A list that was changed is not believed; another format removes images too."""
     shard, out = write(tmp_path / "in", "a.tar", [("x.jpg", JPEG), ("x.cls", b"0")]), tmp_path / "out"
