@@ -336,8 +336,16 @@ def test_names_with_dots(tmp_path):
         ("t.jsonl", "{}\n[]\n", [], ["line 2 of", "is no JSON object: it is no object"]),
         ("t.jsonl", "{}\n{\n", [], ["line 2 of", "is no JSON object"]),
         ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text", "iconv -f WINDOWS-1252 -t UTF-8"]),
+        ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
+        ("t.tsv", b"\xfe\xff" + "id\tv\n".encode("utf-16-be"), [], ["iconv -f UTF-16 -t UTF-8"]),
+        ("t.csv", 'id,v\n1,a\n2,b\n3,"x"y\n4,d\n', [], ["line 4 of", "is no CSV"]),
+        ("t.tsv", 'id\tv\n1\ta\n\n\n2\t"x"y\n', [], ["line 5 of", "is no TSV"]),
+        ("t.csv", 'id,v\n1,"a\n2,b\n3,c\n', [], ["line 2 of", "in the row that begins there and goes on to line 4"]),
+        ("t.csv", 'id,"v"w\n1,a\n', [], ["line 1 of", "is no CSV"]),
+        ("t.csv", "id,v\n1,a\n\n\n2\n", [], ["line 5 of", "has 1 column, and the first line has 2"]),
+        ("t.jsonl", '\n{"id": 1, "txt": "x"}\n', ["--value", "txt=nope"], ["has no column 'nope'"]),
     ],
-    ids=map(str, range(20)),
+    ids=map(str, range(28)),
 )
 def test_wrong_tables(tmp_path, name, content, options, message):
     fill(tmp_path, {**FILES, name: content})
@@ -345,6 +353,33 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     for part in message:
         assert part in told
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
+def test_two_columns_of_one_name_are_refused(tmp_path, kind):
+    """One of them would be lost, also if no option names it."""
+    path = tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pyarrow.parquet = pytest.importorskip("pyarrow.parquet")
+        pyarrow.parquet.write_table(pyarrow.table([[1], [2], [3]], names=["id", "v", "v"]), path)
+    else:
+        path.write_text("id,v,v\n1,a,b\n".replace(",", {"csv": ",", "tsv": "\t"}[kind]))
+    for options in ([], ["--value", "txt=id"]):
+        told = run(path, tmp_path / "out", *options, code=1).stderr
+        assert told == f"Error: {path} has two columns 'v': rename one of them\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_row_is_one_problem(tmp_path):
+    """Its sample, which has no fields, is no second one."""
+    fill(tmp_path, {"t.csv": "a\n1\nx\n", "f.csv": "path\nx.jpg\n"})
+    told = refused(tmp_path / "t.csv", tmp_path / "out", "--value", "json=a")
+    assert "Error: 1 problem in the input" in told
+    assert "row 2: field 'json' cannot be encoded" in told
+    told = refused(tmp_path / "f.csv", tmp_path / "out", "--file", "path")
+    assert "Error: 1 problem in the input" in told
+    assert "x.jpg cannot be found" in told
 
 
 @pytest.mark.parametrize(

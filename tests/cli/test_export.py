@@ -82,14 +82,17 @@ def test_they_are_converted_back(shards, tmp_path, kind):
 
 
 # Samples of any field that a writer takes, also of bytes that are no UTF-8, in fields of other than
-# text and integers, whose values are written in one way.
+# text, and integers also as they are not usually written.
+_integers = st.integers(-(1 << 65), 1 << 65).map(lambda number: str(number).encode())
+_FORMS = [b"", b"007", b"1_0", b" 7", b"7\n", b"+7", b"-0", b"x", b"\xff", b"1" * 5000]
 _texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(str.encode)
 _values = {
     "txt": _texts,
     "a.json": st.recursive(st.none() | st.floats(allow_nan=False) | st.text(max_size=5), st.lists, max_leaves=4).map(
         lambda value: json.dumps(value).encode()
     ),
-    "cls": st.integers(-(1 << 63), (1 << 63) - 1).map(lambda number: str(number).encode()),
+    "cls": _integers,
+    "a.id": _integers | st.sampled_from(_FORMS),
     "jpg": st.binary(max_size=40),
     "b.c.bin": st.binary(max_size=3),
     "x y": st.sampled_from([b"", b"null", b"\0", b"{}"]),
@@ -134,7 +137,9 @@ def without_base64(line):
         if isinstance(value, dict) and set(value) == {"base64"}:
             sample[field] = base64.b64decode(value["base64"])
         else:
-            sample[field] = value.encode() if field == "txt" else json.dumps(value).encode()
+            sample[field] = (
+                value.encode() if field != "a.json" and isinstance(value, str) else json.dumps(value).encode()
+            )
     return sample
 
 
@@ -209,7 +214,6 @@ def write(folder, name, members):
 @pytest.mark.parametrize(
     ("kind", "members", "options", "message"),
     [
-        ("tfrecord", [("a.cls", b"x")], [], "field 'cls' of sample 'a' is no integer of 64 bits, but b'x'"),
         ("parquet", [("a.txt", b"\xff")], [], "field 'txt' of sample 'a' is no UTF-8"),
         ("imagefolder", [("a.jpg", b"x")], [], "sample 'a' has no field 'cls', which names its class: pass --label"),
         ("imagefolder", [("a.cls", b"x")], [], "sample 'a' has no other fields than its class"),
@@ -227,6 +231,44 @@ def test_samples_that_a_format_cannot_hold(tmp_path, kind, members, options, mes
     shard = write(tmp_path / "in", "a.tar", members)
     assert message in refused("export", shard, tmp_path / "out", "--to", kind, *options)
     assert list(outputs(tmp_path)) == ["in/a.tar"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([b"0", b"-7", str((1 << 63) - 1).encode()], "int64"),
+        ([b"1", b"000123"], "string"),
+        ([b"1_0"], "string"),
+        ([b"7\n", b"7"], "string"),
+        ([str(1 << 63).encode()], "string"),
+        ([b"1", b"\xff"], "binary"),
+    ],
+)
+def test_integers_come_back_as_their_bytes(tmp_path, values, kind):
+    """A column is of integers only if that holds for all."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    shard = write(tmp_path / "in", "a.tar", [(f"{number}.id", value) for number, value in enumerate(values)])
+    for to in ("parquet", "tfrecord"):
+        run("export", shard, tmp_path / to, "--to", to)
+        run("convert", tmp_path / to, tmp_path / f"{to}-back", "--from", to)
+        assert [sample["id"] for sample in read(tmp_path / f"{to}-back")] == values
+    assert str(parquet.read_schema(tmp_path / "parquet/a.parquet").field("id").type) == kind
+    run("export", shard, tmp_path / "jsonl", "--to", "jsonl")
+    lines = [json.loads(line)["id"] for line in (tmp_path / "jsonl/a.jsonl").read_text().splitlines()]
+    if kind != "binary":
+        assert [str(value).encode() for value in lines] == values
+    assert all(isinstance(value, int) for value in lines) == (kind == "int64")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_a_later_value_that_is_no_integer_is_refused(tmp_path, monkeypatch, kind):
+    """And not changed: a column is of one kind."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("wds_pipes.cli.converting.writing._GROUP_BYTES", 1)
+    shard = write(tmp_path / "in", "a.tar", [("a.id", b"1"), ("b.id", b"007")])
+    message = refused("export", shard, tmp_path / "out", "--to", kind, code=1)
+    assert "field 'id' of sample 'b' is b'007', and the first samples have integers in it: leave it out" in message
+    assert not outputs(tmp_path / "out")
 
 
 def test_a_field_that_comes_later_needs_the_names_of_columns(tmp_path, monkeypatch):
@@ -264,6 +306,55 @@ def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):
     assert "the list images/c.txt would be among the images" in told
 
 
+def test_images_of_an_earlier_data_set_are_removed(tmp_path):
+    """With --overwrite, by the lists of what was written: other files stay, and so do images of
+    shards that are as before."""
+    shards, out = tmp_path / "in", tmp_path / "out"
+    export = ["export", shards, out, "--to", "imagefolder"]
+    write(shards, "a.tar", [("x.jpg", JPEG), ("x.cls", b"0"), ("moved.jpg", JPEG), ("moved.cls", b"3")])
+    write(shards, "b.tar", [("y.jpg", JPEG), ("y.cls", b"1"), ("y.json", b"1")])
+    write(shards, "c.tar", [("k.jpg", JPEG), ("k.cls", b"0")])
+    run(*export)
+    (out / "images/0/mine.jpg").write_bytes(b"mine")
+    write(shards, "a.tar", [("z.jpg", JPEG), ("z.cls", b"2")])
+    (shards / "b.tar").unlink()
+    write(shards, "d.tar", [("moved.jpg", JPEG), ("moved.cls", b"3")])
+    refused(*export)
+    run(*export, "--overwrite", "--dry-run")
+    assert (out / "images/0/x.jpg").exists()
+    for index in (0, 1):  # what belongs to the whole is done by the last share
+        run(*export, "--overwrite", "--tasks", 2, "--task", index)
+    (out / "images/0/mine.jpg").unlink()
+    run("export", shards, tmp_path / "fresh", "--to", "imagefolder")
+    assert outputs(out) == outputs(tmp_path / "fresh")
+    assert sorted(os.listdir(out / "images")) == ["0", "2", "3"]
+
+
+def test_images_in_a_store_are_removed_too(tmp_path, s3):
+    import fsspec
+
+    command = ["export", tmp_path / "in", f"{s3.url}/images-of-two", "--to", "imagefolder", "--overwrite"]
+    fs = fsspec.filesystem("s3", **s3.storage_options)
+    for name in "xy":
+        write(tmp_path / "in", "a.tar", [(f"{name}.jpg", JPEG), (f"{name}.cls", b"0")])
+        run(*command, "--storage-options", json.dumps(s3.storage_options))
+    fs.invalidate_cache()
+    found = fs.find(f"{s3.url}/images-of-two".removeprefix("s3://"))
+    assert [name.rpartition("/")[2] for name in found if ".wds-pipes" not in name] == ["a.txt", "y.jpg"]
+
+
+def test_images_that_another_command_did_not_write_stay(tmp_path):
+    """A list that was changed is not believed; another format removes images too."""
+    shard, out = write(tmp_path / "in", "a.tar", [("x.jpg", JPEG), ("x.cls", b"0")]), tmp_path / "out"
+    run("export", shard, out, "--to", "imagefolder")
+    (out / "images/0/mine.jpg").write_bytes(b"mine")
+    listed = (out / "a.txt").read_bytes()
+    (out / "a.txt").write_bytes(listed + b"images/0/mine.jpg\t0\n")
+    run("export", shard, out, "--to", "imagefolder", "--fields", "jpg", "--overwrite")
+    run("export", shard, out, "--to", "jsonl", "--overwrite")
+    assert list(outputs(out)) == ["a.jsonl", "images/0/mine.jpg"]
+
+
 def test_names_of_classes_that_are_damaged(tmp_path):
     write(tmp_path, "a.tar", [("0.jpg", JPEG), ("0.cls", b"0")])
     for content in (b"{bad", b"\xff", b"5"):
@@ -273,9 +364,10 @@ def test_names_of_classes_that_are_damaged(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "imagefolder", "tfrecord"])
-def test_no_message_shows_the_secret_of_a_url(web, tmp_path, kind):
+def test_no_message_shows_the_secret_of_a_url(web, tmp_path, monkeypatch, kind):
     pytest.importorskip("pyarrow")
-    web.put("a.tar", tar([("0.txt", b"\xff"), ("0.cls2", b"x")]))
+    monkeypatch.setattr("wds_pipes.cli.converting.writing._GROUP_BYTES", 1)
+    web.put("a.tar", tar([("0.txt", b"\xff"), ("0.cls2", b"1"), ("1.cls2", b"x")]))
     message = refused("export", f"{web.url}/a.tar?token=SECRET", tmp_path / "out", "--to", kind, code=1)
     assert "a.tar?...: " in message
     assert "SECRET" not in message

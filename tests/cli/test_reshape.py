@@ -458,6 +458,27 @@ def test_a_shard_that_is_changed_meanwhile_is_refused(source, tmp_path, monkeypa
     assert not outputs(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["reshard", "in-1.tar", "out"],
+        ["shuffle", "in-1.tar", "out"],
+        ["sort", "in-1.tar", "out"],
+        ["split", "in-1.tar", "out", "--shares", "a=0.5,b=0.5"],
+        ["mix", "in-1.tar=1", "out"],
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(source, tmp_path, monkeypatch, command):
+    """Also if what is passed is the default; the default itself is overruled by --shards."""
+    shutil.copy(source / "in-1.tar", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for option, value in (("--max-samples", 5), ("--max-samples", 100_000), ("--max-bytes", "10KB")):
+        told = refused(*command, "--shards", 2, option, value)
+        assert f"--shards says how many shards there are, so {option} would be ignored: pass one of the two" in told
+    assert not (tmp_path / "out").exists()
+    run(*command, "--shards", 2)
+
+
 def test_a_dry_run_writes_nothing(source, tmp_path):
     told = run("split", source, tmp_path / "out", "--shares", "a=0.5,b=0.5", "--shards", 2, "--dry-run").stdout
     assert told.count("would write a/a-") == told.count("would write b/b-") == 2

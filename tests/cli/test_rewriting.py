@@ -205,6 +205,16 @@ def test_compressed_shards_become_plain_ones(here, tmp_path):
     assert "would both be written as x.tar" in refused("repair", folder, tmp_path / "no")
 
 
+@pytest.mark.parametrize("command", [["dedup"], ["filter", "--every", 2], ["repair"], ["download"], ["export"]])
+def test_a_shard_that_is_named_twice(command, here, tmp_path):
+    """Also by two paths: it is said so, and not that two shards have one name."""
+    more = ["--to", "jsonl"] if command == ["export"] else []
+    for again in ("d/s0.tar", "./d/s0.tar", here / "d/s0.tar"):
+        told = refused(command[0], "d/s0.tar", "d/s1.tar", again, tmp_path / "out", *command[1:], *more)
+        assert f"shard {again} is named twice: name it once" in told
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     out = tmp_path / "out"
     assert "say what to keep" in refused("filter", "d", out)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -315,6 +316,37 @@ def test_an_interrupted_job_leaves_no_processes_and_no_half_files(tmp_path, how)
     done = run_file(script, SLOW, tmp_path / "out", "fast")
     assert done.stdout.splitlines()[-1] == "['0.tar', '1.tar', '2.tar']", done.stderr
     assert sorted(outputs(tmp_path / "out")) == ["0.tar", "1.tar", "2.tar"]
+
+
+class Signalling:
+    """Work that sends SIGTERM to its process when it is pickled for another process."""
+
+    pickled = 0
+
+    def __reduce__(self):
+        self.pickled += 1
+        if self.pickled == 2:  # ``run`` tries it first
+            signal.raise_signal(signal.SIGTERM)
+        return partial, (nothing,)
+
+
+def test_sigterm_while_a_process_starts_is_handled_after_that(tmp_path):
+    """Or it would get half of what it is to run, and print a traceback."""
+    started = []
+
+    def end(*_):
+        started.extend(multiprocessing.active_children())
+        sys.exit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with pytest.raises(SystemExit):
+            run(make(tmp_path, work=Signalling()), jobs=2)
+        assert signal.getsignal(signal.SIGTERM) is end
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(started) == 1
+    assert not multiprocessing.active_children()
 
 
 def test_two_runs_at_once_share_the_work_or_wait(tmp_path, whole):

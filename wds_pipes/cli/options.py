@@ -197,10 +197,26 @@ def shares(name: str, argument: str, text: str, *, required: bool = False) -> Ca
     return click.option(name, argument, metavar="NAME=SHARE,...", callback=parse, required=required, help=text)
 
 
+def is_given(name: str) -> bool:
+    """Whether an option of the command is passed, and not only its default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def check_not_given(*names: str, instead: str) -> None:
+    """Raise UsageError if an option is passed that another one would overrule.
+
+    Args:
+        names: the options, by the names of their arguments.
+        instead: the other option, and what it says.
+    """
+    for name in names:
+        if is_given(name):
+            raise click.UsageError(f"{instead}, so --{name.replace('_', '-')} would be ignored: pass one of the two")
+
+
 def check_engine(engine: str | None) -> None:
     """Raise UsageError if ``-j`` is passed together with ``--engine``."""
-    given = click.get_current_context().get_parameter_source("jobs")
-    if engine is not None and given is not ParameterSource.DEFAULT:
+    if engine is not None and is_given("jobs"):
         raise click.UsageError(
             "-j is for processes of this machine; with --engine ray, as many tasks run as the cluster has CPUs"
         )

@@ -114,6 +114,32 @@ def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence
             )
 
 
+def check_names(urls: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse shards of which two would be written under one name.
+
+    Args:
+        urls: the shards.
+        names: the name of what is written of each.
+
+    Raises:
+        ValueError: a shard is named twice, or two others would get one name.
+    """
+    found: dict[str, str] = {}
+    written: dict[str, str] = {}
+    for url, name in zip(urls, names, strict=True):
+        path = local_path(url)
+        file = identify(url) if path is None else os.path.abspath(path)
+        if file in found:
+            raise ValueError(f"shard {redact(url)} is named twice: name it once")
+        other = written.get(os.path.normpath(name))
+        if other is not None:
+            raise ValueError(
+                f"{redact(other)} and {redact(url)} would both be written as {name}: write them to two directories, "
+                "with one command for each"
+            )
+        found[file] = written[os.path.normpath(name)] = url
+
+
 def _file_of(url: str) -> str:
     path = local_path(url)
     return identify(url) if path is None else os.path.realpath(path)

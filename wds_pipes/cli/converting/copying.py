@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.records import Content
-from wds_pipes.cli.shards import check_size, index_names, is_same, shard_facts, write_indexes
+from wds_pipes.cli.shards import check_names, check_size, index_names, is_same, shard_facts, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
@@ -67,11 +67,12 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
         note: called with what could not be compared.
 
     Raises:
-        ValueError: there are no shards, or they would be copied to themselves.
+        ValueError: there are no shards, one is named twice, or they would be copied to themselves.
         ShardError: one does not exist.
     """
     shards, known = list_shards(list(urls), storage_options)
     names = names_of(shards)
+    check_names(shards, names)
     for url, name in zip(shards, names, strict=True):
         if is_same(url, place.at(name)):
             raise ValueError(f"shard {redact(url)} would be copied to itself: write to another directory")

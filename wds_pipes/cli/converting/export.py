@@ -50,7 +50,8 @@ def export(
     \b
     jsonl        X.jsonl: lines as of wds-pipes cat --jsonl; what is no text, number or JSON is
                  {"base64": ...}
-    parquet      X.parquet: columns __key__ and one for each field: text, integers or bytes
+    parquet      X.parquet: columns __key__ and one for each field: text, integers (cls, id and
+                 the like, unless one would be changed, as 007 would) or bytes
     tfrecord     X.tfrecord of tf.train.Example: a feature __key__ and one for each field
     imagefolder  images/CLASS/KEY.jpg and other fields beside it, and X.txt, their list; classes
                  are named by classes.json beside the shards, else by what the field --label has

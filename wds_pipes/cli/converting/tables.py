@@ -23,9 +23,8 @@ from wds_pipes.cli.converting.source import (
     readable,
 )
 from wds_pipes.cli.creating.files import file_of
+from wds_pipes.cli.creating.tables import check_columns
 from wds_pipes.core.importing import library
-from wds_pipes.errors import SampleError
-from wds_pipes.io.urls import redact
 
 _ROWS = 64  # that are converted to Python objects at a time
 
@@ -100,10 +99,7 @@ def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Ro
         if skip >= batch.num_rows:
             skip -= batch.num_rows
             continue
-        names = batch.schema.names
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise SampleError(f"{redact(url)} has two columns {twice!r}: rename one of them", url=redact(url))
+        check_columns(batch.schema.names, url)
         batch, skip = batch.slice(skip, left), 0
         left -= batch.num_rows
         for start in range(0, batch.num_rows, _ROWS):

@@ -1,4 +1,13 @@
-"""What ``wds-pipes export`` writes: a file of each shard."""
+"""What ``wds-pipes export`` writes: a file of each shard.
+
+Rules of the columns of Parquet and TFRecord:
+1. The extension of a field says whether it is text, integers or bytes.
+2. A field of integers is a column of integers if all of them would be written as the same bytes
+   again: ``7``, but not ``007`` or a 7 with the end of a line. Else it is a column of text, or of
+   bytes if it is no text.
+3. The first samples of a shard that have the field decide. A later one that does not fit is an
+   error.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.shards import check_size
+from wds_pipes.cli.shards import check_names, check_size
+from wds_pipes.codecs.table import ROWS
+from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
@@ -26,9 +38,9 @@ from wds_pipes.tar.index_formats import folder_of
 
 _ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
-_GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression
+_GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression, and of the samples that come first
 _TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl"))
-_INTEGERS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
+_INTEGERS = frozenset(extension for extension, row in ROWS.items() if row.decode is int)
 _REQUESTS = 16
 
 Options = dict[str, Any] | None
@@ -67,7 +79,7 @@ def plan(
     """Make the job that writes shards in another format.
 
     Raises:
-        ValueError: there are no shards, or two have one name.
+        ValueError: there are no shards, one is named twice, or two have one name.
         ShardError: a shard does not exist.
     """
     if kind == "tfrecord":
@@ -84,16 +96,12 @@ def plan(
     classes = {}
     if kind == "imagefolder":
         classes = {folder: _classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
-    tasks, of_outputs = [], dict[str, str]()
-    for url, name, file in zip(shards, names_of(shards), files, strict=True):
-        output = _TAR.sub("", name) + _ENDINGS[kind]
-        if (other := of_outputs.setdefault(output, url)) != url:
-            raise ValueError(
-                f"{redact(other)} and {redact(url)} would both be written as {output}: write them to two directories, "
-                "with one command for each"
-            )
+    tasks = []
+    outputs = [_TAR.sub("", name) + _ENDINGS[kind] for name in names_of(shards)]
+    check_names(shards, outputs)
+    for url, output, file in zip(shards, outputs, files, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
-            raise ValueError(f"the list {output} would be among the images: export from the directory of {name}")
+            raise ValueError(f"the list {output} would be among the images: export from the directory of {redact(url)}")
         names = classes.get(folder_of(url))
         tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
@@ -101,7 +109,7 @@ def plan(
     finish = None
     if kind == "imagefolder":
         finish = partial(_check_lists, [task.name for task in tasks])
-    return Job("export", place, work, tasks, options, finish)
+    return Job("export", place, work, tasks, options, finish, lists=kind == "imagefolder")
 
 
 def write(export: Export, task: Task, place: Place) -> Facts:
@@ -123,10 +131,7 @@ def write(export: Export, task: Task, place: Place) -> Facts:
         elif export.kind == "parquet":
             _write_parquet(count, stream, export.fields)
         elif export.kind == "tfrecord":
-            from wds_pipes.cli.converting.tfrecord import framed, packed
-
-            for sample in count:
-                stream.write(framed(packed(_columns(sample))))
+            _write_tfrecord(count, stream)
         else:
             for line in _write_images(count, export.label, classes, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
@@ -180,35 +185,46 @@ def _unfit(sample: Sample, what: str) -> SampleError:
     return SampleError(f"shard {shown}: {what}", key=sample["__key__"], url=shown)
 
 
-def _columns(sample: Sample) -> dict[str, Any]:
+def _columns(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     """The key and the fields of a sample; fields of integers are integers, others are bytes."""
     columns: dict[str, Any] = {"__key__": sample["__key__"].encode("utf-8", "surrogateescape")}
     for field, data in sample.items():
         if field[:2] != "__":
-            columns[field] = _integer(sample, field, data) if _is_integer(field) else data
+            columns[field] = _integer(sample, field, data) if kinds[field] == "int64" else data
     return columns
 
 
-def _is_integer(field: str) -> bool:
-    return field.rpartition(".")[2] in _INTEGERS
-
-
-def _is_text(field: str) -> bool:
-    return field.rpartition(".")[2] in _TEXTS
+def _kind(field: str, group: list[Sample]) -> str:
+    """What the column of a field is, by the samples that come first, as Arrow names it."""
+    extension = field.rpartition(".")[2]
+    if extension not in _INTEGERS:
+        return "string" if extension in _TEXTS else "binary"
+    values = [sample[field] for sample in group if field in sample]
+    if all(exact_integer(data) is not None for data in values):
+        return "int64"
+    return "string" if all(map(is_text, values)) else "binary"
 
 
 def _integer(sample: Sample, field: str, data: bytes) -> int:
-    try:
-        number = int(data)
-    except ValueError:
-        number = 1 << 64
-    if not -(1 << 63) <= number < 1 << 63:
+    number = exact_integer(data)
+    if number is None:
         raise _unfit(
             sample,
-            f"field {field!r} of sample {sample['__key__']!r} is no integer of 64 bits, but {data!r:.80}: leave it out "
-            "with --fields",
+            f"field {field!r} of sample {sample['__key__']!r} is {data!r:.80}, and the first samples have integers in "
+            "it: leave it out with --fields, or divide the shard with wds-pipes reshard --max-bytes 64MB",
         )
     return number
+
+
+def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> None:
+    from wds_pipes.cli.converting.tfrecord import framed, packed
+
+    kinds: dict[str, str] = {}
+    for group in _groups(samples):
+        for name in {name for sample in group for name in sample if name not in kinds}:
+            kinds[name] = _kind(name, group)
+        for sample in group:
+            stream.write(framed(packed(_columns(sample, kinds))))
 
 
 def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> None:
@@ -217,14 +233,11 @@ def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[
     groups = _groups(samples)
     group = next(groups, [])
     names = fields if fields is not None else sorted({name for sample in group for name in sample if name[:2] != "__"})
-    types = {
-        name: arrow.int64() if _is_integer(name) else arrow.string() if _is_text(name) else arrow.binary()
-        for name in names
-    }
-    schema = arrow.schema([("__key__", arrow.string()), *types.items()])
+    kinds = {name: _kind(name, group) for name in names}
+    schema = arrow.schema([("__key__", "string"), *kinds.items()])
     with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema) as writer:
         while group:
-            rows = [_row(sample, types) for sample in group]
+            rows = [_row(sample, kinds) for sample in group]
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
             group = next(groups, [])
 
@@ -242,20 +255,20 @@ def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
         yield group
 
 
-def _row(sample: Sample, types: dict[str, Any]) -> dict[str, Any]:
+def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     key = sample["__key__"]
     row: dict[str, Any] = {}
     for field, data in sample.items():
         if field[:2] == "__":
             continue
-        if field not in types:
+        if field not in kinds:
             raise _unfit(
                 sample,
                 f"sample {key!r} has field {field!r}, which the first samples do not have: name the columns, as in "
-                f"--fields {','.join([*types, field])}",
+                f"--fields {','.join([*kinds, field])}",
             )
-        row[field] = _integer(sample, field, data) if _is_integer(field) else data
-        if _is_text(field):
+        row[field] = _integer(sample, field, data) if kinds[field] == "int64" else data
+        if kinds[field] == "string":
             try:
                 row[field] = data.decode("utf-8")
             except UnicodeDecodeError as error:

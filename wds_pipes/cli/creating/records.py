@@ -52,24 +52,28 @@ class Record(NamedTuple):
 
 
 class Problems:
-    """What is wrong with the input: all of it is found before anything is written."""
+    """What is wrong with the input: all of it is found before anything is written.
+
+    Attributes:
+        count: how many problems there are.
+    """
 
     def __init__(self) -> None:
         self._lines: list[str] = []
-        self._count = 0
+        self.count = 0
 
     def add(self, line: str) -> None:
         """Note a problem, with its mend."""
-        self._count += 1
+        self.count += 1
         if len(self._lines) < _SHOWN:
             self._lines.append(line.rstrip("."))
 
     def check(self) -> None:
         """Raise SampleError if there are problems."""
-        if self._count:
-            more = [f"and {plural(self._count - _SHOWN, 'more problem')}"] * (self._count > _SHOWN)
+        if self.count:
+            more = [f"and {plural(self.count - _SHOWN, 'more problem')}"] * (self.count > _SHOWN)
             lines = "\n".join(f"  {line}" for line in [*self._lines, *more])
-            raise SampleError(f"{plural(self._count, 'problem')} in the input, so nothing was written:\n{lines}")
+            raise SampleError(f"{plural(self.count, 'problem')} in the input, so nothing was written:\n{lines}")
 
 
 def samples(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from wds_pipes.cli.creating.records import Content, Problems, Record
 from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import nearest
 from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import without_dots
@@ -109,6 +111,7 @@ def of_table(
         found = dict(zip(wanted, _contents([_join(base, path) for path in wanted], storage_options), strict=True))
         for number, row in ahead:
             fields: dict[str, Content | bytes] = {}
+            before = problems.count
             for name, column in columns.files:
                 if not row.get(column):
                     continue
@@ -141,7 +144,7 @@ def of_table(
             key = f"{number - 1:09d}" if columns.key is None else row.get(columns.key)
             if key is None or key == "":
                 problems.add(f"row {number} has no key in column {columns.key!r}: give it one")
-            else:
+            elif problems.count == before:  # else its sample would have further problems
                 records.append(Record(without_dots(str(key)), fields))
                 numbers.append(number)
     classes, of_names = _classes(labels.values())
@@ -166,12 +169,14 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
         pyarrow = library("pyarrow.parquet", "pyarrow", "parquet")
         with _bytes(source, storage_options) as file:
             table = pyarrow.ParquetFile(io.BytesIO(file.read()))  # its footer is at the end
+        check_columns(table.schema_arrow.names, source)
         _check(named, table.schema_arrow.names, source)
         for batch in table.iter_batches():
             yield from batch.to_pylist()
         return
     with _text(source, storage_options) as text:
         if kind == "jsonl":
+            checked = False
             for number, line in enumerate(text, 1):
                 if line.strip():
                     try:
@@ -180,25 +185,30 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
                             raise ValueError("it is no object")
                     except ValueError as error:
                         raise ValueError(f"line {number} of {redact(source)} is no JSON object: {error}") from error
-                    if number == 1:
+                    if not checked:
                         _check(named, row, source)
+                        checked = True
                     yield row
             return
         lines, comma = _separated(text, kind)
-        table = csv.DictReader(lines, delimiter=comma, strict=True)
-        _check(named, table.fieldnames or (), source)
+        table, start = csv.reader(lines, delimiter=comma, strict=True), 1  # start: the first line of a row
         try:
-            for row in table:
-                if None in row or None in row.values():
-                    wide = len(table.fieldnames or ())
-                    found = wide + len(row[None]) if None in row else wide - list(row.values()).count(None)
+            names = next(table, [])
+            check_columns(names, source)
+            _check(named, names, source)
+            start = table.line_num + 1
+            for values in table:
+                if values and len(values) != len(names):
                     raise ValueError(
-                        f"line {table.line_num} of {redact(source)} has {plural(found, 'column')}, and the first line "
-                        f"has {wide}: mend it, with quotes around a value that has a {comma!r}"
+                        f"line {start} of {redact(source)} has {plural(len(values), 'column')}, and the first line "
+                        f"has {len(names)}: mend it, with quotes around a value that has a {comma!r}"
                     )
-                yield row
+                if values:
+                    yield dict(zip(names, values, strict=True))
+                start = table.line_num + 1
         except csv.Error as error:
-            raise ValueError(f"line {table.line_num} of {redact(source)} is no {kind.upper()}: {error}") from error
+            more = f", in the row that begins there and goes on to line {table.line_num}" * (table.line_num > start)
+            raise ValueError(f"line {start} of {redact(source)} is no {kind.upper()}: {error}{more}") from error
 
 
 def _separated(text: Iterable[str], kind: str) -> tuple[Iterator[str], str]:
@@ -209,6 +219,13 @@ def _separated(text: Iterable[str], kind: str) -> tuple[Iterator[str], str]:
     first = next(lines, "")
     comma = "\t" if kind == "tsv" else ";" if ";" in first and "," not in first else ","
     return chain([first], lines), comma
+
+
+def check_columns(names: Sequence[str], source: str) -> None:
+    """Raise SampleError if two columns of a table have one name: one of them would be lost."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SampleError(f"{redact(source)} has two columns {twice!r}: rename one of them", url=redact(source))
 
 
 def _check(named: list[str], known: Any, source: str) -> None:
@@ -242,9 +259,10 @@ def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
         try:
             yield text
         except UnicodeDecodeError as error:
+            known = "UTF-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "WINDOWS-1252"
             raise ValueError(
-                f"{redact(source)} is not UTF-8 text ({error.reason}): save it as UTF-8, as with iconv -f WINDOWS-1252 "
-                "-t UTF-8"
+                f"{redact(source)} is not UTF-8 text ({error.reason}): save it as UTF-8, as with iconv -f {known} -t "
+                "UTF-8"
             ) from error
         finally:
             text.detach()  # closing is up to the owner

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 
 from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.text import decode_text, exact_integer
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import redact
@@ -85,8 +86,9 @@ def write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
 
 def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[str, str]) -> None:
     """Write samples as JSON Lines. Text, numbers and JSON are values; of any other field, and of
-    one that cannot be decoded, the bytes are ``{"base64": ...}``. A field that was renamed is
-    decoded by its old name.
+    one that cannot be decoded, the bytes are ``{"base64": ...}``. An integer that would not come
+    back as its bytes, such as ``007``, is text. A field that was renamed is decoded by its old
+    name.
     """
     originals = {new: old for old, new in renames.items()}
     decoders = Decoders(Decoding((), allow_pickle=False, max_image_pixels=1 << 26))
@@ -106,6 +108,8 @@ def _clean(name: str) -> str:
 
 
 def _value(data: bytes, decode: Any) -> Any:
+    if decode is int and exact_integer(data) is None:
+        decode = decode_text
     if decode is not None:
         try:
             value = decode(data)

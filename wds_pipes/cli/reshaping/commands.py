@@ -12,7 +12,17 @@ import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import as_json as as_json_option
-from wds_pipes.cli.options import dest, example, in_one_line, shard_limits, shares, size_option, storage_options, urls
+from wds_pipes.cli.options import (
+    check_not_given,
+    dest,
+    example,
+    in_one_line,
+    shard_limits,
+    shares,
+    size_option,
+    storage_options,
+    urls,
+)
 
 if TYPE_CHECKING:
     from wds_pipes.cli.reshaping.inputs import Inputs
@@ -38,10 +48,15 @@ def _reshaping(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapped(**options: Any) -> None:
         common = _Common(**{name: options.pop(name) for name in _Common._fields})
+        if common.number is not None:
+            check_not_given("max_samples", "max_bytes", instead="--shards says how many shards there are")
         command(**options, common=common)
 
     number = click.option(
-        "--shards", "number", type=click.IntRange(min=1), help="Write so many shards of equal numbers of samples."
+        "--shards",
+        "number",
+        type=click.IntRange(min=1),
+        help="Write so many shards of equal numbers of samples, instead of --max-samples and --max-bytes.",
     )
     memory = size_option("--memory", "256MB", "What each process may need besides the program itself, such as 64MB.")
     md5 = click.option(

@@ -7,7 +7,16 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from wds_pipes.cli.look.reading import Sample, Source
-from wds_pipes.cli.shards import check_same, index_names, is_same, marks, shard_facts, summary, write_indexes
+from wds_pipes.cli.shards import (
+    check_names,
+    check_same,
+    index_names,
+    is_same,
+    marks,
+    shard_facts,
+    summary,
+    write_indexes,
+)
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
@@ -63,24 +72,20 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
     """Return the shards that URLs name, and the names of those to write.
 
     Raises:
-        ValueError: nothing matches, two shards would get one name, or a shard would be replaced.
+        ValueError: nothing matches, a shard is named twice, two would get one name, or one would be
+            replaced.
         ShardError: a shard does not exist, or a store cannot be listed.
     """
     found, facts = list_shards(list(urls), storage_options)
-    names: dict[str, str] = {}
     for url in found:
         if url == "-" or url.startswith("pipe:"):
             raise ValueError(f"{redact(url)} has no name for the shard to write: write it to a file first")
-        name = _name(url)
-        if name in names:
-            raise ValueError(
-                f"{redact(names[name])} and {redact(url)} would both be written as {name}: write them to two "
-                "directories, with one command for each"
-            )
-        names[name] = url
+    names = list(map(_name, found))
+    check_names(found, names)
+    for url, name in zip(found, names, strict=True):
         if is_same(url, place.at(name)):
             raise ValueError(f"shard {redact(url)} would be replaced: write to another directory than its own")
-    return [Shard(url, name, mark) for (name, url), mark in zip(names.items(), marks(found, storage_options, facts))]
+    return list(map(Shard, found, names, marks(found, storage_options, facts)))
 
 
 def plan(

@@ -54,7 +54,8 @@ class Processes:
         try:
             while left or any(worker.task is not None for worker in workers):
                 while left and len(workers) < min(self.jobs, len(tasks)):
-                    workers.append(_Worker(call))
+                    with _sigterm_afterwards():
+                        workers.append(_Worker(call))
                 for worker in workers:
                     if worker.task is None and left:
                         worker.begin(left.pop())
@@ -147,6 +148,25 @@ def _without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _sigterm_afterwards() -> Iterator[None]:
+    """Handle a SIGTERM that comes meanwhile at the end: a process that is being started would read
+    half of what it is to run, and print a traceback.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if before is None or threading.current_thread() is not threading.main_thread():  # None: not known to Python
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if came:
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _serve(connection: Connection[Any, Any], call: Call) -> None:

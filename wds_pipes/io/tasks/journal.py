@@ -9,10 +9,11 @@ from typing import Any
 
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, shown_place
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, is_inside, shown_place
 
 FOLDER = ".wds-pipes"
 PLAN = f"{FOLDER}/plan.json"
+_LISTED = f"{FOLDER}/listed"  # files of earlier jobs, which may have to be removed
 _CONNECTIONS = 16
 _MEND = "Write to another directory, or pass --overwrite (overwrite=True) to replace them."
 
@@ -49,6 +50,7 @@ class Journal:
         if dry_run:
             return
         if known is not None:
+            self._note_listed(known)
             self._remove_stale(known)
         if overwrite:
             for name in job.extras:  # of all tasks, so it would be wrong until all are finished
@@ -67,6 +69,39 @@ class Journal:
         receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
         for name in [*receipts, *stale, *known.get("extras", ())]:
             self._job.place.remove(name)
+
+    def _note_listed(self, known: Mapping[str, Any]) -> None:
+        """Note the files in the lists of an earlier plan, before the lists are replaced."""
+        if not known.get("lists"):
+            return
+        place, tasks = self._job.place, known["tasks"]
+        sizes = place.sizes([name for _, _, outputs in tasks for name in outputs])
+        lists = []
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            for receipt in pool.map(lambda task: _read(place, _receipt(task[0])), tasks):
+                written = {} if receipt is None else receipt["outputs"]
+                lists += [name for name, size in written.items() if sizes.get(name) == size]
+        found = _listed(place, lists)
+        # Read last: another share that has noted them meanwhile may have replaced the lists since.
+        found.update(_lines(place.read(_LISTED)))
+        if found:
+            place.write(_LISTED, b"".join(name + b"\n" for name in sorted(found)))
+
+    def remove_listed(self) -> None:
+        """Remove the files that were noted, besides those that are of this job."""
+        job, place = self._job, self._job.place
+        noted = _lines(place.read(_LISTED))
+        if noted:
+            outputs = [name for task in job.tasks for name in task.outputs]
+            noted -= {name.encode("utf-8", "surrogateescape") for name in (*outputs, *job.extras)}
+            if job.lists:
+                noted -= _listed(place, outputs)
+            found = (name.decode("utf-8", "surrogateescape") for name in noted)
+            names = [name for name in found if is_inside(name)]
+            with ThreadPoolExecutor(_CONNECTIONS) as pool:
+                list(pool.map(place.remove, names))
+            place.remove_empty(names)
+            place.remove(_LISTED)
 
     def finished(self, tasks: Iterable[Task], *, overwrite: bool) -> dict[str, Facts]:
         """The facts of those tasks that are finished.
@@ -145,6 +180,17 @@ def _receipt(name: str) -> str:
     return f"{FOLDER}/done/{name}.json"
 
 
+def _listed(place: Place, lists: Iterable[str]) -> set[bytes]:
+    """The files that lists name."""
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        return {name for content in pool.map(place.read, lists) for name in _lines(content)}
+
+
+def _lines(content: bytes | None) -> set[bytes]:
+    """The names in a list, or in none."""
+    return {line.partition(b"\t")[0] for line in (content or b"").split(b"\n") if line}
+
+
 def _plan(job: Job) -> dict[str, Any]:
     plan = {
         "version": 1,
@@ -152,6 +198,7 @@ def _plan(job: Job) -> dict[str, Any]:
         "options": dict(job.options),
         "extras": list(job.extras),
         "tasks": [[task.name, task.fingerprint, list(task.outputs)] for task in job.tasks],
+        **({"lists": True} if job.lists else {}),
     }
     return dict(json.loads(_bytes(plan)))  # as it is read
 

@@ -112,6 +112,7 @@ def run(
     if report.complete:
         if job.finish is not None:
             job.finish(job.place, list(report.facts.values()))
+        journal.remove_listed()
         job.place.abort_left([name for task in job.tasks for name in task.outputs])
     return report
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from wds_pipes.errors import SampleError, StateError, WdsError
@@ -85,6 +87,14 @@ class Place:
         """Remove a directory in it with all that is there, if it exists."""
         remove(self.at(name), self.storage_options, folder=True)
 
+    def remove_empty(self, names: Iterable[str]) -> None:
+        """Remove the directories of files if they are empty now; stores have none."""
+        if local_path(self.url) is not None:
+            folders = {str(folder) for name in names for folder in PurePath(name).parents} - {"."}
+            for folder in sorted(folders, key=len, reverse=True):
+                with contextlib.suppress(OSError):  # it is not empty
+                    os.rmdir(self.at(folder))
+
     def abort_left(self, names: Sequence[str]) -> None:
         """Abort the uploads of these files that killed processes have left in S3."""
         outputs = frozenset(names)
@@ -141,6 +151,8 @@ class Job:
         extras: the files that ``finish`` writes.
         unit: what the sizes of the tasks count, in the progress bar; ``"B"`` for bytes.
         prepare: called before tasks run, if any are left: it makes what all of them need.
+        lists: whether the outputs are lists of more files that the tasks write: in each line the
+            name of one, which may end with a tab. ``overwrite`` removes those of another job too.
     """
 
     command: str
@@ -152,11 +164,12 @@ class Job:
     extras: tuple[str, ...] = ()
     unit: str = "task"
     prepare: Callable[[], None] | None = None
+    lists: bool = False
 
     def __post_init__(self) -> None:
         outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)
         for name in outputs:
-            if not name or name.startswith(("/", ".wds-pipes")) or ".." in name.split("/"):
+            if not is_inside(name):
                 raise ValueError(f"an output is named relative to its directory, and not {name!r}")
         for what, names in (("output", outputs), ("task", [task.name for task in self.tasks])):
             if len(set(names)) < len(names):
@@ -223,6 +236,11 @@ class Report:
     def complete(self) -> bool:
         """Whether all tasks of the job are finished, also those of other shares."""
         return len(self.facts) == self.total
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name is that of a file in the directory of a job, besides its journal."""
+    return bool(name) and not name.startswith(("/", ".wds-pipes")) and ".." not in name.split("/")
 
 
 def fingerprint(*values: Any) -> str:
