@@ -982,6 +982,84 @@ def test_object_arrays_are_not_written():
             encode(field, value)
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["allow_pickle"],
+        ["file", "args", "kwds", "self"],
+        ["a.npy", "a", "a/b", "../a", "", "ü"],
+        ["arr_0", "arr_1"],
+    ],
+)
+def test_arrays_of_any_name_are_written(names):
+    """As np.savez writes them, where it does not take the name for its own option."""
+    value = {name: np.full(2, number) for number, name in enumerate(names)}
+    assert same(decode("npz", encode("npz", value)), value)
+
+
+def test_an_npz_has_the_bytes_of_numpy():
+    """And the same ones each time."""
+    value = {"b": ARRAY, "a": np.asfortranarray(ARRAY), "c": 3, "d": np.array(["x", "yy"]), "e": np.zeros((0, 2))}
+    assert encode("npz", value) == encode("npz", value) == written(np.savez, **value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ({"a\0b": ARRAY, "a\0c": ARRAY}, ValueError, "has a zero byte"),
+        ({1: ARRAY}, TypeError, "the name of an array must be str, not 1"),
+    ],
+)
+def test_an_array_with_a_name_that_would_be_lost_is_not_written(value, error, message):
+    with pytest.raises(error, match=message):
+        encode("npz", value)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("npy", lambda array: array),
+        ("npz", lambda array: {"a": array}),
+        ("ten", lambda array: [array]),
+        ("png", lambda array: np.ma.masked_array(np.zeros((4, 4), np.uint8), True)),
+        ("wav", lambda array: (np.ma.masked_array(np.zeros((1, 4), np.float32), True), 8000)),
+        ("mp4", lambda array: (np.ma.masked_array(np.zeros((1, 4, 4, 3), np.uint8), True), 10)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_masked_array_is_not_written(field, make):
+    """No format has its mask."""
+    pytest.importorskip({"wav": "soundfile", "mp4": "av"}.get(field, "numpy"))
+    with pytest.raises(ValueError, match=r"it is a masked array, whose mask would be lost: .* array.filled\(0\)"):
+        encode(field, make(np.ma.masked_array([1.0, 999.0], [False, True])))
+
+
+def fields_of(count):
+    """An array with so many fields."""
+    return np.zeros(2, [(f"field_{number}", "<f8") for number in range(count)])
+
+
+@pytest.mark.parametrize("field", ["npy", "npz"])
+def test_an_array_of_many_fields_is_read_back(field):
+    """numpy reads headers of 10,000 characters by default."""
+    array = fields_of(800)
+    value = {"a": array} if field == "npz" else array
+    assert same(decode(field, encode(field, value)), value)
+    assert same(decode(field, written(np.savez, a=array) if field == "npz" else written(np.save, array)), value)
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 2.0")
+@pytest.mark.parametrize("field", ["npy", "npz"])
+def test_an_array_of_too_many_fields_is_refused(field):
+    """By the writer, and by the reader, which does not advise to unpickle."""
+    array = fields_of(4000)
+    message = r"^its header has \d+ bytes, more than 65,535: an array with so many fields is not read"
+    with pytest.raises(ValueError, match=message):
+        encode(field, {"a": array} if field == "npz" else array)
+    with pytest.raises(ValueError, match=message):
+        decode(field, written(np.savez, a=array) if field == "npz" else written(np.save, array))
+
+
 def test_what_would_be_unpickled_is_not_written():
     with pytest.raises(ValueError, match="would not be read back without allow_pickle=True"):
         encode("pth", {"a": Decoding})

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.codecs import jpeg
+from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
@@ -270,7 +271,7 @@ def _pixels(value: Any, name: str) -> Any:
         value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
     if not isinstance(value, np.ndarray):
         return None
-    array = value[..., 0] if value.shape[2:] == (1,) else value
+    array = as_array(value[..., 0] if value.shape[2:] == (1,) else value)
     if array.dtype.kind == "f" and array.size and (array.ndim == 3 or name != "TIFF"):  # TIFF has grey floats
         low, high = array.min(), array.max()
         if not (low > -0.001 and high < 1.001):

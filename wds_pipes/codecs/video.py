@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.audio import check_clip
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
@@ -211,8 +212,8 @@ def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
     is not decoded. Needs the package ``av`` (extra ``video``).
 
     A clip has the frames that begin in it, also where the file rounds their times, as Matroska does
-    to milliseconds: the clip from ``k / frames_per_second`` on begins with frame ``k``. Those between the key frame before it and its first
-    frame are decoded too.
+    to milliseconds: the clip from ``k / frames_per_second`` on begins with frame ``k``. Those
+    between the key frame before it and its first frame are decoded too.
 
     Args:
         start: the first second, counted from the first frame.
@@ -237,7 +238,7 @@ def video_encoder(form: str, codec: str) -> Encoder:
         frames, rate = value
         if hasattr(frames, "detach"):
             frames = frames.detach().cpu()
-        array = np.ascontiguousarray(frames)
+        array = np.ascontiguousarray(as_array(frames))
         if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8 or not array.size:
             raise TypeError(
                 "the frames of a video are a uint8 array of shape (frames, height, width, 3), not "
