@@ -392,7 +392,12 @@ def tiff(*entries, order="<", big=False, pixels=zlib.compress(bytes(256))):
     )
     found = sorted([*usual, *entries], key=lambda entry: entry[0])
     start = place + len(pixels) + len(pixels) % 2
-    head = struct.pack(f"{order}2sHHHQ" if big else f"{order}2sHI", b"II" if order == "<" else b"MM", *((43, 8, 0) if big else (42,)), start)
+    head = struct.pack(
+        f"{order}2sHHHQ" if big else f"{order}2sHI",
+        b"II" if order == "<" else b"MM",
+        *((43, 8, 0) if big else (42,)),
+        start,
+    )
     data = head + pixels.ljust(start - place, b"\0") + struct.pack(f"{order}{'Q' if big else 'H'}", len(found))
     for tag, kind, value in found:
         content = struct.pack(f"{order}{'H' if kind == 3 else 'I'}", value)
@@ -400,8 +405,7 @@ def tiff(*entries, order="<", big=False, pixels=zlib.compress(bytes(256))):
     return data + bytes(8)
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
 def test_tiffs_of_tiles_are_decoded(order, big):
     """Also if a tile is larger than the image, and than the limit, as tiles of usual files are."""
     for entries in ((), ((322, 3, 16), (323, 3, 16)), ((322, 4, 512), (323, 4, 512))):
@@ -410,8 +414,7 @@ def test_tiffs_of_tiles_are_decoded(order, big):
         assert decode(data, "l8", extension="tif", max_image_pixels=256).shape == (16, 16)
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-@pytest.mark.parametrize("big", [False, True])
+@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
 @pytest.mark.parametrize(
     "entries",
     [
@@ -444,10 +447,18 @@ def test_a_tiff_whose_size_of_tiles_is_not_sure_is_refused(entries):
         decode(tiff(*entries), extension="tif")
 
 
+def test_a_tiff_that_pillow_reads_otherwise_than_libtiff_is_refused():
+    """It takes a BigTIFF in big-endian order for another TIFF."""
+    data = bytearray(tiff(order=">"))
+    data[3] = 43
+    with pytest.raises(ValueError, match="big-endian order is not decoded"):
+        decode(bytes(data), extension="tif")
+
+
 @pytest.mark.parametrize("end", [4, 8, 300, -20, -9])
 def test_a_tiff_that_is_cut_is_an_error(end):
     data = tiff((322, 4, 16), (323, 4, 16), pixels=bytes(300))
-    with pytest.raises((ValueError, OSError, SyntaxError)):
+    with pytest.raises((ValueError, OSError, SyntaxError, struct.error, UserWarning)):
         decode(data[:end], extension="tif")
 
 

@@ -16,6 +16,7 @@ from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
+from wds_pipes.codecs.tiff import check_tiles
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
@@ -147,6 +148,8 @@ def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
         check_pixels(*webp_size(data), max_pixels)
     image = _open_as(name, data)
     check_pixels(image.width, image.height, max_pixels)
+    if name == "TIFF":
+        check_tiles(data, max_pixels)
     if name == "DDS":
         _check_dds(image, len(data))
     if name == "JPEG":
