@@ -32,7 +32,7 @@ from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
 from wds_pipes.codecs.names import NotAllowedError
-from wds_pipes.codecs.table import IMAGE
+from wds_pipes.codecs.table import IMAGE, ROWS, TABLE
 from wds_pipes.testing import same
 
 PACK = {
@@ -922,6 +922,93 @@ def test_deep_pixels_are_not_cut(field, value):
         with pytest.raises(ValueError, match="has 8 bits a pixel"):
             encode(field, Image.fromarray(array))
     assert same(decode("png", encode("png", np.full((4, 4), 0x1234, np.uint16)), "l8"), np.full((4, 4), 0x12, np.uint8))
+
+
+# What each format holds. The others refuse it, in words.
+PICTURES = {
+    "bits": PIXELS[..., 0] > 99,
+    "grey": PIXELS[..., 0].copy(),
+    "few colours": np.random.default_rng(2).integers(0, 256, (256, 3), np.uint8)[
+        np.arange(17 * 16).reshape(17, 16) % 256
+    ],
+    "colours": np.random.default_rng(2).integers(0, 256, (17, 16, 3), np.uint8),
+    "alpha": PIXELS,
+    "16 bits": np.random.default_rng(2).integers(0, 1 << 16, (5, 7), np.uint16),
+    "32 bits": np.random.default_rng(2).integers(-(1 << 31), 1 << 31, (5, 7), np.int32),
+}
+GREY, COLOURS = {"bits", "grey"}, {"grey", "few colours", "colours"}
+HELD = {
+    "png": {*GREY, *COLOURS, "alpha", "16 bits"},
+    "gif": {*GREY, "few colours"},
+    "bmp": {*GREY, *COLOURS},
+    "tif": {*GREY, *COLOURS, "alpha", "16 bits", "32 bits"},
+    "ppm": {*GREY, *COLOURS, "16 bits"},
+    "tga": {*GREY, *COLOURS, "alpha"},
+    "pcx": {*GREY, *COLOURS},
+    "dds": {*COLOURS, "alpha"},
+    "sgi": {*COLOURS, "alpha"},
+}
+
+
+def test_each_exact_image_format_is_in_the_list_above():
+    exact = {row.names[0] for row in TABLE if row.asked == "image" and row.encode and not row.lossy}
+    assert exact == HELD.keys()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("extension", sorted({name for row in HELD for name in ROWS[row].names}))
+def test_an_image_is_written_exactly_or_refused(extension, name):
+    """As an array, and as a PIL image."""
+    array = PICTURES[name]
+    for value in (array, Image.fromarray(array)):
+        if name not in HELD[ROWS[extension].names[0]]:
+            with pytest.raises(
+                (ValueError, TypeError, OSError), match=r"convert|must be|write mode|image mode|save \S+ images"
+            ):
+                encode(extension, value)
+            continue
+        data = encode(extension, value)
+        if name in ("16 bits", "32 bits"):  # which a spec scales
+            found = np.asarray(Image.open(io.BytesIO(data)))
+        else:
+            found = decode(extension, data, {2: "l8", 3: "rgb8"}[array.ndim] if name != "alpha" else "rgba8")
+        assert np.array_equal(found, array * 255 if name == "bits" else array)
+
+
+@pytest.mark.parametrize("extension", ["jpg", "webp"])
+def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
+    alpha = np.repeat(np.repeat(PIXELS[..., 3:], 8, 0), 8, 1)
+    picture = np.concatenate([np.full((*alpha.shape[:2], 3), 99, np.uint8), alpha], -1)
+    if extension == "jpg":
+        with pytest.raises(ValueError, match="JPEG holds no transparency, and would drop that of the image: convert"):
+            encode(extension, picture)
+    elif features.check("webp"):
+        assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
+
+
+@pytest.mark.parametrize("extension", ["gif", "bmp", "tif", "tga", "pcx", "png", "webp"])
+@pytest.mark.parametrize("key", [3, bytes(range(0, 256, 16))], ids=["a key", "alphas"])
+def test_the_transparency_of_a_palette_is_written_or_refused(extension, key):
+    """A GIF holds one colour that is transparent, other formats none or all."""
+    if extension == "webp" and not features.check("webp"):
+        pytest.skip("this Pillow has no WebP")
+    image = Image.fromarray(PIXELS).convert("RGB").quantize(16)
+    image.info["transparency"] = key
+    if extension in ("png", "webp") or (extension, key) == ("gif", 3):
+        found = decode(extension, encode(extension, image), "rgba8")
+        assert same(found[..., 3], np.array(image.convert("RGBA"))[..., 3])
+    else:
+        with pytest.raises(ValueError, match=r"holds no transparency|holds one transparent colour"):
+            encode(extension, image)
+
+
+@pytest.mark.parametrize("extension", ["png", "ppm"])
+@pytest.mark.parametrize("value", [-1, 1 << 16])
+def test_numbers_that_16_bits_do_not_hold_are_not_cut(extension, value):
+    """Pillow has images of 16 bits in 32."""
+    image = Image.fromarray(np.full((4, 4), value, np.int32))
+    with pytest.raises((ValueError, OSError), match="16 bits|write mode I as PNG"):
+        encode(extension, image)
 
 
 def test_halves_of_torch_are_images():

@@ -287,6 +287,30 @@ def _pixels(value: Any, name: str) -> Any:
     return np.ascontiguousarray(array)
 
 
+# The formats that hold an alpha channel, and the transparency of palettes. Pillow drops what others
+# do not hold, but for errors that it raises itself.
+_ALPHA = ("PNG", "WEBP", "TIFF", "TGA", "DDS", "SGI")
+_CLEAR_PALETTES = ("PNG", "WEBP")
+
+
+def _check_mode(image: Any, name: str) -> None:
+    """Raise ValueError if a format does not hold what an image has, and Pillow would drop it."""
+    mode = image.mode
+    if name in ("GIF", "WEBP") and (mode in ("I", "F") or mode.startswith("I;16")):
+        raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {mode}: convert the image")
+    if mode == "I" and name in ("PNG", "PPM") and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
+        raise ValueError(f"{name} has 16 bits a pixel and would cut the numbers of the image: convert it")
+    palette = mode == "P" and image.has_transparency_data
+    if (mode[-1] in "Aa" and name not in _ALPHA) or (palette and name not in (*_CLEAR_PALETTES, "GIF")):
+        raise ValueError(f"{name} holds no transparency, and would drop that of the image: convert it, or write png")
+    if palette and name == "GIF" and not isinstance(image.info.get("transparency"), int):
+        raise ValueError("GIF holds one transparent colour, and the image has a palette of several: write png")
+    if mode == "RGB" and name == "GIF" and image.getcolors(256) is None:
+        raise ValueError(
+            "GIF holds 256 colours, and the image has more: convert it, as by image.quantize(), or write png"
+        )
+
+
 def image_encoder(extension: str, quality: int = 95) -> Encoder:
     """An encoder of arrays and PIL images to the format of an extension; the quality is that of
     JPEG and WebP.
@@ -306,8 +330,7 @@ def image_encoder(extension: str, quality: int = 95) -> Encoder:
         image = value if array is None else Image.fromarray(array)
         if not isinstance(image, Image.Image):
             raise TypeError(_NO_IMAGE.format(type(value).__name__))
-        if name in ("GIF", "WEBP") and (image.mode in ("I", "F") or image.mode.startswith("I;16")):
-            raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {image.mode}: convert the image")
+        _check_mode(image, name)
         file = io.BytesIO()
         image.save(file, name, **({"quality": quality} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()
