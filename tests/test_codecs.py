@@ -24,6 +24,8 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pickles import Creates
 from PIL import Image, features
 
@@ -175,6 +177,49 @@ def test_merge_keys_of_yaml_are_bounded():
         decode("yaml", "\n".join(lines).encode(), "yaml")
 
 
+@pytest.mark.parametrize("text", ["1" + ":59" * 300_000, "1" + ":59" * 300_000 + ".5", "-1" + ":0" * 101])
+def test_numbers_of_yaml_to_the_base_60_are_bounded(text):
+    """PyYAML takes time quadratic in their length."""
+    with pytest.raises(ValueError, match="has more than 100 colons"):
+        decode("yaml", f"{{a: {text}}}".encode(), "yaml")
+
+
+def test_usual_numbers_of_yaml_are_read():
+    document = f"[1:30:00, -1:30.5, 0x10, 0b11, 017, 1_000, {'1' + ':0' * 100}, '{'1' + ':59' * 1000}']"
+    assert decode("yaml", document.encode(), "yaml") == [5400, -90.5, 16, 3, 15, 1000, 60**100, "1" + ":59" * 1000]
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 5000, "'9': !!int " + "9" * 5000])
+def test_an_integer_of_yaml_that_is_too_long_is_an_error(text):
+    """As in the other text formats; the limit is Python's."""
+    with pytest.raises(ValueError, match="Exceeds the limit"):
+        decode("yaml", text.encode(), "yaml")
+
+
+TEXTS = st.text(
+    st.sampled_from("a\x80\x85\x9f\u2028\u2029\ufeff\xa0\x00\x1b\x7f \n\r\t:#-'\"\\é\ue000\uffff\U0001f600"), max_size=9
+)
+
+
+@settings(max_examples=200, deadline=None)
+@example(["\x85a\x85"])
+@example({"a\x85": 1})
+@example("\u2028 a\u2029")
+@given(
+    st.one_of(TEXTS, st.text()).flatmap(
+        lambda text: st.sampled_from([[text], {text: 1}, {"a": [text, {text: [text]}]}, [text * 30]])
+    )
+)
+def test_any_text_in_yaml_is_read_back(value):
+    """PyYAML writes some line breaks as they are, and reads them as others."""
+    value = [value]
+    try:
+        data = encode("yaml", value)
+    except UnicodeEncodeError:
+        return  # a lone surrogate
+    assert decode("yaml", data, "yaml") == value
+
+
 @pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
 def test_unknown_fields_stay_bytes(field):
     assert decode(field, b"\x00\xff") == b"\x00\xff"
@@ -205,6 +250,9 @@ DAMAGED = [
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", 4))),
     ("mp", b"\x92\x01"),
     ("cbor", b"\x82\x01"),
+    ("cbor", b"\x01\x02\x03"),
+    ("cbor", b""),
+    ("mp", b"\x01\x02\x03"),
     ("safetensors", b"\xff" * 20),
     ("pt", b""),
     ("pt", b"garbage"),
@@ -1029,6 +1077,21 @@ def test_msgpack_that_would_not_be_read_back_is_refused():
     """The reader refuses keys that are neither str nor bytes: hostile ones could share a hash."""
     with pytest.raises(ValueError, match=r"would not be read back .*: use str"):
         encode("mp", {"a": {1: 2}})
+
+
+def test_a_sequence_of_cbor_says_what_reads_it():
+    with pytest.raises(ValueError, match=r"ends at byte 1 of 3: explode_records\('cbor'\) reads several"):
+        decode("cbor", b"\x01\x02\x03")
+
+
+@pytest.mark.parametrize("make", [lambda text: [["a", text]], lambda text: f'a,"{text}"\r\n'])
+def test_a_csv_with_a_cell_that_would_not_be_read_back_is_refused(make):
+    """The limit of the csv module is that of the process, and stays as it is."""
+    limit = csv.field_size_limit()
+    assert decode("csv", encode("csv", make("x" * limit)), "csv") == [["a", "x" * limit]]
+    with pytest.raises(ValueError, match=r"would not be read back \(field larger than field limit \(131072\)\): write"):
+        encode("csv", make("x" * (limit + 1)))
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
