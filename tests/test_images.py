@@ -383,7 +383,10 @@ def test_a_damaged_image_is_a_decode_error_of_its_sample(decoder):
 # Hostile TIFFs
 
 
-def tiff(*entries, order="<", big=False, pixels=zlib.compress(bytes(256))):
+TILE = zlib.compress(bytes(256))
+
+
+def tiff(*entries, order="<", big=False, pixels=TILE):
     """A grey TIFF of 16 x 16 pixels, deflated, of one tile or strip, with these entries too."""
     usual = [(256, 3, 16), (257, 3, 16), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
     place = 16 if big else 8

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
 from wds_pipes.core.importing import library
 
-
 # The longest header of version 1. numpy reads 10,000 characters by default: 400 fields.
 _MAX_NPY_HEADER = 65_535
 

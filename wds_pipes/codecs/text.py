@@ -6,7 +6,6 @@ import csv
 import functools
 import io
 import json
-import re
 from typing import Any
 
 from wds_pipes.codecs.names import MAX_MERGED
@@ -119,18 +118,13 @@ def decode_yaml(data: bytes) -> Any:
     return yaml.load(data, _yaml_loader(yaml))
 
 
-# Line breaks that PyYAML writes as they are, and reads as others or as blanks. It writes them as
-# escapes if it escapes everything that is not ASCII.
-_BREAKS = re.compile("[\x85\u2028\u2029]")
-
-
 def encode_yaml(value: Any) -> bytes:
     """Encode an object of plain types; a str is the text itself."""
     if isinstance(value, str):
         return value.encode("utf-8")
     yaml = library("yaml", "pyyaml", "a YAML field")
     text: str = yaml.safe_dump(value, allow_unicode=True, sort_keys=False)
-    if _BREAKS.search(text):
+    if "\x85" in text:  # a line break that PyYAML writes as it is, and reads as a blank: escape it
         text = yaml.safe_dump(value, sort_keys=False)
     return text.encode("utf-8")
 

@@ -6,7 +6,7 @@ import struct
 
 _SIDES = (322, 323)  # the tags TileWidth and TileLength
 _NUMBERS = {3: "H", 4: "I"}  # the types that these may have, SHORT and LONG
-# Pixels that a tile may have whatever the limit of the image: those at its edges are larger than it.
+# Pixels that a tile may have whatever the limit: tiles are often larger than a small image.
 _LEAST_TILE = 1 << 20
 
 

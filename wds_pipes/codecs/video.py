@@ -128,7 +128,8 @@ def _early(stream: Any) -> Fraction:
     rate = stream.average_rate or stream.guessed_rate
     if not rate or (1 / (rate * stream.time_base)).denominator == 1:
         return _MICROSECOND
-    return _MICROSECOND + min(stream.time_base, 1 / (2 * rate))
+    rounded: Fraction = min(stream.time_base, 1 / (2 * rate))
+    return _MICROSECOND + rounded
 
 
 def _open(data: bytes) -> Any:
