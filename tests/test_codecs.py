@@ -24,6 +24,8 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pickles import Creates
 from PIL import Image, features
 
@@ -32,7 +34,7 @@ from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
 from wds_pipes.codecs.names import NotAllowedError
-from wds_pipes.codecs.table import IMAGE
+from wds_pipes.codecs.table import IMAGE, ROWS, TABLE
 from wds_pipes.testing import same
 
 PACK = {
@@ -175,6 +177,49 @@ def test_merge_keys_of_yaml_are_bounded():
         decode("yaml", "\n".join(lines).encode(), "yaml")
 
 
+@pytest.mark.parametrize("text", ["1" + ":59" * 300_000, "1" + ":59" * 300_000 + ".5", "-1" + ":0" * 101])
+def test_numbers_of_yaml_to_the_base_60_are_bounded(text):
+    """PyYAML takes time quadratic in their length."""
+    with pytest.raises(ValueError, match="has more than 100 colons"):
+        decode("yaml", f"{{a: {text}}}".encode(), "yaml")
+
+
+def test_usual_numbers_of_yaml_are_read():
+    document = f"[1:30:00, -1:30.5, 0x10, 0b11, 017, 1_000, {'1' + ':0' * 100}, '{'1' + ':59' * 1000}']"
+    assert decode("yaml", document.encode(), "yaml") == [5400, -90.5, 16, 3, 15, 1000, 60**100, "1" + ":59" * 1000]
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 5000, "'9': !!int " + "9" * 5000])
+def test_an_integer_of_yaml_that_is_too_long_is_an_error(text):
+    """As in the other text formats; the limit is Python's."""
+    with pytest.raises(ValueError, match="Exceeds the limit"):
+        decode("yaml", text.encode(), "yaml")
+
+
+TEXTS = st.text(
+    st.sampled_from("a\x80\x85\x9f\u2028\u2029\ufeff\xa0\x00\x1b\x7f \n\r\t:#-'\"\\é\ue000\uffff\U0001f600"), max_size=9
+)
+
+
+@settings(max_examples=200, deadline=None)
+@example(["\x85a\x85"])
+@example({"a\x85": 1})
+@example("\u2028 a\u2029")
+@given(
+    st.one_of(TEXTS, st.text()).flatmap(
+        lambda text: st.sampled_from([[text], {text: 1}, {"a": [text, {text: [text]}]}, [text * 30]])
+    )
+)
+def test_any_text_in_yaml_is_read_back(value):
+    """PyYAML writes some line breaks as they are, and reads them as others."""
+    value = [value]
+    try:
+        data = encode("yaml", value)
+    except UnicodeEncodeError:
+        return  # a lone surrogate
+    assert decode("yaml", data, "yaml") == value
+
+
 @pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
 def test_unknown_fields_stay_bytes(field):
     assert decode(field, b"\x00\xff") == b"\x00\xff"
@@ -205,6 +250,9 @@ DAMAGED = [
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", 4))),
     ("mp", b"\x92\x01"),
     ("cbor", b"\x82\x01"),
+    ("cbor", b"\x01\x02\x03"),
+    ("cbor", b""),
+    ("mp", b"\x01\x02\x03"),
     ("safetensors", b"\xff" * 20),
     ("pt", b""),
     ("pt", b"garbage"),
@@ -924,6 +972,93 @@ def test_deep_pixels_are_not_cut(field, value):
     assert same(decode("png", encode("png", np.full((4, 4), 0x1234, np.uint16)), "l8"), np.full((4, 4), 0x12, np.uint8))
 
 
+# What each format holds. The others refuse it, in words.
+PICTURES = {
+    "bits": PIXELS[..., 0] > 99,
+    "grey": PIXELS[..., 0].copy(),
+    "few colours": np.random.default_rng(2).integers(0, 256, (256, 3), np.uint8)[
+        np.arange(17 * 16).reshape(17, 16) % 256
+    ],
+    "colours": np.random.default_rng(2).integers(0, 256, (17, 16, 3), np.uint8),
+    "alpha": PIXELS,
+    "16 bits": np.random.default_rng(2).integers(0, 1 << 16, (5, 7), np.uint16),
+    "32 bits": np.random.default_rng(2).integers(-(1 << 31), 1 << 31, (5, 7), np.int32),
+}
+GREY, COLOURS = {"bits", "grey"}, {"grey", "few colours", "colours"}
+HELD = {
+    "png": {*GREY, *COLOURS, "alpha", "16 bits"},
+    "gif": {*GREY, "few colours"},
+    "bmp": {*GREY, *COLOURS},
+    "tif": {*GREY, *COLOURS, "alpha", "16 bits", "32 bits"},
+    "ppm": {*GREY, *COLOURS, "16 bits"},
+    "tga": {*GREY, *COLOURS, "alpha"},
+    "pcx": {*GREY, *COLOURS},
+    "dds": {*COLOURS, "alpha"},
+    "sgi": {*COLOURS, "alpha"},
+}
+
+
+def test_each_exact_image_format_is_in_the_list_above():
+    exact = {row.names[0] for row in TABLE if row.asked == "image" and row.encode and not row.lossy}
+    assert exact == HELD.keys()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("extension", sorted({name for row in HELD for name in ROWS[row].names}))
+def test_an_image_is_written_exactly_or_refused(extension, name):
+    """As an array, and as a PIL image."""
+    array = PICTURES[name]
+    for value in (array, Image.fromarray(array)):
+        if name not in HELD[ROWS[extension].names[0]]:
+            with pytest.raises(
+                (ValueError, TypeError, OSError), match=r"convert|must be|write mode|image mode|save \S+ images"
+            ):
+                encode(extension, value)
+            continue
+        data = encode(extension, value)
+        if name in ("16 bits", "32 bits"):  # which a spec scales
+            found = np.asarray(Image.open(io.BytesIO(data)))
+        else:
+            found = decode(extension, data, {2: "l8", 3: "rgb8"}[array.ndim] if name != "alpha" else "rgba8")
+        assert np.array_equal(found, array * 255 if name == "bits" else array)
+
+
+@pytest.mark.parametrize("extension", ["jpg", "webp"])
+def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
+    alpha = np.repeat(np.repeat(PIXELS[..., 3:], 8, 0), 8, 1)
+    picture = np.concatenate([np.full((*alpha.shape[:2], 3), 99, np.uint8), alpha], -1)
+    if extension == "jpg":
+        with pytest.raises(ValueError, match="JPEG holds no transparency, and would drop that of the image: convert"):
+            encode(extension, picture)
+    elif features.check("webp"):
+        assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
+
+
+@pytest.mark.parametrize("extension", ["gif", "bmp", "tif", "tga", "pcx", "png", "webp"])
+@pytest.mark.parametrize("key", [3, bytes(range(0, 256, 16))], ids=["a key", "alphas"])
+def test_the_transparency_of_a_palette_is_written_or_refused(extension, key):
+    """A GIF holds one colour that is transparent, other formats none or all."""
+    if extension == "webp" and not features.check("webp"):
+        pytest.skip("this Pillow has no WebP")
+    image = Image.fromarray(PIXELS).convert("RGB").quantize(16)
+    image.info["transparency"] = key
+    if extension in ("png", "webp") or (extension, key) == ("gif", 3):
+        found = decode(extension, encode(extension, image), "rgba8")
+        assert same(found[..., 3], np.array(image.convert("RGBA"))[..., 3])
+    else:
+        with pytest.raises(ValueError, match=r"holds no transparency|holds one transparent colour"):
+            encode(extension, image)
+
+
+@pytest.mark.parametrize("extension", ["png", "ppm"])
+@pytest.mark.parametrize("value", [-1, 1 << 16])
+def test_numbers_that_16_bits_do_not_hold_are_not_cut(extension, value):
+    """Pillow has images of 16 bits in 32."""
+    image = Image.fromarray(np.full((4, 4), value, np.int32))
+    with pytest.raises((ValueError, OSError), match="16 bits|write mode I as PNG"):
+        encode(extension, image)
+
+
 def test_halves_of_torch_are_images():
     assert decode("png", encode("png", torch.ones(3, 2, 2, dtype=torch.bfloat16)), "rgb8").min() == 255
 
@@ -942,6 +1077,21 @@ def test_msgpack_that_would_not_be_read_back_is_refused():
     """The reader refuses keys that are neither str nor bytes: hostile ones could share a hash."""
     with pytest.raises(ValueError, match=r"would not be read back .*: use str"):
         encode("mp", {"a": {1: 2}})
+
+
+def test_a_sequence_of_cbor_says_what_reads_it():
+    with pytest.raises(ValueError, match=r"ends at byte 1 of 3: explode_records\('cbor'\) reads several"):
+        decode("cbor", b"\x01\x02\x03")
+
+
+@pytest.mark.parametrize("make", [lambda text: [["a", text]], lambda text: f'a,"{text}"\r\n'])
+def test_a_csv_with_a_cell_that_would_not_be_read_back_is_refused(make):
+    """The limit of the csv module is that of the process, and stays as it is."""
+    limit = csv.field_size_limit()
+    assert decode("csv", encode("csv", make("x" * limit)), "csv") == [["a", "x" * limit]]
+    with pytest.raises(ValueError, match=r"would not be read back \(field larger than field limit \(131072\)\): write"):
+        encode("csv", make("x" * (limit + 1)))
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
@@ -980,6 +1130,84 @@ def test_object_arrays_are_not_written():
     for field, value in (("npy", objects(3)), ("npz", {"a": objects(3)})):
         with pytest.raises(ValueError, match="Object arrays|object arrays"):
             encode(field, value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["allow_pickle"],
+        ["file", "args", "kwds", "self"],
+        ["a.npy", "a", "a/b", "../a", "", "ü"],
+        ["arr_0", "arr_1"],
+    ],
+)
+def test_arrays_of_any_name_are_written(names):
+    """As np.savez writes them, where it does not take the name for its own option."""
+    value = {name: np.full(2, number) for number, name in enumerate(names)}
+    assert same(decode("npz", encode("npz", value)), value)
+
+
+def test_an_npz_has_the_bytes_of_numpy():
+    """And the same ones each time."""
+    value = {"b": ARRAY, "a": np.asfortranarray(ARRAY), "c": 3, "d": np.array(["x", "yy"]), "e": np.zeros((0, 2))}
+    assert encode("npz", value) == encode("npz", value) == written(np.savez, **value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ({"a\0b": ARRAY, "a\0c": ARRAY}, ValueError, "has a zero byte"),
+        ({1: ARRAY}, TypeError, "the name of an array must be str, not 1"),
+    ],
+)
+def test_an_array_with_a_name_that_would_be_lost_is_not_written(value, error, message):
+    with pytest.raises(error, match=message):
+        encode("npz", value)
+
+
+@pytest.mark.parametrize(
+    ("field", "make"),
+    [
+        ("npy", lambda array: array),
+        ("npz", lambda array: {"a": array}),
+        ("ten", lambda array: [array]),
+        ("png", lambda array: np.ma.masked_array(np.zeros((4, 4), np.uint8), True)),
+        ("wav", lambda array: (np.ma.masked_array(np.zeros((1, 4), np.float32), True), 8000)),
+        ("mp4", lambda array: (np.ma.masked_array(np.zeros((1, 4, 4, 3), np.uint8), True), 10)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_masked_array_is_not_written(field, make):
+    """No format has its mask."""
+    pytest.importorskip({"wav": "soundfile", "mp4": "av"}.get(field, "numpy"))
+    with pytest.raises(ValueError, match=r"it is a masked array, whose mask would be lost: .* array.filled\(0\)"):
+        encode(field, make(np.ma.masked_array([1.0, 999.0], [False, True])))
+
+
+def fields_of(count):
+    """An array with so many fields."""
+    return np.zeros(2, [(f"field_{number}", "<f8") for number in range(count)])
+
+
+@pytest.mark.parametrize("field", ["npy", "npz"])
+def test_an_array_of_many_fields_is_read_back(field):
+    """numpy reads headers of 10,000 characters by default."""
+    array = fields_of(800)
+    value = {"a": array} if field == "npz" else array
+    assert same(decode(field, encode(field, value)), value)
+    assert same(decode(field, written(np.savez, a=array) if field == "npz" else written(np.save, array)), value)
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 2.0")
+@pytest.mark.parametrize("field", ["npy", "npz"])
+def test_an_array_of_too_many_fields_is_refused(field):
+    """By the writer, and by the reader, which does not advise to unpickle."""
+    array = fields_of(4000)
+    message = r"^its header has \d+ bytes, more than 65,535: an array with so many fields is not read"
+    with pytest.raises(ValueError, match=message):
+        encode(field, {"a": array} if field == "npz" else array)
+    with pytest.raises(ValueError, match=message):
+        decode(field, written(np.savez, a=array) if field == "npz" else written(np.save, array))
 
 
 def test_what_would_be_unpickled_is_not_written():

@@ -7,6 +7,7 @@ import io
 import struct
 import tarfile
 import tracemalloc
+import zlib
 from functools import cache
 
 import numpy as np
@@ -377,6 +378,91 @@ def test_a_damaged_image_is_a_decode_error_of_its_sample(decoder):
     samples = [{"__key__": "a", "__url__": "x.tar", "jpg": ODD["colours"][:900]}]
     with pytest.raises(wp.DecodeError, match="field 'jpg' of sample 'a' in shard x.tar cannot be decoded"):
         list(Stream(DecodeByExt(Given(samples), "rgb8", size=8)))
+
+
+# Hostile TIFFs
+
+
+TILE = zlib.compress(bytes(256))
+
+
+def tiff(*entries, order="<", big=False, pixels=TILE):
+    """A grey TIFF of 16 x 16 pixels, deflated, of one tile or strip, with these entries too."""
+    usual = [(256, 3, 16), (257, 3, 16), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
+    place = 16 if big else 8
+    usual += (
+        [(324, 4, place), (325, 4, len(pixels))] if entries else [(273, 4, place), (278, 3, 16), (279, 4, len(pixels))]
+    )
+    found = sorted([*usual, *entries], key=lambda entry: entry[0])
+    start = place + len(pixels) + len(pixels) % 2
+    head = struct.pack(
+        f"{order}2sHHHQ" if big else f"{order}2sHI",
+        b"II" if order == "<" else b"MM",
+        *((43, 8, 0) if big else (42,)),
+        start,
+    )
+    data = head + pixels.ljust(start - place, b"\0") + struct.pack(f"{order}{'Q' if big else 'H'}", len(found))
+    for tag, kind, value in found:
+        content = struct.pack(f"{order}{'H' if kind == 3 else 'I'}", value)
+        data += struct.pack(f"{order}HH{'Q8s' if big else 'I4s'}", tag, kind, 1, content)
+    return data + bytes(8)
+
+
+@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
+def test_tiffs_of_tiles_are_decoded(order, big):
+    """Also if a tile is larger than the image, and than the limit, as tiles of usual files are."""
+    for entries in ((), ((322, 3, 16), (323, 3, 16)), ((322, 4, 512), (323, 4, 512))):
+        tile = zlib.compress(bytes(512 * 512 if entries and entries[0][2] == 512 else 256))
+        data = tiff(*entries, order=order, big=big, pixels=tile)
+        assert decode(data, "l8", extension="tif", max_image_pixels=256).shape == (16, 16)
+
+
+@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(322, 4, 46336), (323, 4, 46336)],
+        [(322, 4, 1 << 31), (323, 4, 16)],
+        [(322, 4, 16), (323, 4, 1 << 31)],
+    ],
+)
+def test_a_tiff_with_a_huge_tile_is_refused(entries, order, big):
+    """libtiff takes the memory of a whole tile: 2 GB for an image of 16 x 16."""
+    width, height = (value for _, _, value in entries)
+    with pytest.raises(ValueError, match=f"its tiles have {width} x {height} pixels, more than max_image_pixels=1000"):
+        decode(tiff(*entries, order=order, big=big), extension="tif", max_image_pixels=1000)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(322, 4, 46336), (322, 4, 16), (323, 4, 16)],
+        [(322, 4, 16), (322, 4, 46336), (323, 4, 16)],
+        [(322, 17, 46336), (323, 4, 46336)],
+        [(322, 5, 8), (323, 4, 16)],
+        [(323, 4, 16)],
+        [(322, 4, 16)],
+    ],
+)
+def test_a_tiff_whose_size_of_tiles_is_not_sure_is_refused(entries):
+    """libtiff and Pillow would take different ones, of several tags or of other types."""
+    with pytest.raises(ValueError, match="the size of its tiles is damaged"):
+        decode(tiff(*entries), extension="tif")
+
+
+def test_a_tiff_that_pillow_reads_otherwise_than_libtiff_is_refused():
+    """It takes a BigTIFF in big-endian order for another TIFF."""
+    data = bytearray(tiff(order=">"))
+    data[3] = 43
+    with pytest.raises(ValueError, match="big-endian order is not decoded"):
+        decode(bytes(data), extension="tif")
+
+
+@pytest.mark.parametrize("end", [4, 8, 300, -20, -9])
+def test_a_tiff_that_is_cut_is_an_error(end):
+    data = tiff((322, 4, 16), (323, 4, 16), pixels=bytes(300))
+    with pytest.raises((ValueError, OSError, SyntaxError, struct.error, UserWarning)):
+        decode(data[:end], extension="tif")
 
 
 # image_size

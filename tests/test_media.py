@@ -164,6 +164,19 @@ def test_a_clip_has_the_frames_that_begin_in_it(name, films, first, count, befor
     assert np.array_equal(clip, whole[first : first + count])
 
 
+@pytest.mark.parametrize("rate", [30, 24, 30_000 / 1001])
+@pytest.mark.parametrize("name", VIDEO)
+def test_a_clip_has_its_frames_where_times_are_rounded(name, rate):
+    """Matroska rounds the times of frames to milliseconds."""
+    pytest.importorskip("av")
+    frames, _ = video.example()
+    reader = wp.VideoReader(encode(name, (np.concatenate([frames, frames[::-1]]), rate)))
+    whole = reader.read()
+    for number in range(len(whole)):
+        assert np.array_equal(reader.read(number / rate, 1 / rate), whole[number : number + 1]), number
+        assert len(reader.read(number / rate, 3 / rate)) == min(3, len(whole) - number)
+
+
 @pytest.mark.parametrize("name", VIDEO)
 def test_a_video_reader_decodes_what_is_read(name, films):
     reader = pickle.loads(pickle.dumps(decoded(name, films[name], {name: wp.VideoReader})))

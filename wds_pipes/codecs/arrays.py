@@ -11,9 +11,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
 from wds_pipes.core.importing import library
+
+# The longest header of version 1. numpy reads 10,000 characters by default: 400 fields.
+_MAX_NPY_HEADER = 65_535
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return an array of what is written; ValueError if it has a mask, which no format holds."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise ValueError("it is a masked array, whose mask would be lost: fill it first, as in array.filled(0)")
+    return np.asarray(value)
 
 
 def _arrays(load: Callable[[], Any]) -> Any:
@@ -29,13 +40,16 @@ def _arrays(load: Callable[[], Any]) -> Any:
 def decode_npy(data: bytes) -> Any:
     """Decode an array; NotAllowedError if it holds Python objects."""
     _check_npy(data)
-    return _arrays(lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
+    return _arrays(
+        lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False, max_header_size=_MAX_NPY_HEADER)
+    )
 
 
 def _check_npy(data: bytes) -> None:
-    """Raise ValueError if ``data`` is shorter than its header says.
+    """Raise ValueError if ``data`` is shorter than its header says, or this is too long.
 
-    numpy would allocate the whole array before it reads the data.
+    numpy would allocate the whole array before it reads the data. Parsing a header takes up to 700
+    times the memory of its bytes.
     """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
@@ -43,8 +57,14 @@ def _check_npy(data: bytes) -> None:
         return
     # Version 3 differs from 2 only in the encoding of field names.
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    size = int.from_bytes(data[8 : 10 if version == (1, 0) else 12], "little")
+    if size > _MAX_NPY_HEADER:
+        raise ValueError(
+            f"its header has {size} bytes, more than {_MAX_NPY_HEADER:,}: an array with so many fields is not read. "
+            "Divide it into several arrays"
+        )
     try:
-        shape, _, dtype = read(file)
+        shape, _, dtype = read(file, max_header_size=_MAX_NPY_HEADER)
     except MemoryError as error:
         # Python's parser raises this for a text that is nested too deeply; headers are small.
         raise ValueError("its header is nested too deeply") from error
@@ -88,20 +108,27 @@ def check_zip(data: bytes) -> list[str]:
 
 
 def encode_npy(value: Any) -> bytes:
-    """Encode an array; ValueError if it holds Python objects."""
+    """Encode an array; ValueError if it holds Python objects, or would not be read back."""
     file = io.BytesIO()
-    np.save(file, np.asarray(value), allow_pickle=False)
-    return file.getvalue()
+    np.save(file, as_array(value), allow_pickle=False)
+    data = file.getvalue()
+    _check_npy(data)
+    return data
 
 
 def encode_npz(value: Any) -> bytes:
-    """Encode a dict of arrays by name."""
+    """Encode a dict of arrays by name, as ``np.savez`` does, which does not take every name."""
     if not isinstance(value, Mapping):
         raise TypeError(f"it must be a dict of arrays by name, not {type(value).__name__}; an array alone is an npy")
-    if any(np.asarray(array).dtype.hasobject for array in value.values()):
-        raise ValueError("object arrays cannot be saved: they would be pickled")
     file = io.BytesIO()
-    np.savez(file, **value)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in value.items():
+            if not isinstance(name, str):
+                raise TypeError(f"the name of an array must be str, not {name!r:.80}")
+            if "\0" in name:
+                raise ValueError(f"the name of an array, {name!r:.80}, has a zero byte, where a zip cuts it off")
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                entry.write(encode_npy(array))
     return file.getvalue()
 
 
@@ -169,7 +196,7 @@ def encode_tenbin(value: Any) -> bytes:
     """Encode a list of arrays; an array is a list of one."""
     blocks = []
     for item in value if isinstance(value, (list, tuple)) else [value]:
-        array = np.asarray(item)
+        array = as_array(item)
         code = array.dtype.str[1:]
         if code not in _TEN_DTYPES:
             raise TypeError(f"a tensor of type {array.dtype} cannot be written: use one of {', '.join(_TEN_DTYPES)}")

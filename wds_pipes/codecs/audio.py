@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
 
@@ -202,7 +203,7 @@ def audio_encoder(form: str, deepest: str) -> Encoder:
         samples, rate = value
         if hasattr(samples, "detach"):
             samples = samples.detach().cpu()
-        array = np.asarray(samples)
+        array = as_array(samples)
         if array.ndim != 2 or array.dtype.name not in ("float32", "float64", "int16") or not array.size:
             raise TypeError(
                 "the samples of audio are an array of shape (channels, samples), of floats from -1 to 1 or of int16, "

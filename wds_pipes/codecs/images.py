@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.codecs import jpeg
+from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
+from wds_pipes.codecs.tiff import check_tiles
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
@@ -146,6 +148,8 @@ def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
         check_pixels(*webp_size(data), max_pixels)
     image = _open_as(name, data)
     check_pixels(image.width, image.height, max_pixels)
+    if name == "TIFF":
+        check_tiles(data, max_pixels)
     if name == "DDS":
         _check_dds(image, len(data))
     if name == "JPEG":
@@ -270,7 +274,7 @@ def _pixels(value: Any, name: str) -> Any:
         value = (value.float() if value.dtype is torch.bfloat16 else value).numpy()
     if not isinstance(value, np.ndarray):
         return None
-    array = value[..., 0] if value.shape[2:] == (1,) else value
+    array = as_array(value[..., 0] if value.shape[2:] == (1,) else value)
     if array.dtype.kind == "f" and array.size and (array.ndim == 3 or name != "TIFF"):  # TIFF has grey floats
         low, high = array.min(), array.max()
         if not (low > -0.001 and high < 1.001):
@@ -281,6 +285,30 @@ def _pixels(value: Any, name: str) -> Any:
     if not array.size or not (grey or colour or (array.ndim == 2 and array.dtype == np.uint8)):
         raise TypeError(_NO_IMAGE.format(f"{value.dtype} of shape {value.shape} in a {name}"))
     return np.ascontiguousarray(array)
+
+
+# The formats that hold an alpha channel, and the transparency of palettes. Pillow drops what others
+# do not hold, but for errors that it raises itself.
+_ALPHA = ("PNG", "WEBP", "TIFF", "TGA", "DDS", "SGI")
+_CLEAR_PALETTES = ("PNG", "WEBP")
+
+
+def _check_mode(image: Any, name: str) -> None:
+    """Raise ValueError if a format does not hold what an image has, and Pillow would drop it."""
+    mode = image.mode
+    if name in ("GIF", "WEBP") and (mode in ("I", "F") or mode.startswith("I;16")):
+        raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {mode}: convert the image")
+    if mode == "I" and name in ("PNG", "PPM") and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
+        raise ValueError(f"{name} has 16 bits a pixel and would cut the numbers of the image: convert it")
+    palette = mode == "P" and image.has_transparency_data
+    if (mode[-1] in "Aa" and name not in _ALPHA) or (palette and name not in (*_CLEAR_PALETTES, "GIF")):
+        raise ValueError(f"{name} holds no transparency, and would drop that of the image: convert it, or write png")
+    if palette and name == "GIF" and not isinstance(image.info.get("transparency"), int):
+        raise ValueError("GIF holds one transparent colour, and the image has a palette of several: write png")
+    if mode == "RGB" and name == "GIF" and image.getcolors(256) is None:
+        raise ValueError(
+            "GIF holds 256 colours, and the image has more: convert it, as by image.quantize(), or write png"
+        )
 
 
 def image_encoder(extension: str, quality: int = 95) -> Encoder:
@@ -302,8 +330,7 @@ def image_encoder(extension: str, quality: int = 95) -> Encoder:
         image = value if array is None else Image.fromarray(array)
         if not isinstance(image, Image.Image):
             raise TypeError(_NO_IMAGE.format(type(value).__name__))
-        if name in ("GIF", "WEBP") and (image.mode in ("I", "F") or image.mode.startswith("I;16")):
-            raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {image.mode}: convert the image")
+        _check_mode(image, name)
         file = io.BytesIO()
         image.save(file, name, **({"quality": quality} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()

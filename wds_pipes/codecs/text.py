@@ -99,15 +99,30 @@ def decode_csv(data: bytes) -> list[list[str]]:
 
 
 def encode_csv(value: Any) -> bytes:
-    """Encode rows of strings and numbers; a str is the text itself."""
+    """Encode rows of strings and numbers; a str is the text itself. ValueError if they would not be
+    read back.
+    """
     if isinstance(value, str):
-        return value.encode("utf-8")
+        return _checked_csv(value.encode("utf-8"))
     rows = [list(row) if isinstance(row, (list, tuple)) else None for row in value]
     if any(row is None or not all(type(cell) in (str, int, float) for cell in row) for row in rows):
         raise TypeError("it must be a list of rows of strings or numbers, or csv as str")
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)  # type: ignore[arg-type]
-    return text.getvalue().encode("utf-8")
+    return _checked_csv(text.getvalue().encode("utf-8"))
+
+
+def _checked_csv(data: bytes) -> bytes:
+    """Return ``data`` if it can be read.
+
+    A cell has 131,072 characters at most: csv.field_size_limit() is for the whole process, whose
+    other code may need it, so the decoder does not raise it.
+    """
+    try:
+        decode_csv(data)
+    except csv.Error as error:
+        raise ValueError(f"it would not be read back ({error}): write long texts to a field of json or txt") from error
+    return data
 
 
 def decode_yaml(data: bytes) -> Any:
@@ -120,13 +135,21 @@ def encode_yaml(value: Any) -> bytes:
     """Encode an object of plain types; a str is the text itself."""
     if isinstance(value, str):
         return value.encode("utf-8")
-    text: str = library("yaml", "pyyaml", "a YAML field").safe_dump(value, allow_unicode=True, sort_keys=False)
+    yaml = library("yaml", "pyyaml", "a YAML field")
+    text: str = yaml.safe_dump(value, allow_unicode=True, sort_keys=False)
+    if "\x85" in text:  # a line break that PyYAML writes as it is, and reads as a blank: escape it
+        text = yaml.safe_dump(value, sort_keys=False)
     return text.encode("utf-8")
+
+
+# Numbers such as 1:30:00, to the base 60: PyYAML takes time quadratic in their places.
+_SEXAGESIMAL = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MAX_SEXAGESIMAL = 100
 
 
 @functools.cache
 def _yaml_loader(yaml: Any) -> Any:
-    """PyYAML's safe loader with merge keys (``<<``) of our own.
+    """PyYAML's safe loader with merge keys (``<<``) of our own, and numbers of bounded length.
 
     A short text may multiply its content with them: they are limited here. And PyYAML's releases
     differ: in 6.0.4, of two mappings merged that have the same key, the last one wins. The
@@ -164,6 +187,11 @@ def _yaml_loader(yaml: Any) -> Any:
             pairs: list[tuple[Any, Any]] = mapping.value
             return pairs
 
+        def construct_scalar(self, node: Any) -> Any:
+            if node.tag in _SEXAGESIMAL and node.value.count(":") > _MAX_SEXAGESIMAL:
+                raise ValueError(f"a number of it, {node.value:.10}..., has more than {_MAX_SEXAGESIMAL} colons")
+            return super().construct_scalar(node)
+
     return Loader
 
 
@@ -184,8 +212,14 @@ def encode_msgpack(value: Any) -> bytes:
 
 
 def decode_cbor(data: bytes) -> Any:
-    """Decode one CBOR object."""
-    return library("cbor2", "cbor2", "a CBOR field").loads(data)
+    """Decode one CBOR object; ValueError if more follows, which ``explode_records`` reads."""
+    file = io.BytesIO(data)
+    value = library("cbor2", "cbor2", "a CBOR field").CBORDecoder(file).decode()
+    if file.tell() < len(data):
+        raise ValueError(
+            f"its first object ends at byte {file.tell()} of {len(data)}: explode_records('cbor') reads several"
+        )
+    return value
 
 
 def encode_cbor(value: Any) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.audio import check_clip
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
@@ -77,12 +78,12 @@ class VideoReader:
         check_clip(start, duration)
         av = library("av", "av", "a video field")
         stream = self._container.streams.video[0]
-        base, first = stream.time_base, stream.start_time or 0
+        base, first, early = stream.time_base, stream.start_time or 0, _early(stream)
         frames: list[Any] = []
         decoded = 0
         try:
-            begin = first + _earlier(start) / base
-            end = None if duration is None else first + _earlier(start + duration) / base
+            begin = first + (_seconds(start) - early) / base
+            end = None if duration is None else first + (_seconds(start + duration) - early) / base
             self._container.seek(max(math.floor(begin), first), stream=stream, backward=True)
             for frame in self._container.decode(stream):
                 place = frame.pts if frame.pts is not None else frame.dts
@@ -109,9 +110,26 @@ class VideoReader:
         return np.stack(frames)
 
 
-def _earlier(seconds: float) -> Fraction:
-    """A time, to a microsecond and one earlier, so that a frame at ``1 / 30`` is not before it."""
-    return Fraction(round(seconds * 1_000_000) - 1, 1_000_000)
+_MICROSECOND = Fraction(1, 1_000_000)
+
+
+def _seconds(seconds: float) -> Fraction:
+    """A time, to a microsecond."""
+    return round(seconds * 1_000_000) * _MICROSECOND
+
+
+def _early(stream: Any) -> Fraction:
+    """How much earlier than it says a clip begins and ends, so that a frame at ``1 / 30`` is in the
+    clip that begins at this time, and not in the one that ends there.
+
+    A file has its times in ticks. They are rounded if a frame does not last a whole number of
+    ticks, that of the first frame too: in Matroska, a tick is a millisecond.
+    """
+    rate = stream.average_rate or stream.guessed_rate
+    if not rate or (1 / (rate * stream.time_base)).denominator == 1:
+        return _MICROSECOND
+    rounded: Fraction = min(stream.time_base, 1 / (2 * rate))
+    return _MICROSECOND + rounded
 
 
 def _open(data: bytes) -> Any:
@@ -194,8 +212,9 @@ def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
     height, width, 3), in RGB. For a clip that depends on the sample use ``wp.VideoReader``. Sound
     is not decoded. Needs the package ``av`` (extra ``video``).
 
-    A clip has the frames that begin in it. Those between the key frame before it and its first
-    frame are decoded too.
+    A clip has the frames that begin in it, also where the file rounds their times, as Matroska does
+    to milliseconds: the clip from ``k / frames_per_second`` on begins with frame ``k``. Those
+    between the key frame before it and its first frame are decoded too.
 
     Args:
         start: the first second, counted from the first frame.
@@ -220,7 +239,7 @@ def video_encoder(form: str, codec: str) -> Encoder:
         frames, rate = value
         if hasattr(frames, "detach"):
             frames = frames.detach().cpu()
-        array = np.ascontiguousarray(frames)
+        array = np.ascontiguousarray(as_array(frames))
         if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8 or not array.size:
             raise TypeError(
                 "the frames of a video are a uint8 array of shape (frames, height, width, 3), not "

@@ -97,8 +97,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             smooth colours. The PSNR against decoding and resizing with Pillow, measured on 200
             photographs of 500 x 375, is at least 43 dB at 224 x 224, and at smaller sizes at least
             40 dB for 19 of 20 and 36 dB for all. It is about 30 dB where thin shapes have strong
-            colours, such as red text on blue. The result is the same whichever decoder is
-            installed. ``max_image_pixels`` is for images before this.
+            colours, such as red text on blue, and may be 25 dB for dithered images. The result is
+            the same whichever decoder is installed. ``max_image_pixels`` is for images before this.
         fit: how an image with another shape comes to this size. ``"cover"``: it fills it, and what
             is too wide or too high is cropped on both sides (``ImageOps.fit`` of Pillow).
             ``"contain"``: all of it is in the middle, between zeros: black, or transparent with
