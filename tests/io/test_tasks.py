@@ -147,7 +147,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
     ("other", "message"),
     [
         ({"size": 3}, "size was 2, and is now 3"),
-        ({}, "size was 2, and is now None"),
+        ({}, "size was 2, and is now not given"),
         ({"size": 2, "values": [0, 1, 7, 3, 4]}, r"the inputs were changed: 1 of 5 tasks .* the first is part-2"),
         ({"size": 2, "values": [0, 1, 2]}, "0 of 3 tasks would be other than before, and 2 would not be there"),
     ],
