@@ -226,7 +226,7 @@ def in_one_line() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", ShardWarning)
-            warnings.showwarning = lambda message, *rest, **more: click.echo(f"warning: {message}", err=True)
+            warnings.showwarning = _show_once()
             yield
             sys.stdout.flush()
     except WdsError as error:
@@ -243,6 +243,18 @@ def in_one_line() -> Iterator[None]:
             raise SystemExit(0) from None
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (Damaged if full else Refused)(_words(error)) from error
+
+
+def _show_once() -> Callable[..., None]:
+    """Return a function that prints warnings: a shard that is read twice warns twice."""
+    shown = set[str]()
+
+    def show(message: Warning | str, *rest: Any, **more: Any) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            click.echo(f"warning: {message}", err=True)
+
+    return show
 
 
 def _words(error: OSError) -> str:
