@@ -59,6 +59,10 @@ class Link(NamedTuple):
         )
 
 
+def pass_link(link: Link) -> None:
+    """Pass over a link silently, as ``on_link`` of a TarReader: another reader warns of it."""
+
+
 class ReservedNameError(SampleError):
     """A file of a sample has a field name that is kept for metadata."""
 

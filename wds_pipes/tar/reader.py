@@ -51,7 +51,7 @@ from wds_pipes.tar.headers import (
     cut_member,
     parse_header,
 )
-from wds_pipes.tar.members import ASTRAY, END, GAP, Link, TarMember
+from wds_pipes.tar.members import ASTRAY, END, GAP, Link, TarMember, pass_link
 from wds_pipes.tar.recovery import damage_of, find_next
 from wds_pipes.tar.source import TarSource
 
@@ -300,7 +300,7 @@ class TarReader:
     def _report_link(self, link: Link) -> None:
         """Call ``on_link``; by default, it warns once."""
         if self._on_link is None:
-            self._on_link = lambda link: None
+            self._on_link = pass_link
             warnings.warn(link.describe(self.url), ShardWarning, stacklevel=4)
         else:
             self._on_link(link)
