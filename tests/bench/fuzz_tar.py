@@ -26,6 +26,7 @@ from tars import END, header, padded, pax, tar
 
 from wds_pipes import ShardError, ShardWarning
 from wds_pipes.tar import TarReader
+from wds_pipes.tar.members import pass_link
 
 MOST = 1 << 16  # max_member_bytes
 KINDS = [b"0", b"\0", b"7", b"S", b"x", b"g", b"L", b"K", b"1", b"2", b"5", b"Z", b"V"]
@@ -167,7 +168,12 @@ def read(data: bytes, *, skip: bool) -> tuple[list[tuple[str, bytes]], bool]:
         warnings.simplefilter("always")
         try:
             for name_and_data in TarReader(
-                stream, max_member_bytes=MOST, on_error=errors.append if skip else None, doubts=True, named=False
+                stream,
+                max_member_bytes=MOST,
+                on_error=errors.append if skip else None,
+                doubts=True,
+                on_link=pass_link,
+                named=False,
             ):
                 if name_and_data[1]:
                     found.append((name_and_data[1], name_and_data[2]))

@@ -20,6 +20,7 @@ from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.cli import main
+from wds_pipes.tar.keys import is_metadata
 
 
 def run(*arguments, stdin=None, code=0):
@@ -38,7 +39,9 @@ def read(folder):
     """The samples of a folder by their keys, without the URL."""
     found = samples([str(folder)])
     assert len({sample["__key__"] for sample in found}) == len(found)
-    return {sample["__key__"]: {name: value for name, value in sample.items() if name[:2] != "__"} for sample in found}
+    return {
+        sample["__key__"]: {name: value for name, value in sample.items() if not is_metadata(name)} for sample in found
+    }
 
 
 def fill(folder, files):
@@ -250,6 +253,8 @@ def test_a_row_is_json_if_nothing_else_is_said(tmp_path):
         ({"v1.0_a.jpg": "", "b.jpg": ""}, [], "--key-split last-dot, which writes it as 'v1_0_a.jpg'"),
         ({"a.b.jpg": "", "a_b.txt": ""}, ["--key-split", "last-dot"], "would both have the key 'a_b'"),
         ({"__x__/a.jpg": "", "b.jpg": ""}, [], "__x__/a.jpg: files in '__NAME__/'"),
+        ({"a.jpg": "", "a.__key__": ""}, [], "sample 'a' with field '__key__' would not be read back as that"),
+        ({"a.jpg": "", "a.__X__": ""}, [], "begin and end with two underscores are kept for metadata; rename"),
         ({"a.jpg": "", "x.gif": ""}, ["--from", "classes"], "a.jpg is in no directory of a class"),
         ({"c/a.jpg": "", "c/a.cls": ""}, ["--from", "classes"], "'c/a' has a field 'cls' already"),
         ({".x": ""}, [], "no samples, so there is nothing to write"),
@@ -262,6 +267,12 @@ def test_what_would_not_be_read_back_is_refused_with_the_mend(tmp_path, files, o
     fill(tmp_path / "in", files)
     assert message in refused(tmp_path / "in", tmp_path / "out", *options)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_field_that_begins_with_underscores_is_written(tmp_path):
+    fill(tmp_path / "in", {"a.jpg": "1", "a.__mask.png": "2"})
+    run(tmp_path / "in", tmp_path / "out")
+    assert read(tmp_path / "out") == {"a": {"jpg": b"1", "__mask.png": b"2"}}
 
 
 def test_all_problems_are_told_at_once(tmp_path):

@@ -96,6 +96,7 @@ _values = {
     "jpg": st.binary(max_size=40),
     "b.c.bin": st.binary(max_size=3),
     "x y": st.sampled_from([b"", b"null", b"\0", b"{}"]),
+    "__m.bin": st.binary(max_size=3),
 }
 _keys = st.text(st.characters(exclude_characters="\0./", exclude_categories=["Cs"]), min_size=1, max_size=8)
 _samples = st.dictionaries(

@@ -306,6 +306,49 @@ def test_a_rename_of_no_field_is_an_error(shard):
     assert json.loads(done("cat", shard, "--rename", "jpeg;cls=label", "--jsonl").stdout.splitlines()[1])["label"] == 1
 
 
+def test_cat_takes_fields_that_begin_with_underscores(tmp_path):
+    path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2")]))
+    assert by_tarfile(done("cat", path).stdout_bytes) == [("a.__mask.png", b"2"), ("a.jpg", b"1")]
+    assert by_tarfile(done("cat", path, "--fields", "__mask.png").stdout_bytes) == [("a.__mask.png", b"2")]
+    assert json.loads(done("cat", path, "--jsonl").stdout)["__mask.png"] == {"base64": "Mg=="}
+    assert done("get", "a", path, "--field", "__mask.png").stdout_bytes == b"2"
+    assert "__mask.png: 1 byte" in done("head", path).stdout
+    assert "has no field '__KEY__'; it has jpg, __mask.png" in run("get", "a", path, "--field", "__KEY__").stderr
+
+
+def test_a_reserved_name_is_called_so(tmp_path):
+    """Also where an index, which another program has made, leads to the sample."""
+    path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__key__", b"2"), ("b.jpg", b"3")]))
+    for _ in range(2):
+        assert "'a' of shard" in (line := refused("cat", "--slice", "0:1", path, code=1))
+        assert "has the reserved field name '__key__'" in line
+        put(tmp_path / "a.tar.idx", np.array([0, 2048, 3072], "<u8").tobytes())
+
+
+def test_a_link_is_warned_of_once(tmp_path):
+    links = [tarfile.TarInfo(name) for name in ("a.txt", "b.jpg", "c.txt")]
+    for one in links:
+        one.type, one.linkname = tarfile.LNKTYPE, "a.jpg"
+    path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), *links[:2], ("c.jpg", b"2"), links[2]]))
+    for _ in range(2):
+        [line] = done("cat", path, "--slice", "0:9").stderr.splitlines()
+        assert line.startswith(f"warning: shard {path}, byte 1024: 'a.txt' is a hard link to 'a.jpg'")
+        assert "is a hard link" in done("index", path, "--offsets").stderr
+
+
+def test_a_key_in_pieces_is_mended_by_a_command(tmp_path):
+    """And not by an option that the commands do not have."""
+    path = put(tmp_path / "a.tar", tar((name, b"1") for name in ("a.cls", "b.cls", "a.txt", "b.txt")))
+    commands = [["cat"], ["concat", tmp_path / "o.tar"], ["export", tmp_path / "e", "--to", "jsonl"]]
+    commands += [["filter", tmp_path / "f", "--fields", "cls"], ["dedup", tmp_path / "d", "--by", "cls"]]
+    for name, *more in commands:
+        result = run(name, path, *more)
+        assert result.exit_code == 1
+        assert "sample is in pieces. Join them with: wds-pipes repair SHARD NEW" in result.stderr
+        assert "on_repeated_key" not in result.stderr
+        assert "resume" not in result.stderr
+
+
 def test_cat_refuses_what_a_tar_would_not_hold(tmp_path):
     path = put(tmp_path / "a.tar", tar([("img.v2.jpg", b"1"), ("img.v2.cls", b"2")]))
     assert "its key has a dot" in CliRunner().invoke(main, ["cat", path, "--key-split", "last-dot"]).stderr
@@ -397,3 +440,15 @@ def test_a_stale_index_is_not_believed(tmp_path):
     assert (found["samples"], found["samples_exact"], found["index"]) == (5, True, False)
     (tmp_path / "x.tar").write_bytes(tar((f"5{number}.txt", b"") for number in range(3)))
     assert "x.tar.keys of shard" in refused("get", "51", tmp_path / "x.tar", "--key", code=1)
+
+
+@pytest.mark.parametrize("sample", ["15", "015", "3"])
+def test_a_sample_after_the_end_of_a_stale_index(sample, tmp_path):
+    """Members were appended: the index is named, and no number of samples."""
+    index_shards(put(tmp_path / "x.tar", tar(pairs(3))), tmp_path / "index.json", offsets=True)
+    put(tmp_path / "x.tar", tar(pairs(20)))
+    line = refused("get", sample, tmp_path / "x.tar", code=1)
+    assert "x.tar.idx of shard" in line
+    assert "it has more samples" in line
+    put(tmp_path / "x.tar", tar(pairs(3)))
+    assert "there is no sample 15: there are 3" in refused("get", "15", tmp_path / "x.tar")

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tarfile
 import warnings
 from pathlib import Path
 
@@ -45,6 +46,9 @@ def wrong_name(sample):
 
 def no_sample(sample):
     return 3
+
+def adds(sample):
+    return {**sample, "__m": b"4", "__n__": b"5"}
 
 def says(sample):
     print("said", sample["__key__"])
@@ -288,6 +292,39 @@ def test_a_function_that_has_changed_makes_other_outputs(tmp_path, monkeypatch):
         assert [one["txt"] for one in read(tmp_path / "out")] == [content] * 2
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["filter --exclude none.txt", "map functions:adds", "dedup --by jpg", "repair", "reshard", "shuffle", "sort"],
+)
+def test_fields_that_begin_with_underscores_are_written(command, here, tmp_path):
+    name, *more = command.split()
+    Path(tmp_path / "none.txt").write_text("none\n")
+    more = [tmp_path / one if one == "none.txt" else one for one in more]
+    put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2"), ("b.jpg", b"3")]))
+    before, after = (more[:1], []) if name == "map" else ([], more)
+    run(name, *before, tmp_path / "a.tar", tmp_path / "out", *after)
+    added = {"__m": b"4"} if name == "map" else {}
+    found = {one["__key__"]: one for one in read(tmp_path / "out")}
+    assert found == {
+        "a": {"__key__": "a", "jpg": b"1", "__mask.png": b"2", **added},
+        "b": {"__key__": "b", "jpg": b"3", **added},
+    }
+
+
+@pytest.mark.parametrize("join", [False, True])
+def test_concat_and_join_keep_fields_that_begin_with_underscores(join, tmp_path):
+    put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__x", b"2")]))
+    put(tmp_path / "b.tar", tar([("a.__mask.png", b"3")]))
+    if join:
+        run("index", tmp_path / "b.tar", "--offsets")
+        run("join", tmp_path / "a.tar", tmp_path / "out", "--with", tmp_path / "b.tar")
+    else:
+        run("concat", tmp_path / "a.tar", tmp_path / "out.tar")
+    found = samples([str(tmp_path / ("out" if join else "out.tar"))])
+    more = {"__mask.png": b"3"} if join else {}
+    assert list(map(fields_of, found)) == [{"__key__": "a", "jpg": b"1", "__x": b"2", **more}]
+
+
 def test_map_writes_what_the_function_returns(here, tmp_path):
     told = run("map", "functions:shout", "d", tmp_path / "out", "--decode", "basic").stdout
     expected = [
@@ -477,6 +514,61 @@ def test_pieces_of_a_sample_are_joined(tmp_path):
     [lost] = lost_of(tmp_path / "dropped")
     assert (lost["key"], lost["start"], "came before" in lost["why"]) == ("0001", 6144, True)
     assert [one["cls"] for one in samples([str(tmp_path / "dropped/b.tar")])] == [b"0", b"2", b"1"]
+
+
+def test_files_that_no_sample_can_have_are_listed(tmp_path):
+    """Links, and names that are kept for metadata; the other files of their samples are written."""
+    link, outside = tarfile.TarInfo("b.jpg"), tarfile.TarInfo("latest")
+    link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
+    outside.type, outside.linkname = tarfile.SYMTYPE, "a.jpg"
+    files = [("a.__Key__", b"x"), ("a.jpg", b"1"), link, outside, ("c.jpg", b"2"), ("c.__x__", b"y" * 600)]
+    path = put(tmp_path / "a.tar", tar(files))
+    told = run("repair", path, tmp_path / "out")
+    assert "; lost are 3 files of samples in 1 shard, see lost.jsonl" in told.stdout
+    assert told.stderr == ""
+    assert read(tmp_path / "out") == [{"__key__": "a", "jpg": b"1"}, {"__key__": "c", "jpg": b"2"}]
+    lost = lost_of(tmp_path / "out")
+    assert [(one["start"], one["end"], one["key"], one["file"]) for one in lost] == [
+        (0, 1024, "a", "a.__Key__"),
+        (2048, 2560, "b", "b.jpg"),
+        (4096, 5632, "c", "c.__x__"),
+    ]
+    assert "has the reserved field name '__key__'" in lost[0]["why"]
+    assert "'b.jpg' is a hard link to 'a.jpg'" in lost[1]["why"]
+    assert run("verify", tmp_path / "out").stdout.endswith("nothing is wrong\n")
+
+
+@pytest.mark.parametrize("zeros", [0, 512, 5120])
+def test_a_shard_that_may_be_cut_at_its_end(zeros, tmp_path):
+    """Its samples are written, and the list says where others may be missing."""
+    whole = tar(good(4), end=False)
+    path = put(tmp_path / "a.tar", whole + bytes(zeros))
+    [finding] = json.loads(run("verify", path, "--json", code=(0, 1)).stdout)["findings"] or [None]
+    told = run("repair", path, tmp_path / "out").stdout
+    assert len(read(tmp_path / "out")) == 4
+    if finding is None:  # a usual end
+        assert told.endswith("nothing is lost\n")
+        return
+    assert told.endswith("; 1 shard may have been cut at the end, see lost.jsonl\n")
+    [lost] = lost_of(tmp_path / "out")
+    assert lost == {"shard": path, "start": len(whole), "end": None, "key": None, "why": finding["text"]}
+
+
+def test_half_a_sample_before_a_cut_is_lost(tmp_path):
+    path = put(tmp_path / "a.tar", tar(good(4)[:-1], end=False))
+    told = run("repair", path, tmp_path / "out").stdout
+    assert "lost are 1 sample in 1 shard, see lost.jsonl; 1 shard may have been cut at the end" in told
+    assert [(one["start"], one["end"], one["key"]) for one in lost_of(tmp_path / "out")] == [
+        (6144, 7168, "0003"),
+        (7168, None, None),
+    ]
+
+
+def test_a_last_sample_that_lacks_a_field_is_warned_of(tmp_path):
+    """As by other commands."""
+    told = run("repair", put(tmp_path / "a.tar", filled(tar(good(4)[:-1]))), tmp_path / "out")
+    assert "warning: the last sample of shard" in told.stderr
+    assert by_tarfile(tmp_path / "out/a.tar") == good(4)[:-1]
 
 
 def test_undecodable_samples_are_dropped_with_an_option(tmp_path):

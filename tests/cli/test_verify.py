@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,10 @@ MENDED = {  # the shards, and the options of verify
     "sample": ({"a.tar": tar([*good(3), ("z.cls", b"1"), ("z.cls", b"2")])}, ["--ignore", "some-fields"]),
     "sample again": ({"a.tar": tar([*good(3), *good(1)])}, []),
     "sample in pieces": ({"a.tar": tar(sorted(good(3), key=lambda member: member[0][-3:]))}, []),
+    "reserved-name": (
+        {"a.tar": tar([("0.__KEY__", b"x"), ("0.txt", b"0"), ("1.txt", b"1"), ("1.__url__", b""), ("1.__x__", b"")])},
+        [],
+    ),
     "duplicate-key": ({"a.tar": tar(good(4)), "b.tar": tar(good(4, 3))}, []),
     "undecodable": ({"a.tar": tar([("a.cls", b"1"), ("b.cls", b"one"), ("c.cls", b"3")])}, ["--decode"]),
     "dotted-name": ({"a.tar": tar(DOTTED)}, ["--ignore", "some-fields"]),
@@ -160,6 +165,27 @@ def test_keys_and_fields_that_come_twice(tmp_path):
     assert kinds.keys() == {("0000", 4096), ("z", 6656)}
     assert "comes again" in kinds["0000", 4096]
     assert "field 'txt' twice" in kinds["z", 6656]
+
+
+def test_files_that_no_sample_can_have(tmp_path):
+    """Links of samples, and names of metadata: each has a finding."""
+    link, other, outside = (tarfile.TarInfo(name) for name in ("b.jpg", "c.txt", "latest"))
+    link.type, link.linkname = tarfile.LNKTYPE, "a.jpg"
+    other.type = outside.type = tarfile.SYMTYPE
+    other.linkname = outside.linkname = "a.txt"
+    files = [("a.jpg", b"1"), link, outside, ("c.__key__", b""), ("c.__Url__", b""), ("c.jpg", b"2"), other]
+    path = put(tmp_path / "a.tar", tar([*files, ("c.__mask.png", b"3")]))
+    result = found(path, "--ignore", "some-fields")
+    assert [(one["kind"], one["key"], one["byte"]) for one in result] == [
+        ("link", "b", 1024),
+        ("reserved-name", "c", 2048),
+        ("reserved-name", "c", 2560),
+        ("link", "c", 4096),
+    ]
+    assert [one["mend"] for one in result] == [None, *[f"wds-pipes repair {path} NEW"] * 2, None]
+    assert "'b.jpg' is a hard link to 'a.jpg'" in result[0]["text"]
+    assert "'__url__' (byte 2560)" in result[2]["text"]
+    assert "Rename the file 'c.__Url__'" in result[2]["text"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

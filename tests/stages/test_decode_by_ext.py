@@ -44,8 +44,8 @@ def test_resumes_exactly_with_skipped_samples():
 
 
 def test_fields_without_a_decoder_are_errors_if_requested():
-    """By default they stay bytes. Names in double underscores need no decoder."""
-    samples = [{"__key__": "a", "__url__": URL, "__x": b"", "cls": b"1"}, *numbered(b"data", field="left.jpg")]
+    """By default they stay bytes. Names that begin and end with two underscores need no decoder."""
+    samples = [{"__key__": "a", "__url__": URL, "__x__": b"", "cls": b"1"}, *numbered(b"data", field="left.jpg")]
     stream = decoded(samples, must_decode=True, on_error="skip")
     assert [sample["cls"] for sample in stream] == [1]
     assert stream.counts()["skipped"] == 1
@@ -60,14 +60,15 @@ def test_fields_without_a_decoder_are_errors_if_requested():
 
 
 def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():
-    """Key, URL and other names in double underscores are not changed; the order of the fields
-    stays.
+    """Key, URL and other names that begin and end with two underscores are not changed; the order
+    of the fields stays.
     """
     sample = {
         "__key__": "a.txt",
         "__url__": "u.tar",
         "__more.json__": b"{",
-        "__x.txt": b"\xff",
+        "__x.txt__": b"\xff",
+        "__n.cls": b"4",
         "cls": b"3",
         "seg.json": b"[1]",
         "bin": b"\xff",
@@ -75,7 +76,7 @@ def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():
     }
     before = dict(sample)
     [result] = decoded([sample])
-    assert result == {**before, "cls": 3, "seg.json": [1], "txt.gz": "x"}
+    assert result == {**before, "cls": 3, "__n.cls": 4, "seg.json": [1], "txt.gz": "x"}
     assert list(result) == list(before)
     assert sample == before
 

@@ -32,6 +32,12 @@ def test_select_keeps_the_named_ones_in_their_order():
     ]
 
 
+def test_select_keeps_metadata():
+    """And no field that only begins with two underscores."""
+    sample = {"__key__": "a", "__local_path__": "p", "__mask.png": 1, "jpg": 2}
+    assert list(Stream(SelectFields(Given([sample]), "jpg"))) == [{"__key__": "a", "__local_path__": "p", "jpg": 2}]
+
+
 def test_rename_leaves_the_others_where_they_are():
     assert [list(sample.items()) for sample in given(RenameFields, {"image": "jpg;png"})] == [
         [("__key__", "0"), ("image", 1), ("cls", 2)],

@@ -116,7 +116,7 @@ def test_members_of_no_sample_do_not_part_one(tmp_path):
     assert keys(samples([path])) == ["a"]
 
 
-@pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "a.__key__", "a.__url__"])
+@pytest.mark.parametrize("second", ["a.jpg", "a.JPG"])
 def test_a_field_twice_is_told_or_its_sample_skipped(tmp_path, second):
     """The error says where; skipped, it counts once, and the others are given."""
     path = put(
@@ -133,11 +133,32 @@ def test_a_field_twice_is_told_or_its_sample_skipped(tmp_path, second):
     assert "max_errors=0" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize("field", ["__key__", "__URL__", "__padding__", "__x__"])
+@pytest.mark.parametrize("fields", [None, ["jpg"]])
+def test_a_field_with_the_name_of_metadata_is_refused(tmp_path, field, fields):
+    """Where it comes first, and in each sample; skipped, the others are given."""
+    names = [f"a.{field}", "a.jpg", "b.jpg", f"c.{field}", "c.jpg", "d.jpg", f"d.{field}"]
+    path = put(tmp_path / "x.tar", tar((name, b"1") for name in names))
+    with pytest.raises(SampleError, match=f"'a' of shard .* has the reserved field name '{field.lower()}'") as caught:
+        samples([path], fields=fields)
+    assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 0)
+    assert f"Rename the file 'a.{field}'" in str(caught.value)
+    stream = Stream(group([path], on_error="skip", fields=fields))
+    assert keys(stream) == ["b"]
+    assert stream.counts()["skipped"] == 3
+
+
+def test_a_field_that_begins_with_underscores_is_one(tmp_path):
+    path = put(tmp_path / "x.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2")]))
+    [sample] = samples([path], fields=["__mask.png"])
+    assert sample == {"__key__": "a", "__url__": path, "__mask.png": b"2"}
+
+
 def test_a_key_that_comes_again(tmp_path):
     """Told by default, as a sample in pieces; warned of or taken as it is on request."""
     path = put(tmp_path / "x.tar", tar([("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"3")]))
     with pytest.raises(
-        SampleError, match=r"key 'a' comes again .* Sort the shard by name, or pass on_repeated_key='ignore'"
+        SampleError, match=r"key 'a' comes again .* wds-pipes repair SHARD NEW .*, or pass on_repeated_key='ignore'"
     ) as caught:
         samples([path])
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 2048)

@@ -74,6 +74,7 @@ def odd(kind) -> list:
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_the_bytes_are_those_of_dali(kind, tmp_path):
     path = put(tmp_path / "x.y.tar", tar(odd(kind), format=kind))
     index_shards(path, dali=True)
@@ -138,6 +139,7 @@ def test_what_has_no_place_in_it(member, message, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_samples_by_an_index_of_dali(kind, tmp_path):
     path = put(tmp_path / "x.tar", tar(odd(kind), format=kind))
     index_shards(path, dali=True)

@@ -137,3 +137,13 @@ def test_what_is_skipped_is_not_searched_for(tmp_path, monkeypatch):
     assert not searched
     error_of(samples(path).decode_by_ext())
     assert len(searched) == 1
+
+
+def test_a_link_before_it_is_not_warned_of_again(tmp_path):
+    link = tarfile.TarInfo("a.jpg")
+    link.type, link.linkname = tarfile.LNKTYPE, "a.txt"
+    (tmp_path / "x.tar").write_bytes(tar([("a.txt", b"a"), link, ("b.cls", b"bad")]))
+    with pytest.warns(wp.ShardWarning) as caught:
+        error = error_of(samples(str(tmp_path / "x.tar")).decode_by_ext())
+    assert error.offset == 1536
+    assert ["byte 1024: 'a.jpg' is a hard link" in str(warning.message) for warning in caught] == [True]

@@ -400,8 +400,9 @@ def test_the_command_writes_offsets(tmp_path):
             1,
         ),
         ("a.tar", tar((name, b"") for name in ("a.x", "a.x")), "has field 'x' twice .* Rename or remove one", 1),
+        ("a.tar", tar((name, b"") for name in ("a.x", "a.__key__")), "has the reserved field name '__key__'", 1),
     ],
-    ids=["compressed", "unsorted", "a field twice"],
+    ids=["compressed", "unsorted", "a field twice", "a reserved name"],
 )
 def test_what_has_no_offsets_is_said_in_words(name, data, message, code, tmp_path):
     """And the command that helps; nothing is written."""

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wds_pipes.tar import split_key
+from wds_pipes.tar.keys import is_metadata
 
 TABLE = {
     "a.jpg": ("a", "jpg"),
@@ -47,6 +48,11 @@ TABLE = {
     "dir/__x__/a.jpg": ("dir/__x__/a", "jpg"),
     "dir/__x__.jpg": ("dir/__x__", "jpg"),
 }
+
+
+def test_metadata_begins_and_ends_with_two_underscores():
+    assert all(map(is_metadata, ["__key__", "__url__", "__local_path__", "____"]))
+    assert not any(map(is_metadata, ["__mask.png", "__mask", "mask__", "_key_", "___", "__", "", "key"]))
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -2,12 +2,14 @@
 
 import io
 import tarfile
+import warnings
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import END, KINDS, by_reader, by_tarfile, filled, header, padded, pairs, pax, tar
 
+from wds_pipes import ShardWarning
 from wds_pipes.tar import TarMember, TarReader
 from wds_pipes.tar.reader import _SIZES, _SUMS
 
@@ -58,6 +60,7 @@ def test_a_member():
 
 
 @pytest.mark.parametrize("name", SORTS)
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_the_walk_can_be_taken_up_at_the_offset_behind_every_member(name):
     """A new reader that starts there gives the rest, also behind folders, long names and ends."""
     data = SORTS[name]
@@ -151,6 +154,40 @@ def test_the_caches_of_sizes_and_checksums_do_not_grow_without_bound():
     assert len(_SIZES) <= 8193
     assert len(_SUMS) <= 8193
     assert by_reader(tar(pairs(3))) == pairs(3)
+
+
+def link(name, target, kind=tarfile.LNKTYPE):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+@pytest.mark.parametrize("format", KINDS.values(), ids=KINDS)
+def test_the_first_link_is_warned_of(format):
+    """With its name, its target, its byte and the mend; folders and devices are skipped."""
+    long = "" if format == tarfile.USTAR_FORMAT else "t" * 150
+    device = tarfile.TarInfo("device")
+    device.type = tarfile.CHRTYPE
+    first = link("b.jpg", f"{long}a.jpg")
+    data = tar([FOLDER, device, ("a.jpg", b"1"), first, link("c.jpg", "a.jpg", tarfile.SYMTYPE)], format=format)
+    reader = TarReader(io.BytesIO(data), url="u.tar")
+    with pytest.warns(ShardWarning) as caught:
+        assert [member.name for member in reader] == ["a.jpg"]
+    [warning] = caught
+    assert str(warning.message) == (
+        f"shard u.tar, byte 2048: 'b.jpg' is a hard link to '{long}a.jpg', so it has no data and is skipped. "
+        "Pack the files again, with: tar --hard-dereference"
+    )
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert by_reader(data, on_link=found.append) == [("a.jpg", b"1")]
+    assert [(one.name, one.target, one.hard, one.offset) for one in found] == [
+        ("b.jpg", f"{long}a.jpg", True, 2048),
+        ("c.jpg", "a.jpg", False, found[0].end),
+    ]
+    assert found[1].describe("u.tar").endswith("with: tar --dereference")
+    assert data[found[1].end :].strip(b"\0") == b""
 
 
 def test_ten_thousand_members():

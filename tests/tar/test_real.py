@@ -39,6 +39,7 @@ def test_published_shards_give_the_members_of_tarfile_and_the_samples_of_webdata
     TESTTARS or [pytest.param(None, marks=pytest.mark.skip(reason="this Python has no test tars"))],
     ids=lambda path: path and path.name,
 )
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_the_tars_that_python_tests_itself_with(path):
     assert by_load_tar(path) == by_tarfile(path)
     assert len(by_load_tar(path)) >= 1
@@ -125,6 +126,7 @@ needs_bsdtar = pytest.mark.skipif(
     ("format", "limit", "sparse"),
     [("v7", 97, False), ("oldgnu", 999, True), ("gnu", 999, True), ("ustar", 97, False), ("posix", 999, True)],
 )
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_gnu_tar(tmp_path, root, format, limit, sparse):
     """Every format that GNU tar writes, with names up to what it holds, links and holes."""
     add_long_names(root, limit)
@@ -149,6 +151,7 @@ def test_gnu_tar_sparse_in_pax(tmp_path, version):
 
 @needs_bsdtar
 @pytest.mark.parametrize("format", ["ustar", "gnutar", "pax"])
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_bsdtar(tmp_path, root, format):
     """The formats that libarchive writes."""
     add_long_names(root, 999 if format == "pax" else 90)
@@ -161,6 +164,7 @@ def test_bsdtar(tmp_path, root, format):
     "compress", [None, gzip.compress, bz2.compress, lzma.compress], ids=["plain", "gz", "bz2", "xz"]
 )
 @pytest.mark.parametrize("format", KINDS.values(), ids=KINDS)
+@pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_python_tarfile(tmp_path, format, compress):
     """The formats of the standard library, compressed whole too, with a float mtime for each
     member and names that are not UTF-8.

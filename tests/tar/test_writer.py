@@ -30,6 +30,7 @@ from wds_pipes import SampleError, ShardError, ShardList, ShardWriter, StateErro
 from wds_pipes.codecs.names import PACKED
 from wds_pipes.tar import index_shards, split_key
 from wds_pipes.tar.header_block import Start
+from wds_pipes.tar.keys import is_metadata
 
 GOLDEN = "47a2ed20336a15709acd5e8c3a972f21d5d44cb147ae6c79c979292deadf7554"
 HUNDRED = [{"__key__": f"{number:06d}", "txt": f"text {number}", "cls": number % 10} for number in range(100)]
@@ -50,6 +51,14 @@ def test_the_same_samples_give_the_same_bytes_and_no_more_than_needed():
     assert len(data) == 215_040
     assert data == written([dict(reversed(sample.items())) for sample in HUNDRED])
     assert hashlib.sha256(data).hexdigest() == GOLDEN
+
+
+def test_only_metadata_is_left_out():
+    """What begins and ends with two underscores; any other name is a field."""
+    sample = {"__key__": "a", "__url__": "x.tar", "__local_path__": "/x.tar", "jpg": b"1", "__mask.png": b"2"}
+    assert by_reader(written([sample])) == [("a.__mask.png", b"2"), ("a.jpg", b"1")]
+    with pytest.raises(SampleError, match="sample 'a' has no fields"):
+        written([{"__key__": "a", "__mask__": b"1"}])
 
 
 def test_nothing_of_the_machine_or_the_moment_gets_in():
@@ -873,7 +882,7 @@ FIELDS = st.text(min_size=1, max_size=20).filter(
     lambda field: (
         split_key(f"a.{field}") == ("a", field)
         and "\0" not in field
-        and not field.startswith("__")
+        and not is_metadata(field)
         and field.rpartition(".")[2] not in PACKED
     )
 )
@@ -898,7 +907,7 @@ def test_whatever_is_accepted_reads_back_the_same(tmp_path_factory, contents):
 @given(st.text(st.characters(), max_size=20), st.text(st.characters(), max_size=10))
 def test_any_name_is_either_refused_or_reads_back(key, field):
     """No other exception, and no name that comes back as another."""
-    assume(not field.startswith("__"))
+    assume(not is_metadata(field))
     try:
         data = written([{"__key__": key, field: b"x"}])
     except SampleError:

@@ -244,7 +244,7 @@ def in_one_line() -> Iterator[None]:
     try:
         with _ended_by_sigterm(), warnings.catch_warnings():
             warnings.simplefilter("always", ShardWarning)
-            warnings.showwarning = lambda message, *rest, **more: click.echo(f"warning: {message}", err=True)
+            warnings.showwarning = _show_once()
             yield
             sys.stdout.flush()
     except WdsError as error:
@@ -274,6 +274,18 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _show_once() -> Callable[..., None]:
+    """Return a function that prints warnings: a shard that is read twice warns twice."""
+    shown = set[str]()
+
+    def show(message: Warning | str, *rest: Any, **more: Any) -> None:
+        if str(message) not in shown:
+            shown.add(str(message))
+            click.echo(f"warning: {message}", err=True)
+
+    return show
 
 
 def _words(error: OSError) -> str:

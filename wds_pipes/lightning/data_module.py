@@ -14,6 +14,7 @@ from wds_pipes.lightning.loaders import EvalLoader
 from wds_pipes.lightning.resumable import ResumableData
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar.keys import is_metadata
 
 Source = Callable[[], Any] | IterDataPipe[Any] | list[str] | str | None
 
@@ -192,7 +193,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         names = (
             None
             if self._fields is None
-            else [name for field in self._fields for name in field.split(";") if not name.startswith("__")]
+            else [name for field in self._fields for name in field.split(";") if not is_metadata(name)]
         )
         if self._cache is not None:
             shards = shards.cache_shards(self._cache, max_bytes=self._cache_bytes)

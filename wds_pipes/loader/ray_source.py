@@ -19,7 +19,7 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages import DecodeByExt, GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.stages.fields import read_names
 from wds_pipes.tar.index import is_index, list_indexed, list_shards
-from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.keys import KeySplit, is_metadata
 from wds_pipes.tar.located import Located
 
 _CONNECTIONS = 8
@@ -145,7 +145,7 @@ def _reader(how: How, part: _Part) -> Callable[[], Iterator[dict[str, Any]]]:
     def read() -> Iterator[dict[str, Any]]:
         for sample in samples:
             if fields is not None:
-                sample = {name: data for name, data in sample.items() if name in fields or name.startswith("__")}
+                sample = {name: data for name, data in sample.items() if name in fields or is_metadata(name)}
             yield sample if decode is None else decode(sample)
 
     return read

@@ -19,6 +19,7 @@ from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tar.finding import at_byte, offset_of
+from wds_pipes.tar.keys import is_metadata
 
 _NEW = object()  # no decoder is known yet
 _BYTES = (bytes, bytearray, memoryview)
@@ -200,7 +201,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                     if decode is _NEW:
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
-                        stays = field[:2] == "__" or (only is not None and field.lower() not in only)
+                        stays = is_metadata(field) or (only is not None and field.lower() not in only)
                         decode = decoders[field] = None if stays else decoder(field)
                     if decode is not None:
                         if type(data) is bytes or isinstance(data, _BYTES):

@@ -18,6 +18,7 @@ from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
 from wds_pipes.tar.finding import at_byte, offset_of
+from wds_pipes.tar.keys import is_metadata
 
 _BYTES = (bytes, bytearray, memoryview)
 
@@ -152,7 +153,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
                 raise missing(self.source, sample, self._names)
             return name
         extensions = RECORDS[self.kind][0]
-        found = [name for name in sample if name[:2] != "__" and _packed(name)[0].rpartition(".")[2] in extensions]
+        found = [name for name in sample if not is_metadata(name) and _packed(name)[0].rpartition(".")[2] in extensions]
         if not found:
             raise missing(self.source, sample, extensions)
         if len(found) > 1:

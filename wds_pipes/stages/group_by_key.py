@@ -32,7 +32,7 @@ from wds_pipes.stages.sample_errors import (
 )
 from wds_pipes.stages.sample_fields import VARIED, Doubt, KeptFields, SeenFields
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.tar.keys import KeySplit, has_field, splitter, with_field
+from wds_pipes.tar.keys import KeySplit, has_field, is_metadata, splitter, with_field
 from wds_pipes.tar.members import EMPTY, END, MARK, TarMember, half_sample
 
 Sample = dict[str, Any]
@@ -78,9 +78,9 @@ class GroupByKey(Tolerant[Sample]):
 
     Raises:
         SampleError: during iteration, with ``.url``, ``.key`` and ``.offset``, for a field that
-            comes twice or a repeated key. At the end of an epoch, without these attributes, if no
-            sample had one of ``fields``: the message lists the fields that were seen, and the state
-            stays at the beginning of the epoch.
+            comes twice, a reserved name (``__key__``) or a repeated key. At the end of an epoch,
+            without these attributes, if no sample had one of ``fields``: the message lists the
+            fields that were seen, and the state stays at the beginning of the epoch.
 
     Checkpoint: where the first member of the next sample starts, and the names of the fields in its
     shard, up to 256 characters (if there are more, doubtful samples are refused). A resume reads
@@ -117,8 +117,7 @@ class GroupByKey(Tolerant[Sample]):
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        # While running, where a resume opens the source: at the offset of a member of its current
-        # shard, or at a mark.
+        # While running, where a resume opens the source: at a member of its shard, or at a mark.
         self._offset = -1
         self._before: Mark | None = None
         self._seen = SeenFields()  # while running, at.shard as values
@@ -174,8 +173,7 @@ class GroupByKey(Tolerant[Sample]):
         last, length = -1, 0
         bad = 0  # the sample being built is next to a doubtful place (1), or will not be yielded (2)
         suspect = 0  # the next sample may have lost its first members (1), or has lost them (2)
-        # compare whole samples, except those with this many entries: they have the same fields as
-        # those before them
+        # compare whole samples, except those with this many entries: they have the usual fields
         look, width = True, 0
         simple = False  # whole samples are yielded as they are
         flags = {} if self.lane.padding is None else {"__padding__": self.lane.padding}
@@ -273,7 +271,9 @@ class GroupByKey(Tolerant[Sample]):
                 field = names.get(parts[1])
                 if field is None:
                     field = parts[1].lower()
-                    if here.lost == 2 and not has_field(here.fields, field):
+                    if is_metadata(field):  # refused below
+                        sample.setdefault(field, None)
+                    elif here.lost == 2 and not has_field(here.fields, field):
                         bad = 2
                     else:
                         if len(names) > 4096:
@@ -357,7 +357,7 @@ class GroupByKey(Tolerant[Sample]):
             self.at.skipped += 1
             return None
         if self.fields is not None:
-            if all(name[:2] == "__" for name in sample):
+            if all(map(is_metadata, sample)):
                 self.at.filtered += 1
                 return None
             self._kept.found = True

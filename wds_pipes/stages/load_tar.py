@@ -20,7 +20,7 @@ from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard import Shard
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.members import EMPTY, TarMember
+from wds_pipes.tar.members import EMPTY, Link, TarMember
 from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
 
@@ -34,6 +34,7 @@ class LoadTar(Tolerant[TarMember]):
     whole one. Further archives may follow in a shard, each at a multiple of 10 240 bytes. The
     extended headers of a member (its name and attributes) may take at most 1 MiB. For
     ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real size.
+    Links have no data: they are skipped, and the first one of a shard is a ShardWarning.
 
     Args:
         source: a pipe of open shards: ``open_shards()``.
@@ -109,6 +110,7 @@ class LoadTar(Tolerant[TarMember]):
         self.want: Callable[[str], bool] | None = None
         self.named = True
         self.doubts = False  # set by a group_by_key anywhere after this stage
+        self.on_link: Callable[[Link], None] | None = None  # as in TarReader; set by a subclass
         self.leave = False  # set by group_by_key when it has all requested samples of a shard
         self._reader: TarReader | None = None
         self._shard: Shard | None = None  # while running, the shard that is being read
@@ -152,6 +154,7 @@ class LoadTar(Tolerant[TarMember]):
                     on_truncated=self.on_truncated,
                     on_error=self._damaged,
                     doubts=self.doubts,
+                    on_link=self.on_link,
                     named=self.named,
                 )
                 if shard.ref.of is not None:

@@ -24,6 +24,7 @@ from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import SampleParser
 
@@ -220,7 +221,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
     def _check_members(self, data: bytes, start: int, url: str) -> None:
         """Raise the ShardError for a member that is too large."""
         most = self._load.max_member_bytes
-        for _ in TarReader(io.BytesIO(data), url=url, offset=start, max_member_bytes=most, on_truncated="ignore"):
+        for _ in TarReader(
+            io.BytesIO(data), url=url, offset=start, max_member_bytes=most, on_truncated="ignore", on_link=pass_link
+        ):
             pass
 
     def _range(self, place: int, of_shard: int) -> Range:

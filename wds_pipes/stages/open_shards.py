@@ -25,7 +25,7 @@ from wds_pipes.stages.cache_shards import CacheShards, as_cache
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.tar.members import TarMember
+from wds_pipes.tar.members import TarMember, pass_link
 from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
@@ -265,7 +265,9 @@ class OpenShards(Tolerant[Shard]):
         """
         if (ref := self.ref_of(url)) is not None:
             with self.opener.open(ref.url) as stream:
-                yield from TarReader(stream, url=ref.url, want=lambda name: False, on_truncated="ignore", doubts=True)
+                yield from TarReader(
+                    stream, url=ref.url, want=lambda name: False, on_truncated="ignore", doubts=True, on_link=pass_link
+                )
 
     def _opening(self, ref: ShardRef, start: int, wait: bool) -> BinaryIO:
         open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=ref.md5)

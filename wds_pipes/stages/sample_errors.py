@@ -14,6 +14,8 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.members import reserved_name
 from wds_pipes.tar.offsets import stale_offset
 
 
@@ -61,8 +63,10 @@ def unknown_shard(url: str) -> TypeError:
 
 
 def field_twice(sample: dict[str, Any], field: str, name: str, offset: int) -> SampleError:
-    """Return the error for a field that comes again as member ``name``."""
+    """Return the error for a field that comes again as member ``name``, or that is reserved."""
     url, key = redact(sample["__url__"]), sample["__key__"]
+    if is_metadata(field):
+        return reserved_name(url, key, field, name, offset=offset)
     message = (
         f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as "
         f"{name!r}). Rename or remove one."
@@ -82,8 +86,8 @@ def key_again(sample: dict[str, Any], offset: int) -> SampleError:
     url, key = redact(sample["__url__"]), sample["__key__"]
     message = (
         f"key {key!r} comes again in shard {url} at byte {offset}, apart "
-        "from its other members, so that its sample is in pieces. Sort the "
-        "shard by name, or pass on_repeated_key='ignore' to take the pieces as samples. "
+        "from its other members, so that its sample is in pieces. Join them with: wds-pipes repair SHARD NEW (or "
+        "unpack it, and pack it with tar --sort=name), or pass on_repeated_key='ignore' to take the pieces as samples. "
         "(A resume from here on does not see what came before.)"
     )
     return SampleError(message, url=url, key=key, offset=offset)

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from wds_pipes.stages.fields import Selecting, check_sample, first_of, missing
+from wds_pipes.tar.keys import is_metadata
 
 
 class SelectFields(Selecting[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order (functional name:
     ``select_fields``).
 
-    ``__key__``, ``__url__`` and other names that begin with two underscores are always kept. To
-    save time, leave fields out before they are read: name the fields to keep in
+    ``__key__``, ``__url__`` and other names that begin and end with two underscores are always
+    kept. To save time, leave fields out before they are read: name the fields to keep in
     ``group_by_key(fields=...)``.
 
     Args:
@@ -35,7 +36,7 @@ class SelectFields(Selecting[dict[str, Any]]):
         assert self.source is not None
         for sample in self.source.items:
             check_sample(sample, "select_fields")
-            selected = {name: value for name, value in sample.items() if name[:2] == "__"}
+            selected = {name: value for name, value in sample.items() if is_metadata(name)}
             for names in self.choices:
                 if (name := first_of(sample, names)) is None:
                     self.skip(missing(self.source, sample, names))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.header_block import Start, has_short_header
 from wds_pipes.tar.headers import BLOCK, MAX_HEADER_BYTES
-from wds_pipes.tar.keys import split_key, without_dots
+from wds_pipes.tar.keys import is_metadata, split_key, without_dots
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import ByExtension, Codec
@@ -40,7 +40,7 @@ class Encoded:
                 f"a sample needs a '__key__' that is a string, not {key!r}; it has: {', '.join(map(str, sample))}"
             )
         self.key = key
-        fields = sorted(str(name) for name in sample if not str(name).startswith("__"))
+        fields = sorted(name for name in map(str, sample) if not is_metadata(name))
         if not fields:
             raise SampleError(
                 f"sample {key!r} has no fields: it would not be in the shard at all. Give it one, or leave it out.",
@@ -80,7 +80,7 @@ _PLAIN_FIELD = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
 
 @functools.lru_cache(256)
 def _is_plain(field: str) -> bool:
-    return _PLAIN_FIELD.fullmatch(field) is not None
+    return _PLAIN_FIELD.fullmatch(field) is not None and not is_metadata(field)
 
 
 @functools.lru_cache(256)
@@ -98,7 +98,7 @@ def check_name(key: str, field: str, *, known: bool = True) -> None:
     if known and _PLAIN_KEY.fullmatch(key) and _is_plain(field):
         return
     name = f"{key}.{field}"
-    if not known or split_key(name) != (key, field) or not field or not _encodable(name):
+    if not known or split_key(name) != (key, field) or not field or is_metadata(field) or not _encodable(name):
         raise SampleError(
             f"sample {key!r} with field {field!r} would not be read back as that: {_mend(key, field)}.", key=key
         )
@@ -136,6 +136,8 @@ def _mend(key: str, field: str) -> str:
     """The advice for a name that would not be read back unchanged."""
     if not _encodable(f"{key}.{field}"):
         return "names hold no NUL and nothing that UTF-8 cannot write; leave such characters out"
+    if is_metadata(field):
+        return "names that begin and end with two underscores are kept for metadata; rename the field"
     if key != without_dots(key):
         return f"its key has a dot, which would start the field; write it as {without_dots(key)!r}"
     if field != field.lower():

@@ -9,6 +9,7 @@ from typing import Any
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.urls import at_home, local_path
+from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
 
 _BYTES = (bytes, bytearray, memoryview)
@@ -39,7 +40,7 @@ def offset_of(url: Any, key: Any, field: Any, data: Any) -> int | None:
         if path is None or not stat.S_ISREG(os.stat(path := at_home(path)).st_mode):
             return None
         with open(path, "rb") as stream:
-            for member in TarReader(stream, url=url, want=want, on_truncated="ignore"):
+            for member in TarReader(stream, url=url, want=want, on_truncated="ignore", on_link=pass_link):
                 if member.name and member.data is not None and member.data == data:
                     return member.offset
                 if time.monotonic() > until:

@@ -16,6 +16,7 @@ ZEROS = bytes(BLOCK)
 REGULAR = b"0\x007"  # regular, the same in v7, contiguous
 # Links, devices, directories: they have no data, whatever their size field says.
 NO_DATA = b"123456"
+LINKS = b"12"  # hard, symbolic
 # The fields of a header: 99 bytes of the name and its 100th, 11 digits of the size and the byte
 # after them, the checksum, the type, the first byte of the ustar prefix.
 FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
@@ -241,6 +242,7 @@ class Extra:
     start: int
     size: int = 0
     long_name: bytes | None = None
+    long_target: bytes | None = None
     pax: dict[bytes, bytes] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
 
@@ -271,6 +273,10 @@ class Extra:
         """The name and the stored size of the member with ``header``."""
         name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or header.name
         return name, self._integer(b"size", header.size, offset)
+
+    def target(self, head: bytes) -> bytes:
+        """The name of the file that the link with the header block ``head`` is a link to."""
+        return self.pax.get(b"linkpath") or self.long_target or head[157:257].partition(b"\0")[0]
 
     def sparse(self) -> Sparse | None:
         """The sparse map of pax formats 0.0, 0.1 and 1.0; None for a plain member."""

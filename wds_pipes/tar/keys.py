@@ -39,7 +39,7 @@ def _first_dot(name: str) -> tuple[str, str] | None:
         slash = name.rfind("/") + 1
         key, dot, field = name[slash:].partition(".")
         key = key and name[:slash] + key
-    if not dot or not key or key[-1] == "/" or (key[:2] == "__" and _is_meta(name)):
+    if not dot or not key or key[-1] == "/" or (key[:2] == "__" and is_metadata(name.partition("/")[0])):
         return None
     return key, field
 
@@ -47,20 +47,22 @@ def _first_dot(name: str) -> tuple[str, str] | None:
 def _last_dot(name: str) -> tuple[str, str] | None:
     slash = name.rfind("/") + 1
     dot = name.rfind(".", slash)
-    if dot <= slash or name[slash] == "." or (name[:2] == "__" and _is_meta(name)):
+    if dot <= slash or name[slash] == "." or (name[:2] == "__" and is_metadata(name.partition("/")[0])):
         return None
     return name[:dot], name[dot + 1 :]
+
+
+def is_metadata(name: str) -> bool:
+    """Whether a name in a sample is metadata, such as ``__key__``: it begins and ends with two
+    underscores. All other names are fields.
+    """
+    return name[:2] == "__" == name[-2:] and len(name) >= 4
 
 
 def without_dots(name: str) -> str:
     """A name as a key of ``"first-dot"``: in its last part, dots become underscores."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.replace(".", "_")
-
-
-def _is_meta(name: str) -> bool:
-    top = name.partition("/")[0]
-    return len(top) >= 4 and top.endswith("__")
 
 
 # The known fields of the samples of a shard, as a short string for a position: names separated by

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.urls import redact
 
 # The data of a member without a name: what that member means.
@@ -31,6 +31,60 @@ class TarMember(NamedTuple):
     name: str
     data: bytes | None
     offset: int
+
+
+class Link(NamedTuple):
+    """A link in a tar. It has no data, so it is no member.
+
+    Attributes:
+        name: its name.
+        target: the name of the file that it is a link to.
+        hard: whether it is a hard link; otherwise it is a symbolic one.
+        offset: where its headers start, in bytes.
+        end: where they end.
+    """
+
+    name: str
+    target: str
+    hard: bool
+    offset: int
+    end: int
+
+    def describe(self, url: str) -> str:
+        """Say which shard has this link, and what to do."""
+        kind, option = ("hard", "--hard-dereference") if self.hard else ("symbolic", "--dereference")
+        return (
+            f"shard {redact(url)}, byte {self.offset}: {self.name!r} is a {kind} link to {self.target!r:.300}, so "
+            f"it has no data and is skipped. Pack the files again, with: tar {option}"
+        )
+
+
+def pass_link(link: Link) -> None:
+    """Pass over a link silently, as ``on_link`` of a TarReader: another reader warns of it."""
+
+
+class ReservedNameError(SampleError):
+    """A file of a sample has a field name that is kept for metadata."""
+
+
+def reserved_name(url: str, key: str, field: str, name: str, *, offset: int, begins: bool = False) -> ReservedNameError:
+    """Return the error for a file whose field name is kept for metadata.
+
+    Args:
+        url: the shard.
+        key: the key of its sample.
+        field: its field.
+        name: its name.
+        offset: where its headers start; with ``begins``, where those of its sample start.
+        begins: see ``offset``.
+    """
+    url, where = redact(url), f"the sample begins at byte {offset}" if begins else f"byte {offset}"
+    message = (
+        f"sample {key!r} of shard {url} has the reserved field name {field!r} ({where}): names that begin and end "
+        f"with two underscores are kept for metadata. Rename the file {name!r}, or write the shard without it: "
+        "wds-pipes repair SHARD NEW"
+    )
+    return ReservedNameError(message, url=url, key=key, offset=offset)
 
 
 def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Callable, Container, Iterator
 from struct import error as struct_error
 from typing import Any
 from zlib import adler32
 
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
 from wds_pipes.tar.headers import BLOCK, FIELDS, Sizes, Sums
-from wds_pipes.tar.keys import KeySplit, splitter
-from wds_pipes.tar.members import END, MARK
+from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
+from wds_pipes.tar.members import END, MARK, Link, reserved_name
 from wds_pipes.tar.reader import TarReader
 
 _SIZES, _SUMS = Sizes(), Sums()  # caches
@@ -37,6 +38,7 @@ class SampleParser:
         self._by_stem = key_split == "first-dot"
         # a cache: from a field as it is written, with the zeros after it, to its name in lower case
         self._names: dict[bytes, str] = {}
+        self._linked: set[str] = set()  # the shards of which a link was reported
 
     def parse(self, part: Part, start: int, stop: int, url: str, shown: str) -> dict[str, Any]:
         """Return a sample of a shard.
@@ -51,6 +53,7 @@ class SampleParser:
         Raises:
             ShardError: the bytes are damaged, or are not one whole sample, so that the index is of
                 another shard.
+            SampleError: a file has a field name that is kept for metadata.
         """
         data, base = part
         at, end = start - base, stop - base
@@ -137,6 +140,8 @@ class SampleParser:
         if len(self._names) > _MOST_NAMES:
             self._names.clear()
         field = parts[1].lower()
+        if is_metadata(field):
+            raise reserved_name(url, parts[0], field, name, offset=start, begins=True)
         stem, rest = (f"{parts[0]}.".encode("utf-8", "surrogateescape"), parts[1].encode("utf-8", "surrogateescape"))
         self._names[rest.ljust(_NAME - len(stem), b"\0")] = field
         if field in sample:
@@ -146,7 +151,12 @@ class SampleParser:
         return parts[0]
 
     def _all_members(self, data: bytes, following: str | None, url: str, offset: int) -> Iterator[tuple[str, bytes]]:
-        reader = TarReader(io.BytesIO(data), url=url, offset=offset, on_truncated="ignore", doubts=True)
+        def warn(link: Link) -> None:
+            if url not in self._linked:  # once, and not for each sample
+                self._linked.add(url)
+                warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
+
+        reader = TarReader(io.BytesIO(data), url=url, offset=offset, on_truncated="ignore", doubts=True, on_link=warn)
         try:
             for member in reader:
                 if member.name:

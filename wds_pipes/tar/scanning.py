@@ -18,8 +18,8 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import Component
 from wds_pipes.tar.headers import BLOCK, FIELDS, MAX_SIZE, Sizes, Sums
 from wds_pipes.tar.index_formats import ShardFacts
-from wds_pipes.tar.keys import KeySplit, splitter
-from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, half_sample
+from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
+from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, half_sample, reserved_name
 from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
 
     Raises:
         ShardError: it cannot be read, or is damaged.
-        SampleError: a sample has a field twice, or a key comes again.
+        SampleError: a sample has a field twice, or one whose name is kept for metadata, or a key
+            comes again.
     """
     shown = redact(url)
     with opener.open(url) as raw:
@@ -267,9 +268,13 @@ def find_samples(
                     doubts += suspects if started else []
                 found.outside += bool(name)
                 continue
+            field = parts[1].lower()
+            if is_metadata(field):
+                report(reserved_name(url, parts[0], field, name, offset=offset))
+                continue
             if len(lower) > _MOST_NAMES:
                 lower.clear()
-            field = lower[parts[1]] = parts[1].lower()
+            lower[parts[1]] = field
             if parts[0] != key or not started:
                 if doubts or on_sample is not None:
                     end_sample()

@@ -49,8 +49,8 @@ class TarWriter:
     ``jsonl``, ``csv`` or ``yaml`` field is written as it is, since it is the text of that format;
     JSON that does not parse is refused. For a JSON string pass ``json.dumps(text)``. A field such
     as ``txt.gz`` takes bytes that are compressed already, or another value, which is encoded and
-    then compressed. Fields are in lower case. Other names that start with a double underscore are
-    left out.
+    then compressed. Fields are in lower case. Other names that begin and end with two underscores
+    are metadata, and left out; a name that only begins with them is a field.
 
     The name of a file decides about compression: ``.tar.gz`` or ``.tgz``, ``.tar.bz2``,
     ``.tar.xz``, ``.tar.zst``. The bytes of a compressed shard also depend on the version of the

@@ -35,6 +35,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import folder_of
+from wds_pipes.tar.keys import is_metadata
 
 _ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
@@ -189,7 +190,7 @@ def _columns(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     """The key and the fields of a sample; fields of integers are integers, others are bytes."""
     columns: dict[str, Any] = {"__key__": sample["__key__"].encode("utf-8", "surrogateescape")}
     for field, data in sample.items():
-        if field[:2] != "__":
+        if not is_metadata(field):
             columns[field] = _integer(sample, field, data) if kinds[field] == "int64" else data
     return columns
 
@@ -232,7 +233,9 @@ def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     groups = _groups(samples)
     group = next(groups, [])
-    names = fields if fields is not None else sorted({name for sample in group for name in sample if name[:2] != "__"})
+    names = (
+        fields if fields is not None else sorted({name for sample in group for name in sample if not is_metadata(name)})
+    )
     kinds = {name: _kind(name, group) for name in names}
     schema = arrow.schema([("__key__", "string"), *kinds.items()])
     with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema) as writer:
@@ -247,7 +250,7 @@ def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     group, size = [], 0
     for sample in samples:
         group.append(sample)
-        size += sum(len(data) for field, data in sample.items() if field[:2] != "__")
+        size += sum(len(data) for field, data in sample.items() if not is_metadata(field))
         if size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -259,7 +262,7 @@ def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     key = sample["__key__"]
     row: dict[str, Any] = {}
     for field, data in sample.items():
-        if field[:2] == "__":
+        if is_metadata(field):
             continue
         if field not in kinds:
             raise _unfit(
@@ -286,7 +289,7 @@ def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] 
     """Write the fields of samples as files, and yield the lines of their list."""
     for sample in samples:
         key = sample["__key__"]
-        fields = {field: data for field, data in sample.items() if field[:2] != "__" and field != label}
+        fields = {field: data for field, data in sample.items() if not is_metadata(field) and field != label}
         if label not in sample or not fields:
             what = f"field {label!r}, which names its class: pass --label" if fields else "other fields than its class"
             raise _unfit(sample, f"sample {key!r} has no {what}")

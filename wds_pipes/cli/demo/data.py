@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wds_pipes.tar.keys import is_metadata
+
 if TYPE_CHECKING:
     import numpy as np
     from PIL import Image
@@ -94,7 +96,7 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
         raise click.BadParameter(str(error) or repr(error), param_hint="--data") from error
     if first is None:
         raise click.BadParameter(f"there is no sample in {shards[0]}", param_hint="--data")
-    names = [name for name in first if not name.startswith("__")]
+    names = [name for name in first if not is_metadata(name)]
     common = [name for name in ("jpg", "jpeg", "png", "webp") if name in names]
     images = common + [name for name in names if name.rpartition(".")[2] in IMAGE]
     if not images:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.cli.look.decoders import fault_of, of_all_fields
+from wds_pipes.cli.look.reading import without_option
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
@@ -23,6 +24,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offsets
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples
@@ -177,8 +179,9 @@ class _Check:
         found = self._found
         byte, key = getattr(error, "offset", None), getattr(error, "key", None)
         kind = "sample" if isinstance(error, SampleError) else "damage"
-        # what the command that reads next could be passed does not belong here
-        text, repeated, _ = str(error).partition(", or pass on_repeated_key")
+        text, repeated = without_option(error)
+        if isinstance(error, ReservedNameError):
+            kind = "reserved-name"
         mend = self._options.rewriting("repair", *(["--drop-repeated"] if repeated else []))
         found.add(Finding(kind, text, found.url, key, byte, mend))
 
@@ -198,6 +201,7 @@ class _Check:
                     url=self._url,
                     on_error=self._report,
                     doubts=True,
+                    on_link=self._add_link,
                     named=False,
                 )
                 rules = Rules(self._options.key_split, "raise")
@@ -215,6 +219,11 @@ class _Check:
             what = f"shard {found.url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again."
             found.add(Finding("damage", what, found.url))
         return None
+
+    def _add_link(self, link: Link) -> None:
+        parts, found = self._split(link.name), self._found
+        if parts is not None:
+            found.add(Finding("link", link.describe(self._url), found.url, parts[0], link.offset))
 
     def _members(self, reader: TarReader) -> Iterator[Member]:
         decode = self._options.decode

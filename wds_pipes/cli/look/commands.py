@@ -75,6 +75,7 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
         from wds_pipes.cli.look.describing import Describer
         from wds_pipes.cli.look.reading import Source
         from wds_pipes.display.text import plain
+        from wds_pipes.tar.keys import is_metadata
 
         describer, shown = Describer(), ""
         for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
@@ -83,7 +84,7 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
                 click.echo(plain(shown))
             click.echo(plain(sample["__key__"]))
             for name, data in sample.items():
-                if name[:2] != "__":
+                if not is_metadata(name):
                     click.echo(f"  {plain(name)}: {describer.describe(name, data).text}")
 
 
@@ -161,14 +162,15 @@ def get(
     with in_one_line():
         from wds_pipes.cli.look.finding import find_sample
         from wds_pipes.cli.look.output import binary_output, write_fields, write_tar
+        from wds_pipes.tar.keys import is_metadata
 
         number = sample.isdecimal() and sample.isascii() and (sample == "0" or sample[0] != "0") and not is_key
         found = find_sample(
             int(sample) if number else sample, urls, storage_options, key_split, lambda line: click.echo(line, err=True)
         )
         if field is not None:
-            if field.lower() not in found or field[:2] == "__":
-                has = ", ".join(name for name in found if name[:2] != "__")
+            if field.lower() not in found or is_metadata(field.lower()):
+                has = ", ".join(name for name in found if not is_metadata(name))
                 raise ValueError(f"sample {found['__key__']!r} has no field {field!r}; it has {has}")
             found = {name: found[name] for name in ("__key__", "__url__", field.lower())}
         if output is not None:

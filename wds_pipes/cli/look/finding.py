@@ -41,14 +41,14 @@ def find_sample(
             except ValueError as error:
                 if isinstance(error.__cause__, ShardError) or "no sample" not in str(error):
                     raise
-                shards = shards_of(urls, options)
-                Located(shards, None, RangeReader(options, _CONNECTIONS), options, _CONNECTIONS).check_keys()
+                _located(urls, options).check_keys()
                 raise ValueError(_missing(wanted, source.indexed.count)) from error
             except MissingIndexError:  # an index of another program has offsets, and no keys
                 pass
         elif wanted < source.indexed.count:
             return next(source.slice(wanted, wanted + 1))
         else:
+            _located(urls, options).check_ends()
             raise ValueError(_missing(wanted, source.indexed.count))
     say(f"no index: {_SLOW}")
     count = 0
@@ -57,6 +57,10 @@ def find_sample(
             return sample
         count = number + 1
     raise ValueError(_missing(wanted, count))
+
+
+def _located(urls: Sequence[str], options: dict[str, Any]) -> Located:
+    return Located(shards_of(urls, options), None, RangeReader(options, _CONNECTIONS), options, _CONNECTIONS)
 
 
 def _missing(wanted: int | str, count: int) -> str:

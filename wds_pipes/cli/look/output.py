@@ -15,6 +15,7 @@ from wds_pipes.codecs.text import decode_text, exact_integer
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.writer import TarWriter
 
 Sample = dict[str, Any]
@@ -68,7 +69,7 @@ def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[S
             key, url = sample["__key__"], redact(sample["__url__"])
             raise SampleError(
                 f"with --rename, two fields of sample {key!r} in shard {url} would have one name: its fields are "
-                f"{', '.join(name for name in sample if name[:2] != '__')}",
+                f"{', '.join(name for name in sample if not is_metadata(name))}",
                 key=key,
                 url=url,
             )
@@ -95,7 +96,7 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
     for sample in samples:
         line = {"__key__": _clean(sample["__key__"]), "__url__": sample["__url__"]}
         for name, data in sample.items():
-            if name[:2] == "__":
+            if is_metadata(name):
                 continue
             line[_clean(name)] = _value(data, decoders[originals.get(name, name)])
         stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
@@ -128,7 +129,7 @@ def write_fields(sample: Sample, folder: str) -> list[str]:
     """
     root, paths = os.path.realpath(folder), []
     for field, data in sample.items():
-        if field[:2] == "__":
+        if is_metadata(field):
             continue
         name = f"{sample['__key__']}.{field}"
         path = os.path.realpath(os.path.join(root, name))

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from wds_pipes.core.stream import Stream
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import redact
@@ -124,6 +124,25 @@ def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]
     return list_shards(list(urls), storage_options)[0]
 
 
+def without_option(error: Exception) -> tuple[str, bool]:
+    """Return the message of an error without the advice to pass ``on_repeated_key``, which is no
+    option of the commands that read samples, and whether the message had it.
+    """
+    text, advice, _ = str(error).partition(", or pass on_repeated_key")
+    return text, bool(advice)
+
+
+def _advised(samples: Iterator[Sample]) -> Iterator[Sample]:
+    """Yield samples; the message of an error gives no advice that a command cannot follow."""
+    try:
+        yield from samples
+    except SampleError as error:
+        text, had_option = without_option(error)
+        if had_option:
+            error.args = (text,)
+        raise
+
+
 class Source:
     """The samples of shards, as the pipelines read them: by their index of offsets if all have
     one, else from the beginning.
@@ -170,7 +189,7 @@ class Source:
         """Yield all samples, from the beginning; with these fields, or those of this source."""
         members = LoadTar(OpenShards(ShardList(self._shards(), storage_options=self._options)))
         wanted = self._fields if fields is None else fields
-        return iter(Stream(GroupByKey(members, fields=wanted, key_split=self._split)))
+        return _advised(iter(Stream(GroupByKey(members, fields=wanted, key_split=self._split))))
 
     def _shards(self) -> list[str]:
         return shards_of(self._urls, self._options)

@@ -25,6 +25,8 @@ KINDS = (
     "damage",
     "end",
     "sample",
+    "reserved-name",
+    "link",
     "duplicate-key",
     "undecodable",
     "some-fields",
@@ -68,8 +70,9 @@ def verify(
 ) -> None:
     """Read shards to their ends and report what is wrong, with the shard, the key and the byte.
 
-    It reports all damage that reading finds; keys that come twice, in a shard or in several; fields
-    that only some samples have; keys with dots; with --decode, fields that cannot be decoded; sizes
+    It reports all damage that reading finds; keys that come twice, in a shard or in several; files
+    that no sample can have: links, and names that are kept for metadata; fields that only some
+    samples have; keys with dots; with --decode, fields that cannot be decoded; sizes
     and MD5s other than those of the index.json beside the shards; indexes of offsets, of keys and
     of DALI that are of other shards. Bytes are those of the tar, after decompression.
 

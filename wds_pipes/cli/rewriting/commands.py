@@ -297,9 +297,10 @@ def repair(
     """Write the whole samples of damaged shards to the directory DEST, and list what was lost.
 
     Each shard becomes one of the same name, uncompressed. What was lost is in DEST/lost.jsonl, a
-    line for each sample and each damaged place: the shard, its bytes from start to end (of the tar,
-    after decompression; null: to the end), the key if there is one, and why. A sample next to
-    damage is lost too, since it may be incomplete.
+    line for each sample, each damaged place and each file that no sample can have (a link, or a
+    name that is kept for metadata): the shard, its bytes from start to end (of the tar, after
+    decompression; null: to the end), the key if there is one, and why. A sample next to damage is
+    lost too, since it may be incomplete. If a shard may have been cut at its end, a line says so.
 
     Members of one sample that are apart from each other, as in a tar that is not sorted, are
     joined; they are held in memory until the last one. With --key-split last-dot, dots in keys

@@ -16,6 +16,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.metadata import Tables, ending_of
 from wds_pipes.tar.views import read_keys, tables_of
 
@@ -57,11 +58,11 @@ class Filter:
         chosen = (sample for sample in samples if self._chosen(sample, passing))
         for sample in islice(chosen, 0, None, self.every):
             kept = {name: data for name, data in sample.items() if self._keeps(name)}
-            if any(name[:2] != "__" for name in kept):
+            if not all(map(is_metadata, kept)):
                 yield kept
 
     def _keeps(self, field: str) -> bool:
-        return field[:2] == "__" or (
+        return is_metadata(field) or (
             field not in self.left_fields and (self.kept_fields is None or field in self.kept_fields)
         )
 

@@ -21,6 +21,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_indexed
 from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.sample_numbers import among
@@ -156,7 +157,7 @@ class Join:
 
     def _add(self, sample: Sample, other: Sample) -> None:
         for name, data in other.items():
-            if name[:2] == "__":
+            if is_metadata(name):
                 continue
             if name in sample and self.prefer is None:
                 key, url = sample["__key__"], redact(sample["__url__"])

@@ -14,6 +14,7 @@ from wds_pipes.codecs.encoding import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place
 from wds_pipes.stages.map_samples import OF_CODE
+from wds_pipes.tar.keys import is_metadata
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Map:
         encoded = {"__key__": key}
         for field, value in made.items():
             try:
-                encoded[field] = value if str(field)[:2] == "__" else encode(field, value)
+                encoded[field] = value if is_metadata(str(field)) else encode(field, value)
             except Exception as error:
                 raise SampleError(
                     f"{self.function} returned field {field!r} for sample {key!r} of shard {url}, which cannot be "

@@ -27,8 +27,8 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
 from wds_pipes.io.urls import redact
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar.headers import MAX_SIZE
-from wds_pipes.tar.keys import splitter
-from wds_pipes.tar.members import ASTRAY, GAP, TarMember
+from wds_pipes.tar.keys import is_metadata, splitter
+from wds_pipes.tar.members import ASTRAY, GAP, Link, TarMember, reserved_name
 from wds_pipes.tar.shard_file import write_shard
 
 LOST = "lost.jsonl"
@@ -66,15 +66,22 @@ class _Noted:
         self._errors: list[Exception] = []
         self._damage: dict[int, str] = {}  # by the first byte of the place
         self._found: deque[_Found] = deque()
+        self._files: list[dict[str, Any]] = []  # files of samples that are not written, as entries of the list
+        self.odd_ends = 0  # 1: the shard may have been cut at its end
+        self.warned: list[warnings.WarningMessage] = []  # while reading members, warnings of the end of the shard
 
     def error(self, error: Exception) -> str:
         """Note what was found, and say to go on."""
         self._errors.append(error)
         return "skip"
 
-    def member(self, name: str, data: bytes | None, offset: int) -> None:
-        """Note a member, or a place that is none."""
+    def member(self, name: str, data: bytes | None, offset: int, end: int) -> bool:
+        """Note a member, or a place that is none; return whether it is read."""
         parts = self._split(name) if name else None
+        if parts is not None and is_metadata(field := parts[1].lower()):
+            error = reserved_name(self._name, parts[0], field, name, offset=offset)
+            self._add_file(name, parts[0], offset, end, str(error).partition(", or write the shard")[0])
+            return False
         if parts is not None and parts[0] != self._key:
             self._key = parts[0]
             self._places.append((offset, self._key))
@@ -82,6 +89,24 @@ class _Noted:
             self._key = None
             self._places.append((offset, None))
             self._damage[offset] = str(self._errors.pop()) if self._errors else "members were lost there"
+        return True
+
+    def link(self, link: Link) -> None:
+        """Note a link."""
+        parts = self._split(link.name)
+        if parts is not None:
+            self._add_file(link.name, parts[0], link.offset, link.end, link.describe(self._name))
+
+    def _add_file(self, name: str, key: str, start: int, end: int, why: str) -> None:
+        self._files.append({"shard": self._name, "start": start, "end": end, "key": key, "file": name, "why": why})
+
+    def end(self, offset: int) -> None:
+        """Note where the members of the shard end, if reading has warned of the end."""
+        if doubts := [one for one in self.warned if issubclass(one.category, ShardWarning)]:
+            self.odd_ends = 1
+            self._places.append((offset, None))
+            self._damage[offset] = " ".join(str(one.message) for one in doubts)
+            self.warned[:] = [one for one in self.warned if one not in doubts]
 
     def came(self, key: str) -> _Found:
         """Note that a sample came out."""
@@ -102,7 +127,7 @@ class _Noted:
                 why = self._reason(number, start, end)
             if why is not None:
                 lost.append({"shard": self._name, "start": start, "end": end, "key": key, "why": why})
-        return lost
+        return sorted([*lost, *self._files], key=lambda entry: entry["start"])
 
     def _reason(self, number: int, start: int, end: int | None) -> str:
         """Return why a sample did not come out."""
@@ -118,17 +143,18 @@ class _Noted:
 
 
 class _Places(LoadTar):
-    """Reads members, and notes where samples and damaged places begin."""
+    """Reads the members of one shard, and notes where samples and damaged places begin."""
 
     def __init__(self, source: OpenShards, noted: _Noted) -> None:
         super().__init__(source, max_member_bytes=MAX_SIZE, on_error=noted.error)
-        self._noted = noted
+        self._noted, self.on_link = noted, noted.link
 
     def run(self) -> Iterator[TarMember]:
         for member in super().run():
             _, name, data, offset = member
-            self._noted.member(name, data, offset)
-            yield member
+            if self._noted.member(name, data, offset, self.bytes_so_far):
+                yield member
+        self._noted.end(self.bytes_read)
 
 
 class _AgainError(Exception):
@@ -157,12 +183,18 @@ def summed_repair(report: Report) -> str:
     words, joined = [summed(report)], sum(fact["joined"] for fact in report.facts.values())
     if joined:
         words.append(f"{plural(joined, 'sample')} joined from pieces")
-    if lost:
-        samples = sum(entry["key"] is not None for entry in lost)
-        places, shards = len(lost) - samples, len({entry["shard"] for entry in lost})
+    odd_ends = sum(fact.get("odd_ends", 0) for fact in report.facts.values())
+    if len(lost) > odd_ends:
+        files = sum("file" in entry for entry in lost)
+        samples = sum(entry["key"] is not None for entry in lost) - files
+        places, shards = len(lost) - samples - files - odd_ends, len({entry["shard"] for entry in lost})
+        counts = [plural(samples, "sample")] if samples or not files else []
+        what = " and ".join([*counts, *([f"{plural(files, 'file')} of samples"] if files else [])])
         damage = f", and what was in {plural(places, 'damaged place')}," if places else ""
-        words.append(f"lost are {plural(samples, 'sample')}{damage} in {plural(shards, 'shard')}, see {LOST}")
-    else:
+        words.append(f"lost are {what}{damage} in {plural(shards, 'shard')}, see {LOST}")
+    if odd_ends:
+        words.append(f"{plural(odd_ends, 'shard')} may have been cut at the end, see {LOST}")
+    if not lost:
         words.append("nothing is lost")
     return "; ".join(words)
 
@@ -180,13 +212,16 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
     while True:
         one = _Shard(repair, redact(shard.url), again)
         try:
-            with _quiet():
+            with _quiet() as one.noted.warned:
                 samples = with_writable_keys(one.samples(shard.url), repair.reading.key_split)
                 written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
         except _AgainError:
             again = one.pieces
             continue
-        found = {"read": one.read, "joined": one.joined, "lost": one.noted.lost()}
+        for warning in one.noted.warned:
+            warnings.warn(warning.message, stacklevel=2)
+        noted = one.noted
+        found = {"read": one.read, "joined": one.joined, "lost": noted.lost(), "odd_ends": noted.odd_ends}
         return {**shard_facts(task.name, written), **found}
 
 
@@ -250,7 +285,7 @@ class _Shard:
             whole, entries = held.setdefault(key, (sample, []))
             entries.append(self.noted.came(key))
             if len(entries) > 1:
-                twice = next((name for name in sample if name[:2] != "__" and name in whole), None)
+                twice = next((name for name in sample if not is_metadata(name) and name in whole), None)
                 if twice is None:
                     whole.update(sample)
                     self.joined += 1
@@ -271,20 +306,22 @@ class _Shard:
         if self._decoders is None:
             return None
         for field, data in sample.items():
-            if field[:2] != "__" and (why := fault_of(self._decoders, field, data)) is not None:
+            if not is_metadata(field) and (why := fault_of(self._decoders, field, data)) is not None:
                 return f"field {field!r} cannot be decoded: {why}"
         return None
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep back what the stages say of damage, which the list of what was lost says."""
+def _quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Keep back what the stages log of damage, which the list of what was lost says, and collect
+    warnings.
+    """
     logger = logging.getLogger("wds_pipes")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ShardWarning)
-            yield
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always", ShardWarning)
+            yield warned
     finally:
         logger.setLevel(before)
