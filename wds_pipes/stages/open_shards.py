@@ -16,7 +16,7 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError
-from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.open import BUFFER_BYTES, Opener, is_remote
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.secret import hide
@@ -119,7 +119,7 @@ class OpenShards(Tolerant[Shard]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         verify: bool = True,
         allow_pipe: bool = False,
-        buffer_bytes: int = 1 << 20,
+        buffer_bytes: int = BUFFER_BYTES,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
