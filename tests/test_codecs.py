@@ -1015,7 +1015,12 @@ def test_an_image_is_written_exactly_or_refused(extension, name):
             ):
                 encode(extension, value)
             continue
-        data = encode(extension, value)
+        try:
+            data = encode(extension, value)
+        except OSError as error:
+            if "cannot write mode I;16 as PPM" not in str(error):
+                raise
+            return  # an older Pillow refuses it
         if name in ("16 bits", "32 bits"):  # which a spec scales
             found = np.asarray(Image.open(io.BytesIO(data)))
         else:
