@@ -366,6 +366,17 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     assert not (tmp_path / "out").exists()
 
 
+def test_columns_without_names_at_the_end_are_left_out(tmp_path):
+    """As spreadsheets write them; if they have something, it is not lost silently."""
+    table = tmp_path / "a.csv"
+    table.write_text("id,v,,\n1,a,,\n\n2,b,x,\n")
+    run(table, tmp_path / "out", "--key", "id", "--value", "txt=v")
+    assert [sample["txt"] for sample in samples(sorted(map(str, (tmp_path / "out").glob("*.tar"))))] == [b"a", b"b"]
+    table.write_text("id,v,,\n1,a,,\n\n2,b,,lost\n")
+    told = run(table, tmp_path / "again", code=2).stderr
+    assert f"line 4 of {table} has 'lost' in a column without a name" in told
+
+
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
 def test_two_columns_of_one_name_are_refused(tmp_path, kind):
     """One of them would be lost, also if no option names it."""

@@ -262,6 +262,17 @@ def test_integers_come_back_as_their_bytes(tmp_path, values, kind):
 
 
 @pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
+def test_columns_that_differ_between_files_are_warned_of(tmp_path, kind):
+    pytest.importorskip("pyarrow")
+    for name, value in (("a.tar", b"098"), ("b.tar", b"100"), ("c.tar", b"101")):
+        write(tmp_path / "in", name, [("k.id", value), ("k.cls", b"1")])
+    told = run("export", f"{tmp_path}/in/*.tar", tmp_path / "out", "--to", kind).stderr
+    assert told.count("warning: field 'id' is a column of string in a") == 1
+    assert f"and of int64 in b.{kind}" in told
+    assert "'cls'" not in told
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
 def test_a_later_value_that_is_no_integer_is_refused(tmp_path, monkeypatch, kind):
     """And not changed: a column is of one kind."""
     pytest.importorskip("pyarrow")
@@ -305,6 +316,33 @@ def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):
     images = write(tmp_path / "images", "c.tar", [("0.jpg", JPEG), ("0.cls", b"cat")])
     told = refused("export", images, tmp_path / "in/a.tar", tmp_path / "b", "--to", "imagefolder", code=2)
     assert "the list images/c.txt would be among the images" in told
+
+
+def test_what_lies_elsewhere_is_never_removed(tmp_path):
+    """Whatever the note of the files to remove says, and whatever became of the receipts."""
+    jpg, outside, out = b"a picture", tmp_path / "outside", tmp_path / "out"
+    first = write(tmp_path / "in", "a.tar", [("x.jpg", jpg), ("x.cls", b"0")])
+    other = write(tmp_path / "in", "b.tar", [("y.jpg", jpg), ("y.cls", b"0")])
+    run("export", first, out, "--to", "imagefolder")
+    (out / ".wds-pipes/done/a.txt.json").write_text("{")
+    outside.mkdir()
+    (outside / "v.jpg").write_bytes(jpg)
+    (out / "images/link").symlink_to(outside)
+    (out / "images/folder.jpg").mkdir()
+    plan = out / ".wds-pipes/plan.json"
+    listed = [
+        "images/link/v.jpg",
+        "./.wds-pipes/plan.json",
+        "../outside/v.jpg",
+        str(outside / "v.jpg"),
+        "images/folder.jpg",
+    ]
+    (out / ".wds-pipes/listed").write_text("\n".join(listed))
+    run("export", other, out, "--to", "imagefolder", "--overwrite")
+    assert (outside / "v.jpg").exists()
+    assert plan.exists()
+    assert (out / "images/folder.jpg").is_dir()
+    assert not (out / ".wds-pipes/listed").exists()
 
 
 def test_images_of_an_earlier_data_set_are_removed(tmp_path):

@@ -236,6 +236,11 @@ def test_another_run_without_md5_keeps_those_that_index_has_added(source, tmp_pa
     again, *kept = json.loads(index.read_text())["shardlist"]
     assert kept == others
     assert "md5sum" not in again
+    run("index", f"{tmp_path}/*.tar", "-o", index, "--key-split", "last-dot")  # other samples
+    call("reshard", source, tmp_path, "--no-md5")
+    found = json.loads(index.read_text())
+    assert "key_split" not in found
+    assert [entry["nsamples"] for entry in found["shardlist"]] == [entry["nsamples"] for entry in (first, *others)]
 
 
 @pytest.mark.parametrize(
@@ -267,11 +272,7 @@ def test_a_shard_of_another_size_than_the_index_that_is_given_says_is_refused(co
     assert [path for path in out.rglob("*") if path.is_file() and ".wds-pipes" not in path.parts] == []
 
 
-@pytest.mark.parametrize(
-    "command", [["concat", "IN/*.tar", "OUT/all.tar"], ["index", "IN/*.tar", "--offsets-to", "OUT"]], ids=lambda c: c[0]
-)
-def test_sigterm_leaves_nothing_half_written(command, source, tmp_path, monkeypatch):
-    words = [word.replace("IN", str(source)).replace("OUT", str(tmp_path)) for word in command]
+def test_sigterm_during_concat_leaves_nothing_half_written(source, tmp_path, monkeypatch):
     write, sent = PartialFile.write, []
 
     def write_and_end(file, *blocks):
@@ -280,8 +281,8 @@ def test_sigterm_leaves_nothing_half_written(command, source, tmp_path, monkeypa
         return write(file, *blocks)
 
     monkeypatch.setattr(PartialFile, "write", write_and_end)
-    assert run(*words, code=128 + signal.SIGTERM).output == ""
-    assert [path.name for path in tmp_path.iterdir() if path.name.endswith((".tar", ".partial"))] == []
+    assert run("concat", f"{source}/*.tar", tmp_path / "all.tar", code=128 + signal.SIGTERM).output == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_write_the_same_bytes(source, made, tmp_path):

@@ -9,6 +9,8 @@ import itertools
 import os
 import pickle
 import signal
+import subprocess
+import sys
 from collections import OrderedDict, deque, namedtuple
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
@@ -703,6 +705,45 @@ def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_pa
     with pytest.raises(wp.WorkerError, match=r"(?s)DataLoader worker \(pid.*memory ran out.*state_dict\(\) is still"):
         next(iter(loader))
     loader.close()
+
+
+CHILD = """
+import os, sys, time, warnings
+import torch
+import wds_pipes as wp
+
+warnings.filterwarnings("ignore")
+
+
+def make(batch):
+    return torch.zeros(9000)
+
+
+def read(url):
+    pipe = wp.ShardList([url]).open_shards().load_tar().group_by_key().batch_samples(1, collate="list")
+    loader = wp.PipeLoader(pipe.map_samples(make), num_workers=1, multiprocessing_context="fork")
+    count = sum(1 for _ in loader)
+    loader.close()
+    return count
+
+
+if __name__ == "__main__":
+    print(read(sys.argv[1]), flush=True)
+    parent = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        print(read(sys.argv[1]), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_has_workers_after_its_parent_has_ended(tmp_path):
+    [url] = make_shards(tmp_path, shards=1, samples=5)
+    script = tmp_path / "script.py"
+    script.write_text(CHILD)
+    done = subprocess.run([sys.executable, script, url], capture_output=True, text=True, check=True)
+    assert done.stdout == "5\n5\n", done.stderr
 
 
 # Pinned memory

@@ -148,14 +148,18 @@ def test_a_large_member_takes_no_memory(tmp_path):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("content", [b'{"hello": 1}', b"notes\n", b"\x00\x01"])
+@pytest.mark.parametrize("content", [b'{"hello": 1}', b"notes\n", b"\x00\x01", b'{"shardlist": "milk"}'])
 def test_another_file_is_not_replaced(content, tmp_path):
     urls, path = make_shards(tmp_path, shards=2, samples=3), tmp_path / "notes.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"notes\.json is another file than an index: name another one"):
         index_shards(urls, path)
     assert path.read_bytes() == content
-    for replaced in (b"", b" \n", b'{"__kind__": "wids-shard-index-v1", "shardl', b'{"shardlist": ['):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match="is another file than an index"):
+        index_shards(urls, pipe)
+    for replaced in (b"", b" \n", b'{"__kind__": "wids-shard-index-v1", "shardl'):
         path.write_bytes(replaced)
         assert len(index_shards(urls, path)) == 2
         assert len(json.loads(path.read_text())["shardlist"]) == 2

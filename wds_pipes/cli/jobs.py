@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import Damaged, Refused, as_json, check_engine, engine, in_one_line, progress
+from wds_pipes.cli.options import (
+    Damaged,
+    Refused,
+    as_json,
+    check_engine,
+    ended_by_sigterm,
+    engine,
+    in_one_line,
+    progress,
+)
 
 if TYPE_CHECKING:
     from wds_pipes.cli.first_pass import How
@@ -100,7 +109,7 @@ def run_job(
 
     check_engine(running.engine)
     share = running.share
-    with in_one_line():
+    with in_one_line(), ended_by_sigterm():
         if running.engine and not running.dry_run:
             connect()  # before anything is written
         job = make()

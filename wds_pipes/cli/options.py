@@ -242,7 +242,7 @@ def in_one_line() -> Iterator[None]:
     If the reader of the output has closed it, as ``| head`` does, the process ends quietly.
     """
     try:
-        with _ended_by_sigterm(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("always", ShardWarning)
             warnings.showwarning = _show_once()
             yield
@@ -264,8 +264,10 @@ def in_one_line() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send, discard what is being written, as Ctrl-C does."""
+def ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send, discard what is being written, as Ctrl-C does. It waits
+    for threads that read.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -162,9 +162,9 @@ def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
         without = [url for url, entry in entries.items() if entry.facts.md5 is None]
         there = read_index(index, place.storage_options).entries if without else {}
         for url in without:
-            known = there.get(name_in(index, url))
+            known, own = there.get(name_in(index, url)), entries[url].facts
             if known is not None and _is_of(known, url, place.storage_options):
-                entries[url] = known
+                entries[url] = Entry(own._replace(md5=known.facts.md5), known.version)
         write_index(index, entries, storage_options=place.storage_options)
 
 

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, get_temp_dir
 from types import FrameType
 from typing import Any
 
@@ -222,10 +222,24 @@ def _watch(parent: int) -> None:
     os._exit(1)
 
 
-def _remove_sockets() -> None:
-    """Remove multiprocessing's directory for sockets, which the main process made (see
-    ``Workers``), if that is gone.
+def share_sockets() -> None:
+    """Make multiprocessing's directory for sockets, through which workers send descriptors.
+
+    Workers inherit it, so that it is gone when this process ends: those that are killed would leave
+    their own. A forked child makes its own: that of its parent is gone when the parent ends.
     """
+    global _maker  # noqa: PLW0603
+    if _maker not in (None, os.getpid()):
+        multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+    _maker = os.getpid()
+    get_temp_dir()
+
+
+_maker: int | None = None  # the process that has called share_sockets()
+
+
+def _remove_sockets() -> None:
+    """Remove the directory of ``share_sockets`` if the main process is gone."""
     main, sockets = multiprocessing.parent_process(), multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
     if sockets is not None and main is not None and not main.is_alive():
         shutil.rmtree(sockets, ignore_errors=True)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.util import get_temp_dir
 from typing import Any
 
 import torch
@@ -19,7 +18,14 @@ from wds_pipes.errors import WorkerError
 from wds_pipes.loader.commands import Commands
 from wds_pipes.loader.hand_off import Inbox
 from wds_pipes.loader.interrupts import uninterrupted
-from wds_pipes.loader.parent import check_guarded, end_workers, kill_workers, make_terminate_kill, why_ended
+from wds_pipes.loader.parent import (
+    check_guarded,
+    end_workers,
+    kill_workers,
+    make_terminate_kill,
+    share_sockets,
+    why_ended,
+)
 from wds_pipes.loader.protocol import Begin, Result
 from wds_pipes.loader.worker import LaneHost, start_worker
 
@@ -102,9 +108,7 @@ class Workers:
     def _start(self) -> Iterator[Result]:
         before = multiprocessing.active_children()
         if self.count:
-            # Workers send descriptors through sockets in this directory. They inherit it, and so
-            # it is gone when this process ends. Those that are killed would leave their own.
-            get_temp_dir()
+            share_sockets()
         try:
             results = iter(self._loader)
         except BaseException as error:
@@ -182,7 +186,7 @@ def worker_error(error: Exception, results: object) -> Exception:
         results: the results of the workers, if these were started.
     """
     workers = getattr(results, "_workers", ())
-    if isinstance(error, (OSError, EOFError)) and wait([worker.sentinel for worker in workers], _PATIENCE):
+    if isinstance(error, (ConnectionError, EOFError)) and wait([worker.sentinel for worker in workers], _PATIENCE):
         ids = ", ".join(str(worker.pid) for worker in workers if worker.exitcode is not None)
         text = f"DataLoader worker (pid {ids}) ended while it sent a batch"
     elif isinstance(error, RuntimeError) and "DataLoader" in str(error):

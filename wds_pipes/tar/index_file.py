@@ -76,12 +76,17 @@ def check_is_index(path: str) -> None:
     Raises:
         ValueError: it is another file.
     """
-    try:
+    if not os.path.lexists(path):
+        return
+    content = b"a directory, a pipe or a device"
+    if os.path.isfile(path):
         with open(path, "rb") as file:
             content = file.read(MAX_INDEX_BYTES)
-    except FileNotFoundError:
-        return
-    if content.strip() and b'"shardlist"' not in content and _KIND not in content:
+    try:
+        known = _KIND in content or isinstance(json.loads(content)["shardlist"], list)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        known = False
+    if content.strip() and not known:
         raise ValueError(f"{path} is another file than an index: name another one to write, or remove it first")
 
 

@@ -6,7 +6,7 @@ Rules of the columns of Parquet and TFRecord:
    again: ``7``, but not ``007`` or a 7 with the end of a line. Else it is a column of text, or of
    bytes if it is no text.
 3. The first samples of a shard that have the field decide. A later one that does not fit is an
-   error.
+   error. Shards may differ: then there is a warning.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -29,7 +30,7 @@ from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.io.outputs import OutputFile, open_output, read_small
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
@@ -107,10 +108,29 @@ def plan(
         tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
     work = partial(write, Export(kind, fields, label, key_split, storage_options))
-    finish = None
+    finish: Callable[[Place, list[Facts]], None] = partial(_warn_of_columns, [task.name for task in tasks])
     if kind == "imagefolder":
         finish = partial(_check_lists, [task.name for task in tasks])
     return Job("export", place, work, tasks, options, finish, lists=kind == "imagefolder")
+
+
+def _warn_of_columns(names: Sequence[str], place: Place, facts: Sequence[Facts]) -> None:
+    """Warn of fields that are of one type in a file and of another one in another file: what reads
+    all files as one table may change or refuse them.
+    """
+    first: dict[str, tuple[str, str]] = {}
+    told: set[str] = set()
+    for name, fact in zip(names, facts, strict=True):
+        for field, kind in fact.get("columns", {}).items():
+            before, other = first.setdefault(field, (kind, name))
+            if kind != before and field not in told:
+                told.add(field)
+                warnings.warn(
+                    f"field {field!r} is a column of {before} in {other}, and of {kind} in {name}, since not all of "
+                    "its values are plain integers: read these files one by one, or leave it out with --fields",
+                    ShardWarning,
+                    stacklevel=2,
+                )
 
 
 def write(export: Export, task: Task, place: Place) -> Facts:
@@ -121,7 +141,7 @@ def write(export: Export, task: Task, place: Place) -> Facts:
     fields = export.fields
     if export.kind == "imagefolder" and fields is not None and export.label not in fields:
         fields = (*fields, export.label)
-    samples = Source([url], export.storage_options or {}, export.key_split, fields).read()
+    samples, kinds = Source([url], export.storage_options or {}, export.key_split, fields).read(), dict[str, str]()
     with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
         count = _Counted(samples)
         if export.kind == "jsonl":
@@ -130,14 +150,14 @@ def write(export: Export, task: Task, place: Place) -> Facts:
             base = url.partition("?")[0].rpartition("/")[2]
             write_lines(({**sample, "__url__": base} for sample in count), cast(BinaryIO, stream), {})
         elif export.kind == "parquet":
-            _write_parquet(count, stream, export.fields)
+            kinds = _write_parquet(count, stream, export.fields)
         elif export.kind == "tfrecord":
-            _write_tfrecord(count, stream)
+            kinds = _write_tfrecord(count, stream)
         else:
             for line in _write_images(count, export.label, classes, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
-    return {"samples": count.number}
+    return {"samples": count.number, **({"columns": kinds} if kinds else {})}
 
 
 class _Counted:
@@ -217,7 +237,8 @@ def _integer(sample: Sample, field: str, data: bytes) -> int:
     return number
 
 
-def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> None:
+def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> dict[str, str]:
+    """Write samples; return what the column of each field is."""
     from wds_pipes.cli.converting.tfrecord import framed, packed
 
     kinds: dict[str, str] = {}
@@ -226,9 +247,11 @@ def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> None:
             kinds[name] = _kind(name, group)
         for sample in group:
             stream.write(framed(packed(_columns(sample, kinds))))
+    return kinds
 
 
-def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> None:
+def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> dict[str, str]:
+    """Write samples; return what the column of each field is."""
     arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     groups = _groups(samples)
@@ -243,6 +266,7 @@ def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[
             rows = [_row(sample, kinds) for sample in group]
             writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
             group = next(groups, [])
+    return kinds
 
 
 def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:

@@ -194,7 +194,10 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
         table, start = csv.reader(lines, delimiter=comma, strict=True), 1  # start: the first line of a row
         try:
             names = next(table, [])
-            check_columns(names, source)
+            # Spreadsheets write columns without names at the end of each line.
+            unnamed = [place for place, name in enumerate(names) if not name][1:]
+            kept = [place for place in range(len(names)) if place not in unnamed]
+            check_columns(list(filter(None, names)), source)
             _check(named, names, source)
             start = table.line_num + 1
             for values in table:
@@ -203,8 +206,13 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
                         f"line {start} of {redact(source)} has {plural(len(values), 'column')}, and the first line "
                         f"has {len(names)}: mend it, with quotes around a value that has a {comma!r}"
                     )
+                if lost := [values[place] for place in unnamed if values and values[place]]:
+                    raise ValueError(
+                        f"line {start} of {redact(source)} has {lost[0]!r:.80} in a column without a name, and there "
+                        "are several of these: name it in the first line"
+                    )
                 if values:
-                    yield dict(zip(names, values, strict=True))
+                    yield {names[place]: values[place] for place in kept}
                 start = table.line_num + 1
         except csv.Error as error:
             more = f", in the row that begins there and goes on to line {table.line_num}" * (table.line_num > start)

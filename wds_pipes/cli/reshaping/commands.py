@@ -15,6 +15,7 @@ from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import (
     check_not_given,
     dest,
+    ended_by_sigterm,
     example,
     in_one_line,
     shard_limits,
@@ -181,7 +182,7 @@ def concat(
     OUTPUT is a path or a URL. Its offsets are written beside it, as OUTPUT.idx and OUTPUT.keys. It
     appears when it is complete. Compressed shards are read too, and - is standard input.
     """
-    with in_one_line():
+    with in_one_line(), ended_by_sigterm():
         from wds_pipes.cli.look.reading import Source
         from wds_pipes.cli.reshaping.plan import with_own_keys
         from wds_pipes.cli.shards import check_outputs, marks

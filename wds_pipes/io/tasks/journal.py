@@ -78,7 +78,7 @@ class Journal:
         sizes = place.sizes([name for _, _, outputs in tasks for name in outputs])
         lists = []
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            for receipt in pool.map(lambda task: _read(place, _receipt(task[0])), tasks):
+            for receipt in pool.map(lambda task: _read_or_none(place, _receipt(task[0])), tasks):
                 written = {} if receipt is None else receipt["outputs"]
                 lists += [name for name, size in written.items() if sizes.get(name) == size]
         found = _listed(place, lists)
@@ -97,7 +97,7 @@ class Journal:
             if job.lists:
                 noted -= _listed(place, outputs)
             found = (name.decode("utf-8", "surrogateescape") for name in noted)
-            names = [name for name in found if is_inside(name)]
+            names = [name for name in found if is_inside(name) and place.has_file(name)]
             with ThreadPoolExecutor(_CONNECTIONS) as pool:
                 list(pool.map(place.remove, names))
             place.remove_empty(names)
@@ -178,6 +178,14 @@ def write_receipt(task: Task, place: Place, facts: Facts) -> None:
 
 def _receipt(name: str) -> str:
     return f"{FOLDER}/done/{name}.json"
+
+
+def _read_or_none(place: Place, name: str) -> dict[str, Any] | None:
+    """Read a receipt; None: there is none, or it is damaged."""
+    try:
+        return _read(place, name)
+    except StateError:
+        return None
 
 
 def _listed(place: Place, lists: Iterable[str]) -> set[bytes]:

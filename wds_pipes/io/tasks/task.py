@@ -87,6 +87,17 @@ class Place:
         """Remove a directory in it with all that is there, if it exists."""
         remove(self.at(name), self.storage_options, folder=True)
 
+    def has_file(self, name: str) -> bool:
+        """Whether it may have a file of this name: on a disk one that is no directory, and in no
+        directory that is a link to another place.
+        """
+        root = local_path(self.url)
+        if root is None:
+            return True
+        path, root = os.path.join(root, name), os.path.realpath(root)
+        inside = os.path.realpath(os.path.dirname(path)) == os.path.join(root, os.path.dirname(name)).rstrip("/")
+        return inside and not os.path.isdir(path)
+
     def remove_empty(self, names: Iterable[str]) -> None:
         """Remove the directories of files if they are empty now; stores have none."""
         if local_path(self.url) is not None:
@@ -240,7 +251,7 @@ class Report:
 
 def is_inside(name: str) -> bool:
     """Whether a name is that of a file in the directory of a job, besides its journal."""
-    return bool(name) and not name.startswith(("/", ".wds-pipes")) and ".." not in name.split("/")
+    return bool(name) and not name.startswith(("/", ".wds-pipes")) and not {".", ".."}.intersection(name.split("/"))
 
 
 def fingerprint(*values: Any) -> str:
