@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -13,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from multiprocessing.util import Finalize, get_temp_dir
 from types import FrameType
 from typing import Any
 
@@ -203,11 +201,12 @@ def end_with_parent() -> None:
         and not any(thread.name == _NAME for thread in threading.enumerate())
     ):
         threading.Thread(target=_watch, args=(parent.pid,), name=_NAME, daemon=True).start()
-        Finalize(None, _remove_sockets, exitpriority=0)  # it may end before the thread
 
 
 def _watch(parent: int) -> None:
-    """Wait until a process is gone, then exit at once: the kernel frees what is open."""
+    """Wait until a process is gone, then exit at once, without cleaning up: the kernel frees what
+    is open.
+    """
     try:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:
@@ -218,31 +217,7 @@ def _watch(parent: int) -> None:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         poll.poll()  # a zombie counts as gone
-    _remove_sockets()
     os._exit(1)
-
-
-def share_sockets() -> None:
-    """Make multiprocessing's directory for sockets, through which workers send descriptors.
-
-    Workers inherit it, so that it is gone when this process ends: those that are killed would leave
-    their own. A forked child makes its own: that of its parent is gone when the parent ends.
-    """
-    global _maker  # noqa: PLW0603
-    if _maker not in (None, os.getpid()):
-        multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
-    _maker = os.getpid()
-    get_temp_dir()
-
-
-_maker: int | None = None  # the process that has called share_sockets()
-
-
-def _remove_sockets() -> None:
-    """Remove the directory of ``share_sockets`` if the main process is gone."""
-    main, sockets = multiprocessing.parent_process(), multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
-    if sockets is not None and main is not None and not main.is_alive():
-        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _poll() -> None:

@@ -18,14 +18,7 @@ from wds_pipes.errors import WorkerError
 from wds_pipes.loader.commands import Commands
 from wds_pipes.loader.hand_off import Inbox
 from wds_pipes.loader.interrupts import uninterrupted
-from wds_pipes.loader.parent import (
-    check_guarded,
-    end_workers,
-    kill_workers,
-    make_terminate_kill,
-    share_sockets,
-    why_ended,
-)
+from wds_pipes.loader.parent import check_guarded, end_workers, kill_workers, make_terminate_kill, why_ended
 from wds_pipes.loader.protocol import Begin, Result
 from wds_pipes.loader.worker import LaneHost, start_worker
 
@@ -107,8 +100,6 @@ class Workers:
 
     def _start(self) -> Iterator[Result]:
         before = multiprocessing.active_children()
-        if self.count:
-            share_sockets()
         try:
             results = iter(self._loader)
         except BaseException as error:
