@@ -177,8 +177,14 @@ def worker_error(error: Exception, results: object) -> Exception:
         results: the results of the workers, if these were started.
     """
     workers = getattr(results, "_workers", ())
-    if isinstance(error, (ConnectionError, EOFError)) and wait([worker.sentinel for worker in workers], _PATIENCE):
-        ids = ", ".join(str(worker.pid) for worker in workers if worker.exitcode is not None)
+    ended = []
+    if isinstance(error, (ConnectionError, EOFError)):
+        sentinels = wait([worker.sentinel for worker in workers], _PATIENCE)
+        ended = [worker for worker in workers if worker.sentinel in sentinels]
+    if ended:
+        for worker in ended:  # the system closes what it held before it gives the exit code
+            worker.join(_PATIENCE)
+        ids = ", ".join(str(worker.pid) for worker in ended)
         text = f"DataLoader worker (pid {ids}) ended while it sent a batch"
     elif isinstance(error, RuntimeError) and "DataLoader" in str(error):
         text = str(error).strip().removesuffix(".")
