@@ -33,7 +33,7 @@ COMMANDS = {
     "join": lambda data, place: [*["join", f"{data}/shards", place, "--with", f"{data}/indexed", "--prefer", "last"]],
     "repair": lambda data, place: ["repair", f"{data}/shards", place],
     "reshard": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB"],
-    "reshard-no-md5": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB", "--no-md5"],
+    "reshard-md5": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB", "--md5"],
     "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
     "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
     "gather": lambda data, place: [

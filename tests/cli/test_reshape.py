@@ -209,22 +209,27 @@ def test_two_passes_write_the_same_bytes(name, source, made, tmp_path):
 
 
 @pytest.mark.parametrize("more", [(), ("--passes", 2)])
-def test_without_md5(source, made, tmp_path, more):
-    """Only ``index.json`` differs, and ``index`` makes it the same."""
-    whole, given = outputs(made / "shuffle"), ("--no-md5", *more)
-    call("shuffle", source, tmp_path, *given, "--tasks", 2, "--task", 1)
-    assert "no-md5 was True, and is now not given" in call("shuffle", source, tmp_path, *more, code=2).stderr
-    call("shuffle", source, tmp_path, *given)
-    index = json.loads((tmp_path / "index.json").read_text())
+def test_md5s(source, made, tmp_path, more):
+    """With ``--md5`` only ``index.json`` differs; ``index`` adds the same MD5s."""
+    plain = shutil.copytree(made / "shuffle", tmp_path / "plain")
+    index = json.loads((plain / "index.json").read_text())
     assert [sorted(entry) for entry in index["shardlist"]] == [["filesize", "nsamples", "url"]] * 6
-    assert {**outputs(tmp_path), "index.json": b""} == {**whole, "index.json": b""}
-    assert "nothing is wrong" in run("verify", tmp_path / "index.json", "--ignore", "some-fields").stdout
-    run("index", f"{tmp_path}/*.tar", "-o", tmp_path / "index.json")
-    assert outputs(tmp_path) == whole
+    assert "nothing is wrong" in run("verify", plain / "index.json", "--ignore", "some-fields").stdout
+    place, given = tmp_path / "md5", ("--md5", *more)
+    call("shuffle", source, place, *given, "--tasks", 2, "--task", 1)
+    assert "md5 was True, and is now not given" in call("shuffle", source, place, *more, code=2).stderr
+    call("shuffle", source, place, *given)
+    assert {**outputs(place), "index.json": b""} == {**outputs(plain), "index.json": b""}
+    run("index", f"{plain}/*.tar", "-o", plain / "index.json")
+    added, own = (json.loads((path / "index.json").read_text())["shardlist"] for path in (plain, place))
+    for entry in added:
+        entry.pop("version", None)  # of a file that was not just written
+    assert added == own
+    assert all(len(entry["md5sum"]) == 32 for entry in own)
 
 
 def test_another_run_without_md5_keeps_those_that_index_has_added(source, tmp_path):
-    call("reshard", source, tmp_path, "--no-md5")
+    call("reshard", source, tmp_path)
     for number, shard in enumerate(tmp_path.glob("*.tar")):
         os.utime(shard, (1e9, 1e9 + number))  # long ago: a file that was just written may be written again
     index = tmp_path / "index.json"
@@ -232,12 +237,12 @@ def test_another_run_without_md5_keeps_those_that_index_has_added(source, tmp_pa
     first, *others = json.loads(index.read_text())["shardlist"]
     assert all(len(entry["md5sum"]) == 32 for entry in (first, *others))
     index.write_text(index.read_text().replace(first["version"], "17"))  # that of another content
-    call("reshard", source, tmp_path, "--no-md5")
+    call("reshard", source, tmp_path)
     again, *kept = json.loads(index.read_text())["shardlist"]
     assert kept == others
     assert "md5sum" not in again
     run("index", f"{tmp_path}/*.tar", "-o", index, "--key-split", "last-dot")  # other samples
-    call("reshard", source, tmp_path, "--no-md5")
+    call("reshard", source, tmp_path)
     found = json.loads(index.read_text())
     assert "key_split" not in found
     assert [entry["nsamples"] for entry in found["shardlist"]] == [entry["nsamples"] for entry in (first, *others)]
@@ -361,10 +366,10 @@ def test_from_a_store_to_a_store(source, made, s3):
         found = {path.removeprefix(bucket): fs.cat_file(path) for path in fs.find(bucket) if ".wds-pipes" not in path}
         assert found == outputs(made / name)
         assert not fs.find(f"{bucket}.wds-pipes/gathered")
-    call("reshard", f"{s3.url}/reshape/source", f"{s3.url}/reshape/plain", *options, "--no-md5")
+    call("reshard", f"{s3.url}/reshape/source", f"{s3.url}/reshape/md5", *options, "--md5")
     fs.invalidate_cache()
     shards = {path.name: path.read_bytes() for path in (made / "reshard").glob("*.tar")}
-    bucket = f"{s3.url.removeprefix('s3://')}/reshape/plain"
+    bucket = f"{s3.url.removeprefix('s3://')}/reshape/md5"
     assert {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.glob(f"{bucket}/*.tar")} == shards
 
 

@@ -589,6 +589,37 @@ def test_what_is_open_stays(tmp_path):
     assert first in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()}
 
 
+def test_a_download_that_ends_while_the_files_are_counted(tmp_path, monkeypatch):
+    """It counts in full: the next shard does not exceed the limit."""
+    cache = ShardCache(tmp_path / "cache", max_bytes=300_000)
+    first, second = noise(250_000), noise(150_000)
+    gate = Gate(first, 100_000)
+    stream = cache.open("s3://bucket/0.tar", gate)
+    wait_for(lambda: part_size(cache) == 100_000)
+    listed = os.scandir
+
+    @contextlib.contextmanager
+    def until_it_ends(path):
+        with listed(path) as items:
+            yield items
+        gate.open.set()
+        wait_for(lambda: [entry.state for entry in entries()] == ["complete"])
+
+    def entries():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", listed)
+            return CacheDirectory(cache.directory).entries()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", until_it_ends)
+        CacheDirectory(cache.directory).trim(1)
+    with stream:
+        assert stream.read() == first
+    with cache.open("s3://bucket/1.tar", opened(second)) as stream:
+        assert stream.read() == second
+    check(cache, {"0.tar": first, "1.tar": second})
+
+
 FORKS = """
     import os, sys, time
     from remote_store import Store

@@ -61,11 +61,10 @@ def _reshaping(command: Callable[..., None]) -> Callable[..., None]:
     )
     memory = size_option("--memory", "256MB", "What each process may need besides the program itself, such as 64MB.")
     md5 = click.option(
-        "--md5/--no-md5",
-        default=True,
-        show_default=True,
-        help="Compute the MD5 of each shard, which index.json has: it takes most of the time for large samples on a "
-        "fast disk. wds-pipes index adds MD5s later.",
+        "--md5",
+        is_flag=True,
+        help="Compute the MD5 of each shard, for index.json: it takes most of the time for large samples on a fast "
+        "disk. wds-pipes index adds MD5s later.",
     )
     return shard_limits(number(memory(md5(storage_options(job_options(wrapped))))))
 
@@ -110,7 +109,7 @@ def _run(
 
         place = Place(dest, common.storage_options or None)
         division = Division(common.max_samples, common.max_bytes, common.number)
-        decided = {**options, **({} if common.md5 else {"no-md5": True})}
+        decided = {**options, **({"md5": True} if common.md5 else {})}
         if not running.overwrite:
             check_plan(place, name, {**decided, **division.options})
         with beside_outputs(place, running.dry_run) as hidden:

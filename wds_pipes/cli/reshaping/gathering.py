@@ -129,7 +129,7 @@ def _in_two_passes(job: Job, inputs: Inputs, order: Order, *, memory: int, how: 
     def prepare() -> None:
         first_pass(gather, how)
 
-    work = partial(_write, inputs.urls, memory, "no-md5" not in job.options)
+    work = partial(_write, inputs.urls, memory, "md5" in job.options)
     return replace(job, work=work, tasks=second, prepare=prepare)
 
 

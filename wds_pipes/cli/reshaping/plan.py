@@ -141,7 +141,7 @@ def plan(
         given: what names the shards of the samples.
         division: how samples are divided into shards.
         memory: how many bytes each process may hold of them.
-        options: what decides about the orders; ``"shares"``: those of the splits; ``"no-md5"``:
+        options: what decides about the orders; ``"shares"``: those of the splits; ``"md5"``:
             whether the MD5s of the shards are computed.
 
     Raises:
@@ -192,7 +192,7 @@ def _part(order: Order, start: int, stop: int) -> Part:
 
 def write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, place: Place) -> Facts:
     """Write a shard, of a split if the options have shares."""
-    shares, md5 = options.get("shares"), "no-md5" not in options
+    shares, md5 = options.get("shares"), "md5" in options
     with contextlib.closing(Reader(inputs, memory)) as reader:
         samples = with_own_keys(reader.read(task.arguments.blocks()))
         if shares is not None:

@@ -282,7 +282,9 @@ class CacheDirectory:
             The number of shards removed, and their bytes.
         """
         found = self._scan()
-        sizes = {stem: _bytes(files) + self._expected(Entry(stem), files) for stem, files in found.items()}
+        sizes = {
+            stem: _bytes(files) if "shard" in files else self._at_most(Entry(stem)) for stem, files in found.items()
+        }
         total = sum(sizes.values())
         used = total
         count = 0
@@ -299,14 +301,22 @@ class CacheDirectory:
         self._set(counter, used)
         return count, total - used
 
-    def _expected(self, entry: Entry, files: dict[str, os.stat_result]) -> int:
-        """How many bytes a running download of it will still write, at most."""
-        if "part" not in files or not self._busy(entry):
-            return 0
+    def _at_most(self, entry: Entry) -> int:
+        """The bytes of a shard that is not complete, with those that its download will still write.
+
+        The download may end at any time: so the files are read after its lock, and in the order in
+        which a .part becomes a .shard. A download that begins now must wait before it reserves.
+        """
+        busy = self._busy(entry)
+        files = {}
+        for kind, path in (("part", entry.part), ("shard", entry.whole), ("json", entry.known)):
+            with contextlib.suppress(FileNotFoundError):
+                files[kind] = os.lstat(path)
+        if not busy or "part" not in files:
+            return _bytes(files)
         facts, have = entry.read(), files["part"].st_size
-        return (
-            2 * STEP - have % STEP if facts is None or facts.size is None else max(0, facts.size - have) + FACTS_BYTES
-        )
+        size = facts.size if facts is not None else None
+        return _bytes(files) + (2 * STEP - have % STEP if size is None else max(0, size - have) + FACTS_BYTES)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[LockedFile]:
