@@ -1055,6 +1055,21 @@ def test_the_transparency_of_a_palette_is_written_or_refused(extension, key):
             encode(extension, image)
 
 
+@pytest.mark.parametrize("extension", ["png", "jpg", "webp", "gif", "bmp", "tif", "ppm"])
+@pytest.mark.parametrize(("mode", "key"), [("RGB", (1, 2, 3)), ("L", 7)])
+def test_a_colour_that_is_transparent_is_written_or_refused(extension, mode, key):
+    image = Image.new(mode, (4, 4), key)
+    image.putpixel((0, 0), 200 if mode == "L" else (200, 200, 200))
+    image.info["transparency"] = key
+    if extension in ("png", "gif"):
+        assert same(
+            decode(extension, encode(extension, image), "rgba8")[..., 3], np.array(image.convert("RGBA"))[..., 3]
+        )
+    else:
+        with pytest.raises(ValueError, match="holds no transparency"):
+            encode(extension, image)
+
+
 @pytest.mark.parametrize("extension", ["png", "ppm"])
 @pytest.mark.parametrize("value", [-1, 1 << 16])
 def test_numbers_that_16_bits_do_not_hold_are_not_cut(extension, value):

@@ -301,7 +301,12 @@ def _check_mode(image: Any, name: str) -> None:
     if mode == "I" and name in ("PNG", "PPM") and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
         raise ValueError(f"{name} has 16 bits a pixel and would cut the numbers of the image: convert it")
     palette = mode == "P" and image.has_transparency_data
-    if (mode[-1] in "Aa" and name not in _ALPHA) or (palette and name not in (*_CLEAR_PALETTES, "GIF")):
+    keyed = mode in ("1", "L", "I", "I;16", "RGB") and "transparency" in image.info  # one colour is transparent
+    if (
+        (mode[-1] in "Aa" and name not in _ALPHA)
+        or (palette and name not in (*_CLEAR_PALETTES, "GIF"))
+        or (keyed and name not in ("PNG", "GIF"))
+    ):
         raise ValueError(f"{name} holds no transparency, and would drop that of the image: convert it, or write png")
     if palette and name == "GIF" and not isinstance(image.info.get("transparency"), int):
         raise ValueError("GIF holds one transparent colour, and the image has a palette of several: write png")
