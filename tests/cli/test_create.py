@@ -346,6 +346,8 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id\nx\n", ["--value", "JPG=id"], ["row 1: "]),
         ("t.jsonl", "{}\n[]\n", [], ["line 2 of", "is no JSON object: it is no object"]),
         ("t.jsonl", "{}\n{\n", [], ["line 2 of", "is no JSON object"]),
+        ("t.jsonl", '{}\n{"a": 1, "a": 2}\n', [], ["line 2 of", "the name 'a' comes twice in it"]),
+        ("t.jsonl", '{"a": {"b": 1, "b": 2}}\n', [], ["line 1 of", "the name 'b' comes twice in it"]),
         ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text", "iconv -f WINDOWS-1252 -t UTF-8"]),
         ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
         ("t.tsv", b"\xfe\xff" + "id\tv\n".encode("utf-16-be"), [], ["iconv -f UTF-16 -t UTF-8"]),

@@ -180,7 +180,7 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
             for number, line in enumerate(text, 1):
                 if line.strip():
                     try:
-                        row = json.loads(line)
+                        row = json.loads(line, object_pairs_hook=_object)
                         if not isinstance(row, dict):
                             raise ValueError("it is no object")
                     except ValueError as error:
@@ -217,6 +217,15 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
         except csv.Error as error:
             more = f", in the row that begins there and goes on to line {table.line_num}" * (table.line_num > start)
             raise ValueError(f"line {start} of {redact(source)} is no {kind.upper()}: {error}{more}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; ValueError if two of its values have one name: one would be lost."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} comes twice in it")
+    return found
 
 
 def _separated(text: Iterable[str], kind: str) -> tuple[Iterator[str], str]:
