@@ -65,6 +65,13 @@ def test_clear(cache, tmp_path):
     assert own.read_text() == "mine"
 
 
+def test_nothing_is_written_into_a_directory_that_is_no_cache(tmp_path):
+    (tmp_path / "mine.jpg").write_bytes(b"1")
+    for command in (["clear"], ["prune", "--size", "1MB"], ["ls"]):
+        assert "0 shards" in run(*command, "--directory", tmp_path).output
+    assert os.listdir(tmp_path) == ["mine.jpg"]
+
+
 def test_what_cannot_be_done(tmp_path, monkeypatch):
     """A sentence; a cache that is not there is empty."""
     monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)

@@ -373,9 +373,13 @@ def test_shards_have_so_many_rows(parquet, tmp_path, count):
     for number, fields in enumerate(found.values()):
         assert fields["image.jpg"] == JPEG + bytes([number])
         assert fields.get("mask.pgm") == (b"P5 odd" if number % 2 else None)
-        assert json.loads(fields["json"]) == {
+        row = json.loads(fields["json"])
+        if number == 3:  # NaN, which equals nothing; create writes it so, too
+            assert math.isnan(row["score"])
+            row["score"] = 1.5
+        assert row == {
             "label": number,
-            "score": None if number == 3 else number / 2,
+            "score": number / 2,
             "words": ["a", None],
             "name": f"n{number}",
         } | ({} if number % 2 else {"mask": None})

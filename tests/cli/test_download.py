@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import re
+import shutil
 import time
 
 import pytest
@@ -138,6 +140,17 @@ def copy_of(shards, folder):
     for name, content in outputs(shards / "train").items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def test_md5s_that_are_added_to_an_index_are_no_change(shards, tmp_path):
+    index = tmp_path / "in/index.json"
+    shutil.copytree(shards / "train", tmp_path / "in")
+    whole = index.read_text()
+    index.write_text(re.sub(r'"md5sum": ".*",', "", whole))
+    run(index, tmp_path / "out")
+    index.write_text(whole)
+    written = run(index, tmp_path / "out").stdout
+    assert "0 written, " in written
 
 
 def test_damaged_shards_are_found_by_their_index(shards, tmp_path):

@@ -306,6 +306,14 @@ def test_a_rename_of_no_field_is_an_error(shard):
     assert json.loads(done("cat", shard, "--rename", "jpeg;cls=label", "--jsonl").stdout.splitlines()[1])["label"] == 1
 
 
+def test_json_that_utf_8_does_not_hold_is_base64(tmp_path):
+    """It may have half of a pair of surrogates."""
+    data = b'{"a":"\\ud800"}'
+    path = put(tmp_path / "a.tar", tar([("a.json", data), ("b.json", b"1")]))
+    first, second = map(json.loads, done("cat", path, "--jsonl").stdout.splitlines())
+    assert (base64.b64decode(first["json"]["base64"]), second["json"]) == (data, 1)
+
+
 def test_cat_takes_fields_that_begin_with_underscores(tmp_path):
     path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2")]))
     assert by_tarfile(done("cat", path).stdout_bytes) == [("a.__mask.png", b"2"), ("a.jpg", b"1")]

@@ -248,6 +248,23 @@ def test_another_run_without_md5_keeps_those_that_index_has_added(source, tmp_pa
     assert [entry["nsamples"] for entry in found["shardlist"]] == [entry["nsamples"] for entry in (first, *others)]
 
 
+def test_another_run_keeps_md5s_that_were_added_at_once(source, tmp_path):
+    """A shard that was just written has no version in an index."""
+    call("reshard", source, tmp_path / "made")
+    index = tmp_path / "made/index.json"
+    run("index", f"{tmp_path}/made/*.tar", "-o", index)
+    added = [entry["md5sum"] for entry in json.loads(index.read_text())["shardlist"]]
+    call("reshard", source, tmp_path / "made")
+    assert [entry["md5sum"] for entry in json.loads(index.read_text())["shardlist"]] == added
+    shard = next(iter(sorted(tmp_path.glob("made/*.tar"))))
+    later = os.stat(index).st_mtime + 5  # written again after the index
+    os.utime(shard, (later, later))
+    call("reshard", source, tmp_path / "made")
+    first, *others = json.loads(index.read_text())["shardlist"]
+    assert "md5sum" not in first
+    assert [entry["md5sum"] for entry in others] == added[1:]
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -103,6 +103,8 @@ def create(
              a row is a sample, as its field json, or what --file and --value say; with
              --value cls=COLUMN, names of classes become numbers, and classes.json lists them
 
+    Files and directories whose names begin with a dot are left out.
+
     --encode is for the fields that are named by the extension of an image alone: jpg and png, but
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
     sizes are as in decode_by_ext. --max-bytes counts the files as they were.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import plural
@@ -161,17 +162,33 @@ def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
     for index, entries in indexes.items():
         without = [url for url, entry in entries.items() if entry.facts.md5 is None]
         there = read_index(index, place.storage_options).entries if without else {}
-        for url in without:
-            known, own = there.get(name_in(index, url)), entries[url].facts
-            if known is not None and _is_of(known, url, place.storage_options):
-                entries[url] = Entry(own._replace(md5=known.facts.md5), known.version)
+        known = {url: there.get(name_in(index, url)) or there.get(url) for url in without}
+        added = {url: entry for url, entry in known.items() if entry is not None and entry.facts.md5 is not None}
+        written = version_of(index, place.storage_options).mark if added and local_path(index) is not None else None
+        is_of = partial(_is_of, written=written, storage_options=place.storage_options)
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            for (url, entry), valid in zip(added.items(), pool.map(is_of, added, added.values()), strict=True):
+                if valid:
+                    own = entries[url].facts
+                    entries[url] = Entry(own._replace(md5=entry.facts.md5), entry.version)
         write_index(index, entries, storage_options=place.storage_options)
 
 
-def _is_of(entry: Entry, url: str, storage_options: dict[str, Any] | None) -> bool:
-    """Whether an entry of an index is of the present content of a shard."""
+def _is_of(url: str, entry: Entry, *, written: str | None, storage_options: dict[str, Any] | None) -> bool:
+    """Whether an entry of an index is of the present content of a shard.
+
+    Args:
+        url: the shard.
+        entry: of a shard that had just been written, it has no version.
+        written: the version of the index, which then decides, if it is a file on this machine.
+        storage_options: how to reach the shard.
+    """
     size, mark, sure = version_of(url, storage_options)
-    return sure and (entry.facts.size, entry.version) == (size, mark)
+    if size != entry.facts.size or mark is None:
+        return False
+    if entry.version is None and written is not None:
+        return int(mark) <= int(written)
+    return sure and mark == entry.version
 
 
 def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_bytes: int) -> Iterator[int]:

@@ -305,9 +305,9 @@ def _check_mode(image: Any, name: str) -> None:
     if (
         (mode[-1] in "Aa" and name not in _ALPHA)
         or (palette and name not in (*_CLEAR_PALETTES, "GIF"))
-        or (keyed and name not in ("PNG", "GIF"))
+        or (keyed and name not in ("PNG", "GIF") and (name, mode) not in (("WEBP", "1"), ("WEBP", "L")))
     ):
-        raise ValueError(f"{name} holds no transparency, and would drop that of the image: convert it, or write png")
+        raise ValueError(f"{name} would drop the transparency of the image: convert it, or write png")
     if palette and name == "GIF" and not isinstance(image.info.get("transparency"), int):
         raise ValueError("GIF holds one transparent colour, and the image has a palette of several: write png")
     if mode == "RGB" and name == "GIF" and image.getcolors(256) is None:

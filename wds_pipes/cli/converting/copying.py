@@ -87,7 +87,7 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
         folder = name[: len(name) - len(os.path.basename(name))]
         also = tuple((url, folder + os.path.basename(url)) for url in found)
         outputs = (name, *(other for _, other in also))
-        mark = fingerprint(file.size, file.identity, of.md5, outputs)
+        mark = fingerprint(file.size, file.identity or of.md5, outputs)
         tasks.append(Task(name, outputs, Copy(file, of, also), mark, file.size))
     folders = {folder_of(url): name[: len(name) - len(os.path.basename(name))] for url, name in zip(shards, names)}
     for folder, into in folders.items():

@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -271,9 +270,7 @@ def _plain(value: Any) -> Any:
         return data.decode("utf-8") if is_text(data) else {"base64": base64.b64encode(data).decode()}
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, int)):
+    if value is None or isinstance(value, (str, int, float)):  # json writes and reads NaN and Infinity
         return value
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}

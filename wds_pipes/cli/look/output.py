@@ -114,7 +114,7 @@ def _value(data: bytes, decode: Any) -> Any:
     if decode is not None:
         try:
             value = decode(data)
-            json.dumps(value, allow_nan=False).encode()
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         except Exception:  # whatever a decoder raises, and what is not JSON
             pass
         else:

@@ -219,8 +219,8 @@ class CacheDirectory:
         Returns:
             The number of shards removed, and their bytes.
         """
-        if not os.path.isdir(self.path):
-            return 0, 0
+        if not os.path.exists(self._usage) and not self._scan():
+            return 0, 0  # it is no cache: write nothing into it
         count = gone = 0
         with self._counting() as counter:
             for stem, files in self._scan().items():
