@@ -6,12 +6,14 @@ import dataclasses
 import errno
 import gc
 import itertools
+import multiprocessing.connection
 import os
 import pickle
 import signal
 import subprocess
 import sys
 from collections import OrderedDict, deque, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -205,6 +207,17 @@ class BrokenOff:
 def broken_off(batch):
     hand_off.DupFd = BrokenOff
     return torch.zeros(LARGE)
+
+
+def cut_off(batch):
+    """Of the next message, only the first bytes are sent."""
+
+    def send(connection, buffer):
+        os.write(connection.fileno(), buffer[:3])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    multiprocessing.connection.Connection._send = send
+    return batch
 
 
 def sizes(batch):
@@ -699,6 +712,17 @@ def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_pa
     loader = wp.PipeLoader(numbered(tmp_path).map_samples(broken_off), num_workers=1)
     with pytest.raises(wp.WorkerError, match=r"(?s)DataLoader worker \(pid.*memory ran out.*state_dict\(\) is still"):
         next(iter(loader))
+    loader.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of Windows have whole messages")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_a_worker_error(tmp_path, workers):
+    """Not a hang. In a thread, the signal of its death interrupts nothing."""
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(cut_off), num_workers=workers)
+    words = r"(?s)DataLoader worker \(pid.*memory ran out.*state_dict\(\) is still"
+    with ThreadPoolExecutor(1) as thread, pytest.raises(wp.WorkerError, match=words):
+        thread.submit(next, iter(loader)).result()
     loader.close()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import os
 import pickle
 import re
+import select
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import wait
@@ -27,6 +30,7 @@ _NOT_PICKLED = (
     "with def, at the top of a module, not as lambda or in a notebook; "
     "or, on Linux, pass multiprocessing_context='fork'."
 )
+_CUT_MILLISECONDS = 1000  # after so long without the rest of a message, see whether a worker died
 _PATIENCE = 5.0  # seconds in which a worker that broke off is seen to be gone
 _KEPT = 4  # how many batches of each worker a caller may keep before batches are copied
 
@@ -112,6 +116,7 @@ class Workers:
                 error.add_note(_NOT_PICKLED)
             raise
         make_terminate_kill(getattr(results, "_workers", ()))
+        end_at_cut_messages(results)
         return results
 
     def end_lane(self, lane: int) -> None:
@@ -154,6 +159,34 @@ class Workers:
     def __del__(self) -> None:
         if getattr(self, "_results", None) is not None:
             self.end(interrupted=True)  # the garbage collector is not to wait for workers
+
+
+def end_at_cut_messages(results: Any) -> None:
+    """Make the results of workers raise EOFError if a worker died in the middle of a message.
+
+    DataLoader looks for dead workers only while nothing arrives. It would wait for the rest of the
+    message for ever: the other workers have the pipe open too.
+    """
+    reader: Any = getattr(getattr(results, "_worker_result_queue", None), "_reader", None)
+    if not hasattr(reader, "_recv") or not hasattr(select, "poll"):
+        return  # there are no workers, or pipes are other ones (Windows)
+    workers, pipe = results._workers, reader.fileno()
+    readable = select.poll()
+    readable.register(pipe, select.POLLIN)
+
+    def receive(size: int) -> io.BytesIO:
+        """Do what ``Connection._recv`` does."""
+        content = io.BytesIO()
+        while left := size - content.tell():
+            while not readable.poll(_CUT_MILLISECONDS):
+                if any(worker.exitcode for worker in workers):
+                    raise EOFError("a worker died in the middle of a message")
+            if not (chunk := os.read(pipe, left)):
+                raise EOFError
+            content.write(chunk)
+        return content
+
+    reader._recv = receive
 
 
 def next_result(results: Any) -> Result:
