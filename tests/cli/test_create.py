@@ -327,7 +327,7 @@ def test_names_with_dots(tmp_path):
             "l.txt",
             "data/a.jpg 1\ndata/x.jpg 1",
             [],
-            ["line 2: ", "x.jpg cannot be found: check the path, or pass --root"],
+            ["line 2: ", "x.jpg is no file that can be found: check the path, write a tab"],
         ),
         ("l.txt", "data/a.jpg 1\ndata/sub/b.jpg", [], ["sample 'data/sub/b' has no label, and others have"]),
         ("t.csv", "id,path\n1,data/a.jpg\n", ["--file", "pth"], ["has no column 'pth'. Did you mean 'path'?"]),
@@ -366,6 +366,12 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     for part in message:
         assert part in told
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_parquet_is_named(tmp_path):
+    pytest.importorskip("pyarrow.parquet")
+    fill(tmp_path, {"t.parquet": ""})
+    assert "t.parquet is no Parquet file: " in refused(tmp_path / "t.parquet", tmp_path / "out")
 
 
 def test_columns_without_names_at_the_end_are_left_out(tmp_path):

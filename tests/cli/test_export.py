@@ -144,6 +144,17 @@ def without_base64(line):
     return sample
 
 
+def test_images_of_another_program_are_not_replaced(shards, tmp_path):
+    mine = tmp_path / "images/dog/003.jpg"
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    told = refused("export", shards, tmp_path, "--to", "imagefolder")
+    assert "such as images/, and no plan of a job: another program wrote them" in told
+    assert mine.read_bytes() == b"mine"
+    run("export", shards, tmp_path, "--to", "imagefolder", "--overwrite")
+    assert mine.read_bytes() == JPEG + bytes([3])
+
+
 def test_images_are_read_back_as_classes(shards, tmp_path):
     """And each list is one of create --from list."""
     run("export", shards, tmp_path / "a", "--to", "imagefolder")

@@ -111,7 +111,7 @@ def plan(
     finish: Callable[[Place, list[Facts]], None] = partial(_warn_of_columns, [task.name for task in tasks])
     if kind == "imagefolder":
         finish = partial(_check_lists, [task.name for task in tasks])
-    return Job("export", place, work, tasks, options, finish, lists=kind == "imagefolder")
+    return Job("export", place, work, tasks, options, finish, lists="images" if kind == "imagefolder" else "")
 
 
 def _warn_of_columns(names: Sequence[str], place: Place, facts: Sequence[Facts]) -> None:

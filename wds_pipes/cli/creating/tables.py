@@ -70,8 +70,9 @@ def of_list(
     for (number, path, label), content in zip(lines, contents, strict=True):
         if content is None:
             problems.add(
-                f"line {number}: {redact(_join(base, path))} cannot be found: check the path, or pass --root DIRECTORY "
-                "if paths are relative to another one than that of the list"
+                f"line {number}: {redact(_join(base, path))} is no file that can be found: check the path, write a tab "
+                "before a label that has blanks, or pass --root DIRECTORY if paths are relative to another one than "
+                "that of the list"
             )
             continue
         key = grouping.add(_name(path, base), content)
@@ -168,7 +169,11 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
     if kind == "parquet":
         pyarrow = library("pyarrow.parquet", "pyarrow", "parquet")
         with _bytes(source, storage_options) as file:
-            table = pyarrow.ParquetFile(io.BytesIO(file.read()))  # its footer is at the end
+            content = file.read()  # its footer is at the end
+        try:
+            table = pyarrow.ParquetFile(io.BytesIO(content))
+        except ValueError as error:  # pyarrow.ArrowInvalid
+            raise ValueError(f"{redact(source)} is no Parquet file: {error}") from error
         check_columns(table.schema_arrow.names, source)
         _check(named, table.schema_arrow.names, source)
         for batch in table.iter_batches():

@@ -136,7 +136,12 @@ def cat(
 )
 @click.argument("sample")
 @urls
-@click.option("-o", "--output", type=click.Path(file_okay=False), help="Write the fields as files into a directory.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False),
+    help="Write the fields as files into a directory, and replace such files.",
+)
 @click.option("--field", help="Write only this field, as it is.")
 @click.option("--key", "is_key", is_flag=True, help="SAMPLE is a key, although it is a number.")
 @key_split

@@ -95,7 +95,9 @@ def filter_(
         raise click.UsageError("--decode is for the function of --keep")
     said = any(chosen[name] for name in ("where", "keys", "exclude", "keep")) or fields or drop_fields
     if not said and chosen["every"] == 1:
-        raise click.UsageError("say what to keep: --where, --keys, --exclude, --keep, --every or --fields")
+        raise click.UsageError(
+            "say what to keep: --where, --keys, --exclude, --keep, --every (more than 1), --fields or --drop-fields"
+        )
 
     def make() -> Job:
         from wds_pipes.cli.rewriting.filtering import plan_filter

@@ -36,12 +36,12 @@ class Journal:
         if known == wanted:
             return
         claimed = [*job.extras, *(name for task in job.tasks for name in task.outputs)]
-        if known is None and not overwrite and (found := job.place.sizes(claimed)):
+        if known is None and not overwrite and (found := self._others(claimed)):
             known = _read(job.place, PLAN)  # another share may have written it meanwhile
             if known is None:
                 raise FileExistsError(
                     f"{shown_place(job.place)} has {plural(len(found), 'file')} of the names that would be written, "
-                    f"such as {min(found)}, and no plan of a job: another program wrote them. {_MEND}"
+                    f"such as {found[0]}, and no plan of a job: another program wrote them. {_MEND}"
                 )
             if known == wanted:
                 return
@@ -60,6 +60,11 @@ class Journal:
             job.place.write(PLAN, _bytes(wanted), overwrite=overwrite)
         except FileExistsError:  # another run has begun meanwhile
             self.start(overwrite=False, dry_run=False)
+
+    def _others(self, claimed: Iterable[str]) -> list[str]:
+        """What has the name of an output, or is where more files would be."""
+        place, folder = self._job.place, self._job.lists
+        return sorted(place.sizes(list(claimed))) + [f"{folder}/"] * (bool(folder) and place.has_any(folder))
 
     def _remove_stale(self, known: Mapping[str, Any]) -> None:
         """Remove the outputs of an earlier plan that have no place in this one."""

@@ -122,6 +122,19 @@ class Place:
                 sizes[f"{folder}/{name}" if folder else name] = size
         return {name: sizes[name] for name in names if name in sizes}
 
+    def has_any(self, folder: str) -> bool:
+        """Whether there is anything in a directory."""
+        path = local_path(self.at(folder))
+        if path is None:
+            from wds_pipes.io.remote.file_systems import file_system
+
+            fs, inside = file_system(self.at(folder), self.storage_options)
+            fs.invalidate_cache(inside)
+        try:
+            return bool(os.listdir(path) if path is not None else fs.ls(inside))
+        except FileNotFoundError:
+            return False
+
     def _listed(self, folder: str) -> Iterator[tuple[str, int]]:
         """The files in a directory of a store, in one request for a thousand of them."""
         from wds_pipes.io.remote.file_systems import file_system
@@ -162,8 +175,9 @@ class Job:
         extras: the files that ``finish`` writes.
         unit: what the sizes of the tasks count, in the progress bar; ``"B"`` for bytes.
         prepare: called before tasks run, if any are left: it makes what all of them need.
-        lists: whether the outputs are lists of more files that the tasks write: in each line the
-            name of one, which may end with a tab. ``overwrite`` removes those of another job too.
+        lists: if the outputs are lists of more files that the tasks write, the directory of these:
+            in each line the name of one, which may end with a tab. ``overwrite`` removes those of
+            another job too. Without it, another program may have nothing in this directory.
     """
 
     command: str
@@ -175,7 +189,7 @@ class Job:
     extras: tuple[str, ...] = ()
     unit: str = "task"
     prepare: Callable[[], None] | None = None
-    lists: bool = False
+    lists: str = ""
 
     def __post_init__(self) -> None:
         outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)
