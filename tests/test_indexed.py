@@ -271,6 +271,23 @@ def test_a_stale_index_is_an_error_and_never_a_wrong_sample(name, tmp_path):
         assert "Make it with: wds-pipes index SHARDS --offsets" in error
 
 
+@pytest.mark.parametrize("count", [3, 7], ids=["fewer", "more"])
+@pytest.mark.parametrize("use", [len, lambda data: data[9], lambda data: list(data[9:])], ids=["len", "number", "slice"])
+def test_a_stale_index_of_a_shard_that_is_skipped(use, count, tmp_path):
+    """Else the numbers of all later shards were those of other samples."""
+    samples = [{"__key__": f"{number:02d}", "txt": f"{number}"} for number in range(15)]
+    with ShardWriter(tmp_path / "%d.tar", max_samples=5, offsets=True) as writer:
+        for sample in samples:
+            writer.write(sample)
+    stale = content(tmp_path / "0.tar.idx")
+    with ShardWriter(tmp_path / "%d.tar", offsets=True, overwrite=True) as writer:
+        for sample in samples[:count]:
+            writer.write({**sample, "more": b"y"})
+    (tmp_path / "0.tar.idx").write_bytes(stale)
+    with pytest.raises(wp.ShardError, match="0.tar.idx of shard .* another than the indexed one"):
+        use(wp.IndexedShards([f"{tmp_path}/{number}.tar" for number in range(3)]))
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
 def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):

@@ -61,8 +61,8 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
-        counts: how many samples each shard has; None: the indexes of offsets say it, and are all
-            looked at now.
+        counts: how many samples each shard has; None: the indexes of offsets say it. These are all
+            looked at now, and local ones compared with the ends of their shards.
         made: the directories of indexes that the caller has just made, by shard: they are there
             instead, and are not compared with the shard. They may be of what a compressed shard
             contains.
@@ -131,9 +131,33 @@ class Located:
             size = self._files.size(url) or 0
         except OSError:
             size = 0
-        if size <= 8 or size % 8:
+        most = self._most(shard, OFFSETS)
+        if size <= 8 or size % 8 or (most is not None and size > most):
             return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises; or no sample is expected
+        part, base = self._files.read_one(url, size - 8, size)
+        self._check_end(shard, int.from_bytes(part[size - 8 - base : size - base], "little"))
         return size // 8 - 1
+
+    def _check_end(self, shard: int, end: int) -> None:
+        """Compare the byte where the samples of a shard end, as its index says, with the shard, if
+        that is local.
+        """
+        url = self.urls[shard]
+        if is_remote(url) or url in self._made:
+            return
+        try:
+            size = self._files.size(url) or 0
+        except OSError:  # reading it will say why
+            return
+        if size < end:
+            what = f"it has {size} bytes (it may be cut)"
+        else:
+            data, base = self._files.read_one(url, end, end + BLOCK)
+            if name_of(data[end - base : end - base + BLOCK]) is None:
+                return
+            what = "it has more samples"
+        self._drop((shard, OFFSETS))
+        raise self.stale(url, f"{what}, and its samples should end at byte {end}")
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
@@ -157,14 +181,7 @@ class Located:
                 f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
                 shard=url,
             )
-        if not is_remote(url) and url not in self._made:
-            end = int(found[-1])
-            data, base = self._files.read_one(url, end, end + BLOCK)
-            header, size = data[end - base : end - base + BLOCK], self._files.size(url) or 0
-            if size < end or name_of(header) is not None:
-                self._drop((shard, OFFSETS))
-                what = f"it has {size} bytes (it may be cut)" if size < end else "it has more samples"
-                raise self.stale(url, f"{what}, and its samples should end at byte {end}")
+        self._check_end(shard, int(found[-1]))
         return found
 
     def key_of(self, number: int) -> str:
