@@ -272,7 +272,9 @@ def test_a_stale_index_is_an_error_and_never_a_wrong_sample(name, tmp_path):
 
 
 @pytest.mark.parametrize("count", [3, 7], ids=["fewer", "more"])
-@pytest.mark.parametrize("use", [len, lambda data: data[9], lambda data: list(data[9:])], ids=["len", "number", "slice"])
+@pytest.mark.parametrize(
+    "use", [len, lambda data: data[9], lambda data: list(data[9:])], ids=["len", "number", "slice"]
+)
 def test_a_stale_index_of_a_shard_that_is_skipped(use, count, tmp_path):
     """Else the numbers of all later shards were those of other samples."""
     samples = [{"__key__": f"{number:02d}", "txt": f"{number}"} for number in range(15)]

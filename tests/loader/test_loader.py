@@ -5,13 +5,14 @@ import copy
 import gc
 import io
 import json
+import mmap
 import os
 import pickle
 import signal
 import sys
 import threading
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from waiting import calls, wait_for
 from warm import Program
 
 import wds_pipes as wp
+from wds_pipes.loader import workers
 from wds_pipes.loader.workers import kill_workers
 from wds_pipes.testing import check_resume, make_shards, same
 
@@ -815,6 +817,58 @@ def test_signals_to_all_processes_are_for_the_main_process(context, urls):
     source.close()
     assert len({worker for batch in batches for _, worker in batch}) == 2
     assert [[key for key, _ in batch] for batch in batches] == list(loader(urls, lanes=2))
+
+
+hanging = mmap.mmap(-1, 1)  # how many of the next forked processes hang, each before its first line of Python
+
+
+def hang_after_fork():
+    if hanging[0]:
+        hanging[0] -= 1
+        while True:
+            time.sleep(60)
+
+
+@cache
+def register_hang():
+    os.register_at_fork(after_in_child=hang_after_fork)
+
+
+@pytest.fixture
+def workers_hang(monkeypatch):
+    """As at a lock that another thread held at the fork."""
+    register_hang()
+    monkeypatch.setattr(workers, "_START_SECONDS", 2)
+    yield partial(hanging.__setitem__, 0)
+    hanging[0] = 0
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_worker_that_hangs_at_the_fork_is_replaced(cut, urls, workers_hang, monkeypatch):
+    monkeypatch.setattr(workers, "_STARTS", 20)  # under load a sound one may take longer than here is allowed
+    whole, before = list(loader(urls, lanes=2)), psutil.Process().children()
+    source = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
+    after(source, cut)
+    resumed = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
+    resumed.load_state_dict(source.state_dict())
+    source.close()
+    workers_hang(1)
+    assert list(resumed) == whole[cut:]
+    resumed.close()
+    assert (hanging[0], psutil.Process().children()) == (0, before)
+
+
+def test_workers_that_always_hang_at_the_fork(urls, workers_hang):
+    before = psutil.Process().children()
+    source = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
+    workers_hang(200)
+    with pytest.raises(wp.WorkerError, match=r"\(pid \d+, \d+\) did not run within 6 seconds: .*forkserver"):
+        next(iter(source))
+    assert psutil.Process().children() == before
+    workers_hang(0)
+    source.load_state_dict(source.state_dict())
+    assert list(source) == list(loader(urls, lanes=2))
+    source.close()
 
 
 ENDS = """

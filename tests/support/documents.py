@@ -81,8 +81,12 @@ class Notebooks:
             notebook.cells.insert(0, new_code_cell(START.format(directory=directory, environment=environment)))
             try:
                 client.execute(env=environment, cleanup_kc=False)
-            finally:
                 self.manager = client.km
+            except Exception:
+                self.manager = client.km
+                self.close()  # it may still run the cell, which is not to fail the next tutorial
+                raise
+            finally:
                 if client.kc:
                     client.kc.stop_channels()
         del notebook.cells[0]
@@ -94,6 +98,7 @@ class Notebooks:
             from jupyter_core.utils import run_sync
 
             run_sync(self.manager.shutdown_kernel)(now=True)
+            self.manager = None
 
 
 START = """

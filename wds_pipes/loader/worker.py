@@ -224,8 +224,9 @@ def _arrived(error: Exception, notes: list[str]) -> Exception:
     return error
 
 
-def start_worker(worker: int, on_start: Callable[[int], Any] | None = None) -> None:
+def start_worker(worker: int, *, started: Any, on_start: Callable[[int], Any] | None = None) -> None:
     """Set up a worker process; the first function that it runs. Then call ``on_start``."""
+    started.mark(worker)
     begin_worker(worker)
     if on_start is not None:
         on_start(worker)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import mmap
 import multiprocessing
 import os
 import pickle
 import re
 import select
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import wait
@@ -30,8 +32,15 @@ _NOT_PICKLED = (
     "with def, at the top of a module, not as lambda or in a notebook; "
     "or, on Linux, pass multiprocessing_context='fork'."
 )
+_HUNG = (
+    "workers that were forked (pid {pids}) did not run within {seconds:g} seconds: they may wait for a "
+    "lock that a thread of this process held at the fork. Start workers before such threads, or pass "
+    'multiprocessing_context="forkserver". state_dict() is still good.'
+)
 _CUT_MILLISECONDS = 1000  # after so long without the rest of a message, see whether a worker died
 _PATIENCE = 5.0  # seconds in which a worker that broke off is seen to be gone
+_START_SECONDS = 30.0  # in which a forked worker runs its first code
+_STARTS = 3  # how often workers are started until they do
 _KEPT = 4  # how many batches of each worker a caller may keep before batches are copied
 
 
@@ -61,13 +70,14 @@ class Workers:
         self.persistent = persistent
         self._host = LaneHost(stage)
         self._commands = Commands(max(1, count))
+        self._started = _Started(count)
         self._loader = DataLoader(
             self._host,
             batch_size=None,
             sampler=self._commands,
             num_workers=count,
             collate_fn=_as_it_is,  # type: ignore[arg-type]
-            worker_init_fn=partial(start_worker, on_start=on_start) if count else None,
+            worker_init_fn=partial(start_worker, started=self._started, on_start=on_start) if count else None,
             generator=torch.Generator(),  # its own: the global one is for the model
             **options,
         )
@@ -88,22 +98,31 @@ class Workers:
         Returns:
             the results of the workers: first those of earlier runs that are still in flight, then
             those of this run.
+
+        Raises:
+            WorkerError: a forked worker hangs before its first code, each time that it is started.
         """
         self._commands.start(run, begins)
         if not self.persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
             self.end()
-        if self._results is None:
-            self._loader.generator.manual_seed(seed)
-            if self.count:
-                check_guarded()
-                self._inbox = Inbox((self._loader.prefetch_factor or 0) + _KEPT)
-                self._host.inbox = self._inbox.number
-            with uninterrupted():
-                self._results = self._start()
-        return self._results
+        for _ in range(_STARTS):
+            if self._results is None:
+                self._loader.generator.manual_seed(seed)
+                if self.count:
+                    check_guarded()
+                    self._inbox = Inbox((self._loader.prefetch_factor or 0) + _KEPT)
+                    self._host.inbox = self._inbox.number
+                with uninterrupted():
+                    self._results = self._start()
+            if not (hung := self._started.missing(self._results)):
+                return self._results
+            self.end(interrupted=True)
+            self._commands.start(run, begins)
+        raise WorkerError(_HUNG.format(pids=", ".join(map(str, hung)), seconds=_START_SECONDS * _STARTS))
 
     def _start(self) -> Iterator[Result]:
         before = multiprocessing.active_children()
+        self._started.reset()
         try:
             results = iter(self._loader)
         except BaseException as error:
@@ -159,6 +178,47 @@ class Workers:
     def __del__(self) -> None:
         if getattr(self, "_results", None) is not None:
             self.end(interrupted=True)  # the garbage collector is not to wait for workers
+
+
+class _Started:
+    """Which workers run, in memory that they share with this process if they are forked.
+
+    A fork copies the locks that other threads hold, and nothing releases the copies: the new
+    process may wait for one for ever, before its first line of Python. Python to 3.11 has such a
+    lock, which threads of gloo and NCCL take (https://github.com/python/cpython/issues/112275).
+    Such a worker has read no command, so it can be replaced.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._marks: Any = bytearray(count)  # a byte for each worker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Started, (self._count,)
+
+    def reset(self) -> None:
+        """Say that no worker runs, before workers are started."""
+        if self._count:
+            self._marks = mmap.mmap(-1, self._count)
+
+    def mark(self, worker: int) -> None:
+        """Say that a worker runs; called in its process."""
+        self._marks[worker] = 1
+
+    def missing(self, results: Any) -> list[int]:
+        """Wait until all forked workers run, one has ended, or it takes too long; return the
+        processes that do not run then.
+        """
+        workers = [one for one in getattr(results, "_workers", ()) if getattr(one._popen, "method", "") == "fork"]
+        end, pause = time.monotonic() + _START_SECONDS, 0.001
+        while waiting := [one for one, mark in zip(workers, self._marks[:], strict=False) if not mark]:
+            if any(one.exitcode is not None for one in workers):
+                return []  # DataLoader will say so
+            if time.monotonic() > end:
+                return [one.pid for one in waiting]
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        return []
 
 
 def end_at_cut_messages(results: Any) -> None:
