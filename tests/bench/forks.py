@@ -1,0 +1,66 @@
+"""Workers that are forked while other threads make and end thread states of Python, as those of
+gloo and NCCL do. On Python to 3.11 some of them hang at the fork (gh-112275), and are replaced.
+
+    python tests/bench/forks.py [SECONDS]      60 by default
+
+Each loader must give the same samples. Prints how many loaders ran and how many starts hung.
+"""
+
+import ctypes
+import sys
+import tempfile
+import threading
+import time
+
+import wds_pipes as wp
+from wds_pipes.loader import workers
+from wds_pipes.testing import make_shards
+
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+
+@FUNCTION
+def run_python(_):
+    return 0
+
+
+def churn():
+    """Start threads that Python does not know: each gets a thread state for one call."""
+    library = ctypes.CDLL("libpthread.so.0")
+    while True:
+        threads = [ctypes.c_ulong() for _ in range(20)]
+        for thread in threads:
+            library.pthread_create(ctypes.byref(thread), None, run_python, None)
+        for thread in threads:
+            library.pthread_join(thread, None)
+
+
+def main():
+    seconds = float(sys.argv[1]) if sys.argv[1:] else 60
+    workers._START_SECONDS = 3
+    hung, missing = [], workers._Started.missing
+
+    def count(started, results):
+        found = missing(started, results)
+        hung.extend(found)
+        return found
+
+    workers._Started.missing = count
+    for _ in range(3):
+        threading.Thread(target=churn, daemon=True).start()
+    with tempfile.TemporaryDirectory() as directory:
+        urls, runs, whole = make_shards(directory, shards=2, samples=20), 0, None
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
+            loader = wp.PipeLoader(pipe, batch_size=4, collate="list", num_workers=1, multiprocessing_context="fork")
+            keys = [sample["__key__"] for batch in loader for sample in batch]
+            loader.close()
+            whole = whole or keys
+            assert keys == whole
+            runs += 1
+    print(f"{runs} loaders with the same samples; {len(hung)} workers hung at the fork and were replaced")
+
+
+if __name__ == "__main__":
+    main()
