@@ -77,7 +77,7 @@ def test_what_cannot_be_done(tmp_path, monkeypatch):
     monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
     monkeypatch.delenv("WDS_PIPES_CACHE_SIZE", raising=False)
     assert "set WDS_PIPES_CACHE_DIR" in run("ls").output
-    assert "set WDS_PIPES_CACHE_SIZE" in run("prune", "--directory", tmp_path).output
+    assert "such as --size 200GB, or set WDS_PIPES_CACHE_SIZE" in run("prune", "--directory", tmp_path).output
     assert "'much' is not a size" in run("prune", "--directory", tmp_path, "--size", "much").output
     for command in ("ls", "clear"):
         result = run(command, "--directory", tmp_path / "missing")

@@ -417,6 +417,8 @@ def test_a_wrong_row_is_one_problem(tmp_path):
     [
         (["nowhere", "out"], "SOURCE 'nowhere' does not exist"),
         (["-", "out"], "standard input may be anything: pass --from"),
+        (["t.json", "out"], "pass --from jsonl if it is an object on each line"),
+        (["t.pq", "out"], "pass --from parquet if it is Parquet"),
         ([".", "out.tar"], "'out.tar' is the name of a file: name a directory"),
         ([".", "out", "--key", "id"], "are for tables, and SOURCE is files"),
         (["t.csv", "out", "--ignore", "x"], "are for files and lists"),
@@ -429,7 +431,7 @@ def test_a_wrong_row_is_one_problem(tmp_path):
     ],
 )
 def test_wrong_usage(tmp_path, monkeypatch, arguments, message):
-    fill(tmp_path, {"t.csv": "id\nx\n"})
+    fill(tmp_path, {"t.csv": "id\nx\n", "t.json": "{}\n", "t.pq": ""})
     monkeypatch.chdir(tmp_path)
     assert message in refused(*arguments)
 

@@ -198,6 +198,18 @@ def test_shards_are_not_copied_to_themselves(shards, tmp_path):
     assert outputs(source) == before
 
 
+PAGE = b"<!DOCTYPE html><html><body>Sign in to go on.</body></html>" * 20
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(PAGE, "looks like a web page"), (b"a,b\n", "is not a tar"), (b"", "is empty")]
+)
+def test_what_is_no_shard_is_not_copied(content, message, tmp_path):
+    (tmp_path / "x.tar").write_bytes(content)
+    assert message in refused(tmp_path / "x.tar", tmp_path / "out", code=1)
+    assert not (tmp_path / "out/x.tar").exists()
+
+
 def test_wrong_calls(tmp_path):
     assert "cannot be found" in refused(tmp_path / "no.tar", tmp_path / "out", code=2)
     assert "web server" in refused(tmp_path / "no.tar", "https://example.com/x")

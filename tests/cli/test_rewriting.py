@@ -182,8 +182,18 @@ def test_a_filter_by_a_function_and_of_fields(here, tmp_path):
     told = run("filter", "d", tmp_path / "high", "--keep", "functions:high", "--decode", "basic", "--every", 3).stdout
     assert read(tmp_path / "high") == list(map(sample, (20, 23, 26, 29)))  # with their bytes as they were
     assert told.endswith("of 30 samples; 2 shards without samples\n")
-    run("filter", "d", tmp_path / "few", "--drop-fields", "txt,bin,json")
+    told = run("filter", "d", tmp_path / "few", "--drop-fields", "txt,bin,json").stdout
+    assert "no sample has" not in told
     assert read(tmp_path / "few") == [{"__key__": one["__key__"], "cls": one["cls"]} for one in map(sample, range(30))]
+
+
+def test_fields_that_no_sample_has_are_named(here, tmp_path):
+    told = run("filter", "d", tmp_path / "a", "--fields", "cls,txt,cps").stdout
+    assert told.endswith("of 30 samples; no sample has the field cps\n")
+    told = run("filter", "d", tmp_path / "b", "--drop-fields", "x,cls,y", "--exclude", "keys.txt").stdout
+    assert told.endswith("of 30 samples; no sample has the field x, y\n")
+    told = refused("filter", "d", tmp_path / "b", "--drop-fields", "cls")
+    assert "drop_fields was cls,x,y, and is now cls. Write to another directory, or pass --overwrite to rep" in told
 
 
 def test_a_shard_without_samples_is_a_tar_that_readers_take(here, tmp_path):
@@ -225,6 +235,10 @@ def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     assert "--metadata is for --where" in refused("filter", "d", out, "--every", 2, "--metadata", "x")
     assert "as module:function" in refused("filter", "d", out, "--keep", "odd")
     assert "there is no module 'function'" in refused("filter", "d", out, "--keep", "function:odd")
+    assert "without its ending: functions:odd" in refused("filter", "d", out, "--keep", "functions.py:odd")
+    assert "pass one of the two" in refused("filter", "d", out, "--fields", "cls", "--drop-fields", "cls")
+    put(tmp_path / "t.csv", b"key,clip")
+    assert "is no table" in refused("filter", "d", out, "--where", "clip > 1", "--metadata", tmp_path / "t.csv")
     assert "Did you mean 'high'?" in refused("filter", "d", out, "--keep", "functions:hihg")
     assert "unknown spec 'rgb9'" in refused("filter", "d", out, "--keep", "functions:odd", "--decode", "rgb9")
     assert "would be replaced" in refused("filter", "d", "d", "--every", 2)
@@ -410,6 +424,15 @@ def test_join_finds_partners_in_any_order(here, tmp_path):
         ["__key__", "bin", "caption", "cls", "json", "txt"],
         ["__key__", "bin", "caption", "cls", "json", "txt", "x"],
     ]
+
+
+def test_what_has_no_index_cannot_be_joined(here, tmp_path):
+    """Which is said once, before anything is written, with a command that helps."""
+    path = put(tmp_path / "x.tar", (here / "d/s0.tar").read_bytes())
+    assert "x.tar.idx. Make it with: wds-pipes index" in failed("join", "d", tmp_path / "out", "--with", path)
+    path = put(tmp_path / "x.tar.gz", gzip.compress((here / "d/s0.tar").read_bytes()))
+    assert "write it uncompressed, with: wds-pipes reshard" in failed("join", "d", tmp_path / "out", "--with", path)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_joined(here, tmp_path):

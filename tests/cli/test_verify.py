@@ -62,6 +62,12 @@ def test_nothing_is_wrong_with_good_shards(tmp_path):
         assert (result.exit_code, result.output) == (0, "3 shards, 12 samples: nothing is wrong\n")
 
 
+def test_nothing_is_repaired_in_what_is_no_tar(tmp_path):
+    finding = one(put(tmp_path / "a.tar", b"key,path\n1,x.jpg\n"))
+    assert "it is not a tar" in finding["text"]
+    assert finding["mend"] is None
+
+
 def test_damage_has_a_shard_and_a_byte(tmp_path):
     data = bytearray(filled(tar(good())))
     data[2048 + 5] ^= 1  # the header of 0001.cls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ def prune(directory: str | None, size: str | None) -> None:
     """
     from wds_pipes.io.cache.shard_cache import cache_limit
 
+    if size is None and not os.environ.get("WDS_PIPES_CACHE_SIZE"):
+        raise click.UsageError("say how much to keep, such as --size 200GB, or set WDS_PIPES_CACHE_SIZE")
     try:
         limit = cache_limit(size)
     except ValueError as error:

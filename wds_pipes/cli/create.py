@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
 
 _KINDS = ("files", "classes", "list", "csv", "tsv", "jsonl", "parquet")
+_UNSURE = {".json": ("jsonl", "an object on each line"), ".pq": ("parquet", "Parquet")}  # kinds to ask for
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 
 
@@ -176,6 +177,9 @@ def _kind(source: str) -> str:
         return "files"
     if not os.path.exists(source) and "://" not in source:
         raise click.UsageError(f"SOURCE {source!r} does not exist")
+    if ending in _UNSURE:
+        kind, what = _UNSURE[ending]
+        raise click.UsageError(f"{source} may be anything: pass --from {kind} if it is {what}, or --from list")
     return _ENDINGS.get(ending, "list")
 
 

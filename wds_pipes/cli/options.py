@@ -116,6 +116,7 @@ class Refused(click.ClickException):
     exit_code = USAGE
 
     def __init__(self, message: str) -> None:
+        message = message.replace(" (overwrite=True)", "")  # how Python code says --overwrite
         lines = re.split(r"\n(?=  )", message)  # indented lines are a list, and stay lines
         super().__init__("\n  ".join(" ".join(line.split()) for line in lines))
 

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import dali_name, folder_of
+from wds_pipes.tar.index_formats import dali_name, folder_of, path_of
 from wds_pipes.tar.offsets import (
     KEYS,
     MEND,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
+_PLAIN = "A compressed shard has no index: write it uncompressed, with: wds-pipes reshard SHARDS NEW"
 _CHECKED = 8  # shards whose keys are checked at a time
 Found = TypeVar("Found")
 
@@ -161,7 +163,8 @@ class Located:
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {MEND}", url=shown)
+        mend = _PLAIN if kind_of_name(path_of(self.urls[shard])) else MEND
+        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {mend}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.

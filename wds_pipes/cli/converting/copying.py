@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import md5
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import IO, Any, NamedTuple
 
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
@@ -25,12 +26,14 @@ from wds_pipes.cli.shards import check_names, check_size, index_names, is_same, 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
+from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
 from wds_pipes.io.tasks.journal import FOLDER
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
+from wds_pipes.tar.headers import BLOCK, is_header, no_tar
 from wds_pipes.tar.index import exists, find_facts, list_shards
 from wds_pipes.tar.index_formats import ShardFacts, dali_name, first_dot, folder_of, make_opener
 from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
@@ -177,7 +180,7 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
     if local_path(target) is None:
         output = open_output(target, overwrite=True, storage_options=place.storage_options)
         try:
-            size, digest = _transfer(file, output.write, storage_options)
+            size, digest = _transfer(file, output.write, storage_options, expected)
             _check(file, size, digest, expected, storage_options)
             remove_beside(target, place.storage_options)
             output.commit()
@@ -186,7 +189,7 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
         return digest
     with _part(file, place, storage_options) as part:
         try:
-            size, digest = _transfer(file, partial(_append, part.fd), storage_options, part)
+            size, digest = _transfer(file, partial(_append, part.fd), storage_options, expected, part)
         except OSError as error:
             if not isinstance(error, ShardError):
                 error.filename = error.filename or target
@@ -202,11 +205,36 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
     return digest
 
 
+def _read_head(stream: IO[bytes]) -> bytes:
+    """Read the first block of a shard."""
+    head = b""
+    while len(head) < BLOCK and (more := stream.read(BLOCK - len(head))):
+        head += more
+    return head
+
+
+def _check_head(head: bytes, url: str) -> None:
+    """Raise ShardError if a file begins with this and is no shard, such as the page of a server."""
+    if not head or not (detect(head) or (len(head) == BLOCK and is_header(head)) or not head.strip(b"\0")):
+        shown, what = redact(url), no_tar(head) if head else "is empty (0 bytes)"
+        raise ShardError(f"shard {shown} {what}. It was not copied", url=shown)
+
+
 def _transfer(
-    file: Content, write: Callable[[bytes], object], storage_options: Options, part: LockedFile | None = None
+    file: Content,
+    write: Callable[[bytes], object],
+    storage_options: Options,
+    expected: str | None,
+    part: LockedFile | None = None,
 ) -> tuple[int, str]:
-    """Write a file, from where its part ends; return how many bytes it has, and their MD5."""
+    """Write a file, from where its part ends; return how many bytes it has, and their MD5.
+
+    Raises:
+        ShardError: it cannot be read; or it is no shard, and no MD5 is expected.
+    """
     size, digest = 0, md5(usedforsecurity=False)
+    if not file.size and expected is None:
+        _check_head(b"", file.url)
     if part is not None:
         os.lseek(part.fd, 0, os.SEEK_SET)
         while chunk := os.read(part.fd, _CHUNK):
@@ -216,7 +244,10 @@ def _transfer(
         with make_opener(storage_options).open(file.url, size, size=file.size) as stream:
             if local_path(file.url) is not None:
                 stream.seek(size)
-            while chunk := stream.read(_CHUNK):
+            head = b"" if size else _read_head(stream)
+            if not size and expected is None:  # else the MD5 says whether it is what it should be
+                _check_head(head, file.url)
+            for chunk in chain([head] if head else [], iter(lambda: stream.read(_CHUNK), b"")):
                 write(chunk)
                 digest.update(chunk)
                 size += len(chunk)

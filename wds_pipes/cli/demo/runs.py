@@ -17,6 +17,7 @@ from typing import IO
 import click
 
 from wds_pipes.cli.demo.plan import Plan
+from wds_pipes.cli.options import Refused
 
 COLUMN = 15  # characters of the first column of the output
 
@@ -125,7 +126,7 @@ def choose_kill(steps: Sequence[Step], checkpoint_every: int) -> int:
         step for step in inside[1:-1] if step > checkpoint_every and step % checkpoint_every == checkpoint_every // 2
     ]
     if not between:
-        raise click.ClickException(
+        raise Refused(
             f"{len(steps)} steps are too few to kill the training in mid-epoch, between two checkpoints: "
             "use more --epochs, or a smaller --batch-size or --checkpoint-every"
         )

@@ -167,6 +167,8 @@ class _Check:
                 mend = self._options.rewriting("repair")
                 found.add(Finding("end", str(warning.message), found.url, None, None, mend))
         found.samples, found.outside = len(scanned.keys), scanned.outside
+        if not found.samples:  # so there is nothing to repair, as in a file that is no tar
+            found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
         found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
         found.starts = np.array(scanned.starts, np.uint64)
         found.sets = {tuple(sorted(names)): seen for names, seen in self._sets.items()}

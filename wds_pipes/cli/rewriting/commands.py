@@ -93,6 +93,8 @@ def filter_(
         raise click.UsageError("--metadata is for --where, a condition such as 'clip > 0.28'")
     if chosen["decode"] and not chosen["keep"]:
         raise click.UsageError("--decode is for the function of --keep")
+    if fields and drop_fields:
+        raise click.UsageError("--fields says what stays and --drop-fields what goes: pass one of the two")
     said = any(chosen[name] for name in ("where", "keys", "exclude", "keep")) or fields or drop_fields
     if not said and chosen["every"] == 1:
         raise click.UsageError(

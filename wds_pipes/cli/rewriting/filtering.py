@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.keys import is_metadata
-from wds_pipes.tar.metadata import Tables, ending_of
+from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
 from wds_pipes.tar.views import read_keys, tables_of
 
 
@@ -55,11 +56,20 @@ class Filter:
     def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
         """Yield the samples that are kept, with their kept fields."""
         passing = None if of_shard is None else self._passing(of_shard[0])
-        chosen = (sample for sample in samples if self._chosen(sample, passing))
-        for sample in islice(chosen, 0, None, self.every):
+        absent = {*(self.kept_fields or ()), *self.left_fields}
+
+        def chosen() -> Iterator[Sample]:
+            for sample in samples:
+                absent.difference_update(sample)
+                if self._chosen(sample, passing):
+                    yield sample
+
+        for sample in islice(chosen(), 0, None, self.every):
             kept = {name: data for name, data in sample.items() if self._keeps(name)}
             if not all(map(is_metadata, kept)):
                 yield kept
+        if absent:
+            facts["absent"] = sorted(absent)
 
     def _keeps(self, field: str) -> bool:
         return is_metadata(field) or (
@@ -149,5 +159,7 @@ def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_o
     if folder is not None and ending_of(folder) is not None:
         one = [folder, *marks([folder], storage_options)]
         return [one for _ in shards]
+    if folder is not None and os.path.isfile(folder):
+        raise ValueError(f"--metadata: {folder} is no table: a table ends in {' or '.join(ENDINGS)}")
     urls = tables_of([shard.url for shard in shards], folder, storage_options)
     return [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]

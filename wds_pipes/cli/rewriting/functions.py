@@ -28,6 +28,8 @@ def function_of(named: str) -> Callable[[Any], Any]:
     module, colon, name = named.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"a function is named as module:function, such as changes:smaller, not {named!r}")
+    if module.endswith(".py"):
+        raise ValueError(f"a module is named without its ending: {module.removesuffix('.py')}:{name}, not {named}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

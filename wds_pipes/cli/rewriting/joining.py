@@ -52,6 +52,10 @@ class Partner:
         files = RangeReader(self._options, _CONNECTIONS)
         return Located(self.urls, None, files, self._options, _CONNECTIONS)
 
+    def check_indexed(self) -> None:
+        """Raise ShardError if a shard has no index of offsets, or that of another shard."""
+        _ = self._located
+
     @cached_property
     def checked(self) -> bool:
         """Whether the indexes of keys were compared with the shards, which is done once.
@@ -190,8 +194,9 @@ def plan_join(
     shards = find_shards(urls, place, storage_options)
     contents = []
     for partner in partners:
-        found = Partner(partner, storage_options).urls
-        contents.append(fingerprint(marks(found, storage_options)))
+        found = Partner(partner, storage_options)
+        found.check_indexed()
+        contents.append(fingerprint(marks(found.urls, storage_options)))
     join = Join(tuple(partners), missing, prefer, storage_options)
     options = {"with": contents, "missing": missing, "prefer": prefer}
     return plan_rewrite("join", shards, place, join, reading=reading, options=options)

@@ -181,6 +181,8 @@ def summed(report: Report) -> str:
             words.append(what.format(plural(count, "sample")))
     if empty:
         words.append(f"{plural(empty, 'shard')} without samples")
+    if absent := set.intersection(*(set(fact.get("absent", ())) for fact in facts)):
+        words.append(f"no sample has the field {', '.join(sorted(absent))}")
     return "; ".join(words)
 
 

@@ -245,7 +245,10 @@ def _read(place: Place, name: str) -> dict[str, Any] | None:
 
 
 def _said(options: Mapping[str, Any], name: str) -> str:
-    return shown(options[name]) if name in options else "not given"
+    value = options.get(name)
+    if value is None or value == []:
+        return "not given"
+    return ",".join(value) if isinstance(value, list) and all(isinstance(one, str) for one in value) else shown(value)
 
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
