@@ -118,7 +118,7 @@ def test_the_copies_are_removed_while_another_run_writes_there(source, whole, tm
 
     def write():
         while not stop.is_set():
-            # the directory is removed at any moment, also within mkdir, which then raises the second
+            # it is removed at any moment, also within mkdir, which then raises FileExistsError
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 folder.mkdir(parents=True, exist_ok=True)
                 for number in range(50):
