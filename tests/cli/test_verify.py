@@ -62,6 +62,16 @@ def test_nothing_is_wrong_with_good_shards(tmp_path):
         assert (result.exit_code, result.output) == (0, "3 shards, 12 samples: nothing is wrong\n")
 
 
+def test_dedup_is_not_advised_for_shards_of_one_name(tmp_path):
+    """It refuses them."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        put(tmp_path / folder / "0.tar", tar(good(4)))
+    findings = json.loads(run(tmp_path / "a", tmp_path / "b", "--json").stdout)["findings"]
+    assert {(finding["kind"], finding["mend"]) for finding in findings} == {("duplicate-key", None)}
+    assert "Shards have the same names: give them others first" in findings[0]["text"]
+
+
 def test_nothing_is_repaired_in_what_is_no_tar(tmp_path):
     finding = one(put(tmp_path / "a.tar", b"key,path\n1,x.jpg\n"))
     assert "it is not a tar" in finding["text"]
