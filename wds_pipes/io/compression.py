@@ -191,6 +191,12 @@ def compress_bytes(data: bytes, kind: str) -> bytes:
     return one.compress(data) + one.flush()
 
 
+def is_compressed_name(path: str) -> bool:
+    """Whether the name of a file promises a compression that is read."""
+    ending = path.rpartition(".")[2].lower()
+    return ending in KINDS or ending in _ENDINGS
+
+
 def kind_of_name(path: str) -> str:
     """The compression that the name of a file promises, as ``detect`` returns it.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
-from wds_pipes.io.compression import kind_of_name
+from wds_pipes.io.compression import is_compressed_name
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
@@ -163,7 +163,7 @@ class Located:
 
     def _missing(self, shard: int, url: str) -> ShardError:
         shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        mend = _PLAIN if kind_of_name(path_of(self.urls[shard])) else MEND
+        mend = _PLAIN if is_compressed_name(path_of(self.urls[shard])) else MEND
         return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {mend}", url=shown)
 
     def offsets(self, shard: int) -> Sequence[int]:
