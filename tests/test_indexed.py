@@ -13,6 +13,7 @@ import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -269,6 +270,25 @@ def test_a_stale_index_is_an_error_and_never_a_wrong_sample(name, tmp_path):
     for error in errors:
         assert "cannot be used: the shard is another than the indexed one" in error
         assert "Make it with: wds-pipes index SHARDS --offsets" in error
+
+
+def test_counting_leaves_no_file_open(tmp_path):
+    with ShardWriter(tmp_path / "%d.tar", max_samples=1, offsets=True) as writer:
+        for key, fields in OLD:
+            writer.write({"__key__": key, **fields})
+    before = psutil.Process().num_fds()
+    data = wp.IndexedShards(str(tmp_path / "*.tar"))
+    assert len(data) == len(OLD)
+    assert psutil.Process().num_fds() == before
+
+
+@pytest.mark.parametrize("more", range(8))
+def test_an_index_of_dali_under_our_name_is_named(more, tmp_path):
+    """Whatever its size is: it is read as numbers only if it may be some."""
+    path = put(tmp_path, OLD)
+    (tmp_path / "x-0.tar.idx").write_text(f"v1.0 1\ntxt 512 0 {'x' * more}000.txt\n")
+    with pytest.raises(wp.ShardError, match="of DALI"):
+        len(wp.IndexedShards(path))
 
 
 @pytest.mark.parametrize("count", [3, 7], ids=["fewer", "more"])

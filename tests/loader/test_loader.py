@@ -843,6 +843,47 @@ def workers_hang(monkeypatch):
     hanging[0] = 0
 
 
+tells = mmap.mmap(-1, 1)  # whether a worker is to send a signal; it then waits until the signal was handled
+
+
+def tell_main_process(sample):
+    if tells[0]:
+        os.kill(os.getppid(), signal.SIGUSR1)
+        while tells[0]:
+            time.sleep(0.01)
+    return sample
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_signal_handler_loads_a_state_while_next_waits(persistent, urls):
+    """The state stays, and not what ``next()`` was at."""
+    make = lambda: wp.PipeLoader(  # noqa: E731
+        shuffled(urls).map_samples(tell_main_process), batch_size=2, collate=keys_of, epoch_end="exact", lanes=2,
+        num_workers=1, multiprocessing_context="fork", persistent_workers=persistent,
+    )  # fmt: skip
+    first = make()
+    items = after(first, 3)
+    state, rest = first.state_dict(), list(items)
+    first.close()
+    source = make()
+
+    def load(number, frame):
+        tells[0] = 0
+        source.load_state_dict(state)
+
+    before = signal.signal(signal.SIGUSR1, load)
+    try:
+        tells[0] = 1
+        with pytest.raises(wp.StateError, match="a state was loaded: continue with a new iter"):
+            next(iter(source))
+    finally:
+        tells[0] = 0
+        signal.signal(signal.SIGUSR1, before)
+    assert source.state_dict() == state
+    assert list(source) == rest
+    source.close()
+
+
 @pytest.mark.parametrize("cut", [0, 2])
 def test_a_worker_that_hangs_at_the_fork_is_replaced(cut, urls, workers_hang, monkeypatch):
     monkeypatch.setattr(workers, "_STARTS", 20)  # under load a sound one may take longer than here is allowed

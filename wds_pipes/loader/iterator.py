@@ -78,6 +78,8 @@ class LoaderIterator:
                     found = self._next()
             else:
                 found = self._next()
+            if self._error is not None:  # perhaps of a signal handler that loaded a state meanwhile
+                found = self._error  # type: ignore[unreachable]
             if not isinstance(found, Exception):
                 self.tally.handed_over(start)
                 if self._bar is not None:
@@ -197,8 +199,11 @@ class LoaderIterator:
         return None
 
     def _commit_ends(self, at: LoaderPosition) -> None:
-        """Adopt the ends of the lanes: no batch follows ``at``."""
-        self._at = self._progress.at = at._replace(lanes={**at.lanes, **self._ended})
+        """Adopt the ends of the lanes: no batch follows ``at``. If a signal handler has loaded a
+        state meanwhile, that stays.
+        """
+        if self._error is None:
+            self._at = self._progress.at = at._replace(lanes={**at.lanes, **self._ended})
 
     def _start(self) -> LoaderPosition:
         progress = self._progress

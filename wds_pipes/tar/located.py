@@ -18,7 +18,7 @@ from wds_pipes.io.compression import is_compressed_name
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.remote.budget import Reading
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import dali_name, folder_of, path_of
@@ -136,8 +136,10 @@ class Located:
         most = self._most(shard, OFFSETS)
         if size <= 8 or size % 8 or (most is not None and size > most):
             return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises; or no sample is expected
-        part, base = self._files.read_one(url, size - 8, size)
-        self._check_end(shard, int.from_bytes(part[size - 8 - base : size - base], "little"))
+        end = int.from_bytes(_read_local(url, size - 8, 8), "little")
+        if end % BLOCK:  # an index of DALI, or a damaged one
+            return len(self.offsets(shard)) - 1
+        self._check_end(shard, end)
         return size // 8 - 1
 
     def _check_end(self, shard: int, end: int) -> None:
@@ -154,8 +156,7 @@ class Located:
         if size < end:
             what = f"it has {size} bytes (it may be cut)"
         else:
-            data, base = self._files.read_one(url, end, end + BLOCK)
-            if name_of(data[end - base : end - base + BLOCK]) is None:
+            if name_of(_read_local(url, end, BLOCK)) is None:
                 return
             what = "it has more samples"
         self._drop((shard, OFFSETS))
@@ -299,3 +300,10 @@ class Located:
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""
         return unusable(self._place_of(url, OFFSETS), f"the shard is another than the indexed one: {what}", shard=url)
+
+
+def _read_local(url: str, start: int, size: int) -> bytes:
+    """Read some bytes of a local file, which does not stay open."""
+    with open(at_home(cast(str, local_path(url))), "rb", buffering=0) as file:
+        file.seek(start)
+        return file.read(size)

@@ -185,7 +185,7 @@ def _duplicates(
                 f"shard {shown}, byte {first.byte}: key {key!r:.300} is also in {where}"
                 f"{' and others' if len(others) > 3 else ''}. Rename or remove one, or take samples by number"
             )
-            mend = options.rewriting("dedup")
+            mend: str | None = options.rewriting("dedup")
             if len({base_name(path_of(shard)) for shard in shards}) < len(shards):
                 text, mend = f"{text}. Shards have the same names: give them others first, for wds-pipes dedup", None
             findings.append(Finding("duplicate-key", text, shown, key, first.byte, mend))
