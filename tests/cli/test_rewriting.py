@@ -632,3 +632,59 @@ def test_from_a_store_to_a_store(here, s3, tmp_path):
     run("filter", f"{s3.url}/few/index.json", tmp_path / "back", "--every", 1, "--drop-fields", "none", *options)
     run("dedup", "d", tmp_path / "few", "--by", "txt")
     assert read(tmp_path / "back") == read(tmp_path / "few")
+
+
+# The names of classes
+
+
+@pytest.fixture(scope="module")
+def classed(tmp_path_factory):
+    """Shards of twelve classes, and the classes of the samples: as text, 10 comes before 2."""
+    folder = tmp_path_factory.mktemp("classed")
+    for number in range(12):
+        put_in(folder / f"in/n{number:02d}", f"x{number}.txt", b"x")
+    run("create", folder / "in", folder / "shards", "--from", "classes", "--max-samples", 5)
+    return folder / "shards"
+
+
+def put_in(folder, name, content):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["reshard"],
+        ["shuffle", "--seed", 1],
+        ["sort", "--by", "cls"],
+        ["filter", "--drop-fields", "none"],
+        ["dedup"],
+        ["repair"],
+        ["split", "--shares", "train=0.5,val=0.5"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_names_of_classes_stay(command, classed, tmp_path):
+    name, *options = command
+    run(name, classed, tmp_path / "out", *options)
+    assert (tmp_path / "out/classes.json").read_bytes() == (classed / "classes.json").read_bytes()
+    assert "0 written" in run(name, classed, tmp_path / "out", *options).stdout
+
+
+def test_shards_that_lost_no_class_export_as_they_were(classed, tmp_path):
+    run("reshard", classed, tmp_path / "a")
+    run("export", tmp_path / "a", tmp_path / "b", "--to", "imagefolder")
+    assert sorted(path.name for path in (tmp_path / "b/images").iterdir()) == [f"n{number:02d}" for number in range(12)]
+
+
+def test_names_of_classes_that_differ_are_not_written(classed, tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/other.tar").write_bytes((classed / "shard-000000.tar").read_bytes())
+    run("filter", classed, tmp_path / "b", tmp_path / "out", "--drop-fields", "none")
+    (tmp_path / "b/classes.json").write_text('["cat"]\n')
+    run("filter", classed, tmp_path / "b", tmp_path / "out2", "--drop-fields", "none")
+    assert not list(tmp_path.glob("out*/classes.json"))
+    (tmp_path / "b/classes.json").write_bytes((classed / "classes.json").read_bytes())
+    told = refused("filter", classed, tmp_path / "b", tmp_path / "out", "--drop-fields", "none")
+    assert "the outputs of another job: classes.json belongs to its outputs only now. Write to another" in told

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
+from wds_pipes.io.outputs import read_small
 from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from wds_pipes.io.tasks.task import Facts, Place, Report
+    from wds_pipes.io.tasks.task import Facts, Job, Place, Report
 
+CLASSES = "classes.json"
 _INDEX = "index.json"
 _REQUESTS = 16
 
@@ -172,6 +175,35 @@ def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
                     own = entries[url].facts
                     entries[url] = Entry(own._replace(md5=entry.facts.md5), entry.version)
         write_index(index, entries, storage_options=place.storage_options)
+
+
+def classes_of(folder: str, storage_options: dict[str, Any] | None) -> bytes | None:
+    """Return the ``classes.json`` of the shards in a directory; ``create --split`` writes it in the
+    one above. None: there is none.
+    """
+    for at in (folder, os.path.join(os.path.dirname(folder.rstrip("/")), "")):
+        if (content := read_small(at + CLASSES, storage_options)) is not None:
+            return content
+    return None
+
+
+def with_classes(job: Job, urls: Iterable[str]) -> Job:
+    """Return a job that also copies the ``classes.json`` of the shards that it reads, which names
+    the numbers in ``cls``, if all have the same one.
+    """
+    folders = dict.fromkeys(folder_of(url) for url in urls if url != "-" and not url.startswith("pipe:"))
+    found = {classes_of(folder, job.place.storage_options) for folder in folders}
+    content = found.pop() if len(found) == 1 else None
+    if content is None:
+        return job
+    finish = partial(_finish_with_classes, job.finish, content)
+    return replace(job, finish=finish, extras=(*job.extras, CLASSES))
+
+
+def _finish_with_classes(finish: Any, classes: bytes, place: Place, facts: list[Facts]) -> None:
+    if finish is not None:
+        finish(place, facts)
+    place.write(CLASSES, classes)
 
 
 def _is_of(url: str, entry: Entry, *, written: str | None, storage_options: dict[str, Any] | None) -> bool:

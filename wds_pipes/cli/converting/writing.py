@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,13 +24,13 @@ from typing import Any, BinaryIO, NamedTuple, cast
 from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.shards import check_names, check_size
+from wds_pipes.cli.shards import check_names, check_size, classes_of
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardWarning
-from wds_pipes.io.outputs import OutputFile, open_output, read_small
+from wds_pipes.io.outputs import OutputFile, open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
@@ -370,12 +369,8 @@ def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sampl
 
 
 def _classes(folder: str, storage_options: Options) -> list[str] | None:
-    """The names of the classes of the shards in a directory; ``create --split`` writes them in the
-    one above. None: not known.
-    """
-    content = None
-    for at in (folder, os.path.join(os.path.dirname(folder.rstrip("/")), "")):
-        content = content or read_small(at + "classes.json", storage_options)
+    """The names of the classes of the shards in a directory; None: not known."""
+    content = classes_of(folder, storage_options)
     if content is None:
         return None
     names = None

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
-from wds_pipes.cli.shards import index_names, shard_ends, shard_facts, split_numbers, write_indexes
+from wds_pipes.cli.shards import CLASSES, index_names, shard_ends, shard_facts, split_numbers, write_indexes
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -21,8 +21,6 @@ from wds_pipes.tar.writer import whole
 
 if TYPE_CHECKING:
     from wds_pipes.cli.creating.encoding import Encode
-
-_CLASSES = "classes.json"
 
 
 def plan(
@@ -76,7 +74,7 @@ def plan(
         tasks,
         {**options, "max_samples": max_samples, "max_bytes": max_bytes},
         partial(finish, tuple(classes)),
-        (*index_names([task.name for task in tasks]), *([_CLASSES] if classes else [])),
+        (*index_names([task.name for task in tasks]), *([CLASSES] if classes else [])),
     )
 
 
@@ -91,7 +89,7 @@ def finish(classes: Sequence[str], place: Place, facts: list[Facts]) -> None:
     """Write an index of the shards of each split, and the names of the classes."""
     write_indexes(place, facts)
     if classes:
-        place.write(_CLASSES, (json.dumps(list(classes), indent=1) + "\n").encode())
+        place.write(CLASSES, (json.dumps(list(classes), indent=1) + "\n").encode())
 
 
 def planned(task: Task) -> str:

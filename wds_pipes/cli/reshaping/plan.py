@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.reading import Reader, Sample
-from wds_pipes.cli.shards import check_outputs, index_names, shard_ends, shard_facts, write_indexes
+from wds_pipes.cli.shards import check_outputs, index_names, shard_ends, shard_facts, with_classes, write_indexes
 from wds_pipes.core.order import Permutation, hash_text
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
@@ -167,7 +167,7 @@ def plan(
             mark = fingerprint(identity, name, start, stop)
             tasks.append(Task(shard, shard_files(shard), _part(order, start, stop), mark))
     check_outputs(inputs.urls, [place.at(task.name) for task in tasks], given)
-    return Job(
+    job = Job(
         command,
         place,
         partial(write, inputs, memory, options),
@@ -176,6 +176,7 @@ def plan(
         _finish,
         index_names([task.name for task in tasks]),
     )
+    return with_classes(job, inputs.urls)
 
 
 def _finish(place: Place, facts: Sequence[Facts]) -> None:

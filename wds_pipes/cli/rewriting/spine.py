@@ -15,6 +15,7 @@ from wds_pipes.cli.shards import (
     marks,
     shard_facts,
     summary,
+    with_classes,
     write_indexes,
 )
 from wds_pipes.core.words import plural
@@ -117,7 +118,8 @@ def plan(
         for shard, of in zip(shards, of_shards, strict=True)
     ]
     names = [task.name for task in tasks]
-    return Job(command, place, work, tasks, options, finish, (*index_names(names), *extras))
+    job = Job(command, place, work, tasks, options, finish, (*index_names(names), *extras))
+    return with_classes(job, [shard.url for shard in shards])
 
 
 def plan_rewrite(

@@ -261,6 +261,9 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             return f"{name} was {_said(before, name)}, and is now {_said(now, name)}"
+    if known["tasks"] == wanted["tasks"] and (other := {*known.get("extras", ())} ^ {*wanted["extras"]}):
+        where = "only then" if other.isdisjoint(wanted["extras"]) else "only now"
+        return f"{', '.join(sorted(other))} belongs to its outputs {where}"
     marks = {name: mark for name, mark, _ in known["tasks"]}
     changed = [name for name, mark, _ in wanted["tasks"] if marks.get(name) != mark]
     gone = len(marks) - sum(name in marks for name, _, _ in wanted["tasks"])
