@@ -277,6 +277,8 @@ class _Opened:
         self.located = Located(
             listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
         )
+        if listed.counts is None:
+            self.located.compare_ends()
         self.count = self.located.starts[-1]
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}

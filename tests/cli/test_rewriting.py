@@ -196,6 +196,21 @@ def test_fields_that_no_sample_has_are_named(here, tmp_path):
     assert "drop_fields was cls,x,y, and is now cls. Write to another directory, or pass --overwrite to rep" in told
 
 
+def test_a_shard_may_lack_the_fields_that_are_kept(here, tmp_path):
+    """It is a tar without samples; if all shards lack them, the names are wrong."""
+    (tmp_path / "in").mkdir()
+    put(tmp_path / "in/a.tar", tar([("a.txt", b"x"), ("a.cls", b"1")]))
+    put(tmp_path / "in/b.tar", tar([("b.txt", b"x")]))
+    told = run("filter", tmp_path / "in", tmp_path / "out", "--fields", "cls").stdout
+    assert told.endswith("; 1 shard without samples\n")
+    assert read(tmp_path / "out") == [{"__key__": "a", "cls": b"1"}]
+    told = failed("filter", tmp_path / "in", tmp_path / "no", "--fields", "csl,tx")
+    assert "no sample has the field csl, tx: correct --fields, and pass --overwrite" in told
+    assert not (tmp_path / "no/index.json").exists()
+    run("filter", tmp_path / "in", tmp_path / "no", "--fields", "cls,txt", "--overwrite")
+    assert len(read(tmp_path / "no")) == 2
+
+
 def test_a_shard_without_samples_is_a_tar_that_readers_take(here, tmp_path):
     run("filter", "d", tmp_path / "out", "--keep", "functions:high", "--decode", "basic")
     assert by_tarfile(tmp_path / "out/s0.tar") == []

@@ -18,6 +18,10 @@ TROUBLE = ("skipped_shards", "damaged", "padded")  # reported only if they are n
 LIMITED = "errors in "
 
 
+class NothingKeptError(SampleError):
+    """No sample has a field that ``group_by_key(fields=...)`` keeps."""
+
+
 class Lack(NamedTuple):
     """Why a running chain yielded nothing: how its samples fit the fields that
     ``group_by_key(fields=...)`` keeps, and what was skipped.
@@ -72,7 +76,7 @@ class Lack(NamedTuple):
         )
         seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
         wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
-        return SampleError(
+        return NothingKeptError(
             f"{whose} gave nothing: {many} had none of the fields that "
             f"group_by_key(fields={wanted}) keeps{seen}. Correct the names."
         )

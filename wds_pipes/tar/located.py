@@ -63,8 +63,8 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
-        counts: how many samples each shard has; None: the indexes of offsets say it. These are all
-            looked at now, and local ones compared with the ends of their shards.
+        counts: how many samples each shard has; None: the indexes of offsets say it, and are all
+            looked at now.
         made: the directories of indexes that the caller has just made, by shard: they are there
             instead, and are not compared with the shard. They may be of what a compressed shard
             contains.
@@ -133,14 +133,31 @@ class Located:
             size = self._files.size(url) or 0
         except OSError:
             size = 0
-        most = self._most(shard, OFFSETS)
-        if size <= 8 or size % 8 or (most is not None and size > most):
+        if size <= 8 or size % 8:
             return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises; or no sample is expected
-        end = int.from_bytes(_read_local(url, size - 8, 8), "little")
-        if end % BLOCK:  # an index of DALI, or a damaged one
-            return len(self.offsets(shard)) - 1
-        self._check_end(shard, end)
         return size // 8 - 1
+
+    def compare_ends(self) -> None:
+        """Compare local indexes with the ends of their shards. If a shard has other samples now,
+        the numbers of all samples after it would be wrong too.
+
+        Raises:
+            ShardError: an index is of another shard.
+        """
+        for shard in range(len(self.urls)):
+            url = self.index_of(shard)
+            if is_remote(url):
+                continue  # it was read as a whole, and remote shards are not compared
+            most = self._most(shard, OFFSETS)
+            try:
+                size = self._files.size(url) or 0
+                end = int.from_bytes(_read_local(url, size - 8, 8), "little") if size >= 8 else 0
+            except OSError:  # there is an index of DALI, perhaps
+                continue
+            if size % 8 or not size or end % BLOCK or (most is not None and size > most):
+                self.offsets(shard)  # raises, or compares it
+            else:
+                self._check_end(shard, end)
 
     def _check_end(self, shard: int, end: int) -> None:
         """Compare the byte where the samples of a shard end, as its index says, with the shard, if

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from wds_pipes.cli.look.reading import Sample, Source, shards_of
+from wds_pipes.cli.look.reading import Sample, Source, located_of
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
-from wds_pipes.io.ranges import RangeReader
-from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 
-_CONNECTIONS = 8
 _SLOW = "reading the shards from the beginning. An index is quicker: wds-pipes index SHARDS --offsets"
 
 
@@ -41,14 +38,14 @@ def find_sample(
             except ValueError as error:
                 if isinstance(error.__cause__, ShardError) or "no sample" not in str(error):
                     raise
-                _located(urls, options).check_keys()
+                located_of(urls, options).check_keys()
                 raise ValueError(_missing(wanted, source.indexed.count)) from error
             except MissingIndexError:  # an index of another program has offsets, and no keys
                 pass
         elif wanted < source.indexed.count:
             return next(source.slice(wanted, wanted + 1))
         else:
-            _located(urls, options).check_ends()
+            located_of(urls, options).check_ends()
             raise ValueError(_missing(wanted, source.indexed.count))
     say(f"no index: {_SLOW}")
     count = 0
@@ -57,10 +54,6 @@ def find_sample(
             return sample
         count = number + 1
     raise ValueError(_missing(wanted, count))
-
-
-def _located(urls: Sequence[str], options: dict[str, Any]) -> Located:
-    return Located(shards_of(urls, options), None, RangeReader(options, _CONNECTIONS), options, _CONNECTIONS)
 
 
 def _missing(wanted: int | str, count: int) -> str:

@@ -11,15 +11,18 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener
+from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 from wds_pipes.tar.reader import TarReader
 
 Sample = dict[str, Any]
+_CONNECTIONS = 8
 
 
 class Member(NamedTuple):
@@ -119,6 +122,12 @@ class ShardWalk:
             self.bytes = reader.offset
 
 
+def located_of(urls: Sequence[str], storage_options: dict[str, Any]) -> Located:
+    """Return where the samples of shards are, as the indexes beside them say."""
+    files = RangeReader(storage_options, _CONNECTIONS)
+    return Located(shards_of(urls, storage_options), None, files, storage_options, _CONNECTIONS)
+
+
 def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]:
     """Return the shards that URLs or an ``index.json`` name."""
     return list_shards(list(urls), storage_options)[0]
@@ -181,6 +190,7 @@ class Source:
     def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
         """Yield the samples from number ``start`` on, before ``stop`` (None: to the end)."""
         if (start or stop is not None) and self.indexed is not None:
+            located_of(self._urls, self._options).compare_ends()
             chosen = range(self.indexed.count)[start:stop]
             return iter(Stream(FetchSamples(self._list(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)

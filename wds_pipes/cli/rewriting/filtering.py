@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
-from wds_pipes.cli.shards import marks
+from wds_pipes.cli.shards import marks, write_indexes
+from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
@@ -59,10 +61,11 @@ class Filter:
         absent = {*(self.kept_fields or ()), *self.left_fields}
 
         def chosen() -> Iterator[Sample]:
-            for sample in samples:
-                absent.difference_update(sample)
-                if self._chosen(sample, passing):
-                    yield sample
+            with suppress(NothingKeptError):  # other shards may have the fields: see ``_finish``
+                for sample in samples:
+                    absent.difference_update(sample)
+                    if self._chosen(sample, passing):
+                        yield sample
 
         for sample in islice(chosen(), 0, None, self.every):
             kept = {name: data for name, data in sample.items() if self._keeps(name)}
@@ -149,7 +152,21 @@ def plan_filter(
         "drop_fields": sorted(drop_fields or ()),
     }
     of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
-    return plan_rewrite("filter", shards, place, chosen, reading=reading, options=options, of_shards=of_shards)
+    return plan_rewrite(
+        "filter", shards, place, chosen, reading=reading, options=options, of_shards=of_shards,
+        finish=partial(_finish, chosen.kept_fields),
+    )  # fmt: skip
+
+
+def _finish(kept_fields: Sequence[str] | None, place: Place, facts: Sequence[Facts]) -> None:
+    """Write the indexes.
+
+    Raises:
+        SampleError: no sample of any shard has one of the fields that are kept.
+    """
+    if kept_fields and all(set(kept_fields) <= set(fact.get("absent", ())) for fact in facts):
+        raise SampleError(f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite")
+    write_indexes(place, facts)
 
 
 def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_options: Options) -> list[list[str]]:

@@ -131,12 +131,14 @@ def plan_rewrite(
     reading: Reading,
     options: Mapping[str, Any],
     of_shards: Sequence[Any] | None = None,
+    finish: Callable[[Place, list[Facts]], None] = write_indexes,
 ) -> Job:
     """Make the job in which each shard is read as ``group_by_key`` does, and ``rewrite`` says what
     is written.
     """
     options = {**options, "key_split": reading.key_split}
-    return plan(command, shards, place, partial(_write, rewrite, reading), options, of_shards=of_shards)
+    work = partial(_write, rewrite, reading)
+    return plan(command, shards, place, work, options, of_shards=of_shards, finish=finish)
 
 
 def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Facts:
