@@ -183,8 +183,13 @@ def _serve(connection: Connection[Any, Any], call: Call) -> None:
 
 
 def _exit(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Not SIG_IGN: of a second SIGTERM that comes at this moment, Python would print a traceback.
+    signal.signal(signal.SIGTERM, _go_on)
     sys.exit(128 + signal.SIGTERM)
+
+
+def _go_on(*_: object) -> None:
+    """Handle a signal by doing nothing."""
 
 
 def _end_with_parent() -> None:
