@@ -699,6 +699,10 @@ def test_names_of_classes_that_differ_are_not_written(classed, tmp_path):
     run("filter", classed, tmp_path / "b", tmp_path / "out", "--drop-fields", "none")
     (tmp_path / "b/classes.json").write_text('["cat"]\n')
     run("filter", classed, tmp_path / "b", tmp_path / "out2", "--drop-fields", "none")
+    (tmp_path / "b/classes.json").write_text("<html>not found</html>")
+    run(
+        "filter", tmp_path / "b", tmp_path / "out3", "--drop-fields", "none"
+    )  # what it is not asked for does not end it
     assert not list(tmp_path.glob("out*/classes.json"))
     (tmp_path / "b/classes.json").write_bytes((classed / "classes.json").read_bytes())
     told = refused("filter", classed, tmp_path / "b", tmp_path / "out", "--drop-fields", "none")

@@ -6,6 +6,7 @@ digest}``.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -192,12 +193,23 @@ def with_classes(job: Job, urls: Iterable[str]) -> Job:
     the numbers in ``cls``, if all have the same one.
     """
     folders = dict.fromkeys(folder_of(url) for url in urls if url != "-" and not url.startswith("pipe:"))
-    found = {classes_of(folder, job.place.storage_options) for folder in folders}
+    found = {_classes_if_readable(folder, job.place.storage_options) for folder in folders}
     content = found.pop() if len(found) == 1 else None
     if content is None:
         return job
     finish = partial(_finish_with_classes, job.finish, content)
     return replace(job, finish=finish, extras=(*job.extras, CLASSES))
+
+
+def _classes_if_readable(folder: str, storage_options: dict[str, Any] | None) -> bytes | None:
+    """As ``classes_of``, but None for what cannot be read or is no list: nobody asked for it. A
+    store that may not be listed forbids what does not exist, and a web server may send a page.
+    """
+    try:
+        content = classes_of(folder, storage_options)
+        return content if content is not None and isinstance(json.loads(content), list) else None
+    except Exception:
+        return None
 
 
 def _finish_with_classes(finish: Any, classes: bytes, place: Place, facts: list[Facts]) -> None:

@@ -239,15 +239,6 @@ class Located:
         with ThreadPoolExecutor(_CHECKED) as pool:
             list(pool.map(self._check_keys, self.with_samples))
 
-    def check_ends(self) -> None:
-        """Compare the indexes of offsets with the ends of local shards.
-
-        Raises:
-            ShardError: an index is of another shard.
-        """
-        for shard in range(len(self.urls)):
-            self.offsets(shard)
-
     def _check_keys(self, shard: int) -> None:
         (hashes, numbers), start = self.keys(shard), self.starts[shard]
         for number in {0, len(numbers) - 1}:

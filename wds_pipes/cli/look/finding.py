@@ -45,7 +45,7 @@ def find_sample(
         elif wanted < source.indexed.count:
             return next(source.slice(wanted, wanted + 1))
         else:
-            located_of(urls, options).check_ends()
+            located_of(urls, options).compare_ends()
             raise ValueError(_missing(wanted, source.indexed.count))
     say(f"no index: {_SLOW}")
     count = 0

@@ -54,7 +54,7 @@ class Partner:
 
     def check_indexed(self) -> None:
         """Raise ShardError if a shard has no index of offsets, or that of another shard."""
-        _ = self._located
+        self._located.compare_ends()
 
     @cached_property
     def checked(self) -> bool:
