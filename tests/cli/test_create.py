@@ -349,6 +349,9 @@ def test_names_with_dots(tmp_path):
         ("t.jsonl", '{}\n{"a": 1, "a": 2}\n', [], ["line 2 of", "the name 'a' comes twice in it"]),
         ("t.jsonl", '{"a": {"b": 1, "b": 2}}\n', [], ["line 1 of", "the name 'b' comes twice in it"]),
         ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text", "iconv -f WINDOWS-1252 -t UTF-8"]),
+        ("a.jpg", b"\xff\xd8\xff\xe0\0\x10JFIF", [], ["a.jpg is no text, and a list or table is"]),
+        (".", "", ["--from", "csv"], ["is a directory, and --from csv reads a file"]),
+        ("a.csv", "x", ["--from", "files"], ["is a file, and --from files reads a directory"]),
         ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
         ("t.tsv", b"\xfe\xff" + "id\tv\n".encode("utf-16-be"), [], ["iconv -f UTF-16 -t UTF-8"]),
         ("t.csv", 'id,v\n1,a\n2,b\n3,"x"y\n4,d\n', [], ["line 4 of", "is no CSV"]),
@@ -358,10 +361,10 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id,v\n1,a\n\n\n2\n", [], ["line 5 of", "has 1 column, and the first line has 2"]),
         ("t.jsonl", '\n{"id": 1, "txt": "x"}\n', ["--value", "txt=nope"], ["has no column 'nope'"]),
     ],
-    ids=map(str, range(28)),
+    ids=map(str, range(31)),
 )
 def test_wrong_tables(tmp_path, name, content, options, message):
-    fill(tmp_path, {**FILES, name: content})
+    fill(tmp_path, {**FILES, **({} if name == "." else {name: content})})
     told = refused(tmp_path / name, tmp_path / "out", *options)
     for part in message:
         assert part in told
@@ -372,6 +375,14 @@ def test_what_is_no_parquet_is_named(tmp_path):
     pytest.importorskip("pyarrow.parquet")
     fill(tmp_path, {"t.parquet": ""})
     assert "t.parquet is no Parquet file: " in refused(tmp_path / "t.parquet", tmp_path / "out")
+
+
+@pytest.mark.parametrize("value", [b"\xff\xd8", {"bytes": b"\xff\xd8", "path": None}])
+def test_a_column_of_images_has_no_paths(tmp_path, value):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"image": [value]}), tmp_path / "t.parquet")
+    told = refused(tmp_path / "t.parquet", tmp_path / "out", "--file", "png=image")
+    assert "has no path in column 'image', but the content itself: pass --value png=image, or write it with" in told
 
 
 def test_columns_without_names_at_the_end_are_left_out(tmp_path):

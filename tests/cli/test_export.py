@@ -305,12 +305,26 @@ def test_a_field_that_comes_later_needs_the_names_of_columns(tmp_path, monkeypat
     run("export", shard, tmp_path / "two", "--to", "parquet", "--fields", "x,y")
 
 
-def test_names_of_shards(tmp_path):
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tfrecord"])
+def test_a_shard_may_lack_the_fields_that_are_written(kind, tmp_path):
+    """If all lack them, it is an error."""
+    write(tmp_path / "in", "a.tar", [("0.txt", b"x"), ("0.cls", b"1")])
+    write(tmp_path / "in", "b.tar", [("1.txt", b"x")])
+    told = run("export", tmp_path / "in", tmp_path / "out", "--to", kind, "--fields", "cls").stdout
+    assert told.endswith("2 files, 1 sample\n")
+    message = refused("export", tmp_path / "in", tmp_path / "no", "--to", kind, "--fields", "cap", code=1)
+    assert "no sample has the field cap: correct --fields, and pass --overwrite" in message
+
+
+def test_names_of_shards(tmp_path, monkeypatch):
     """Directories are kept, and two shards with one name are an error."""
     for folder in ("train", "val"):
         write(tmp_path / folder, "a.v1.tar", [("a.txt", b"x")])
     run("export", tmp_path / "train/a.v1.tar", tmp_path / "val/a.v1.tar", tmp_path / "out", "--to", "jsonl")
     assert list(outputs(tmp_path / "out")) == ["train/a.v1.jsonl", "val/a.v1.jsonl"]
+    monkeypatch.chdir(tmp_path / "val")
+    run("export", "../train/a.v1.tar", "a.v1.tar", tmp_path / "here", "--to", "jsonl")
+    assert list(outputs(tmp_path / "here")) == ["train/a.v1.jsonl", "val/a.v1.jsonl"]
     (tmp_path / "train/a.v1.tgz").write_bytes((tmp_path / "train/a.v1.tar").read_bytes())
     assert "would both be written as" in refused("export", tmp_path / "train", tmp_path / "b", "--to", "jsonl")
 

@@ -420,6 +420,22 @@ def test_get_writes_only_inside_of_the_directory(tmp_path):
     assert (tmp_path / "out" / "sub" / "ok.txt").read_bytes() == b"y"
 
 
+def test_an_index_of_other_keys_gives_no_half_samples(tmp_path):
+    """Made with --key-split last-dot: each number is a whole sample or an error."""
+    names = [f"{key}.{field}" for key in ("a.b", "a.c", "d.e") for field in ("txt", "cls")]
+    path = put(tmp_path / "a.tar", tar((name, b"%d" % (number + 1)) for number, name in enumerate(names)))
+    done("index", path, "--offsets", "--key-split", "last-dot")
+    for number in ("0", "1"):
+        for command in (["get", number, path, "--field", "cls"], ["cat", path, "--jsonl", "--slice", f"{number}:3"]):
+            result = CliRunner().invoke(main, command)
+            assert result.exit_code == 1
+            assert "or the index is of another key_split" in result.stderr
+    result = done("get", "1", path, "--field", "cls", "--key-split", "last-dot")
+    assert result.stdout == "4"
+    told = "indexes are not used with --key-split last-dot: reading the shards from the beginning\n"
+    assert result.stderr == told
+
+
 def test_all_of_them_read_from_a_web_server(web, indexed, tmp_path):
     urls = []
     for path in indexed[:2]:

@@ -1,5 +1,8 @@
 """What the options of all commands have in common."""
 
+import sys
+from pathlib import Path
+
 import click
 import pytest
 from commands import outputs, run_command
@@ -69,3 +72,27 @@ def test_names_of_fields_are_read_alike(command, written, tmp_path, monkeypatch)
     assert b"weight" not in found  # which is in json
     for empty in ("", "txt,,cls"):
         assert "names of fields" in run_command(*command, "d", "--fields", empty, code=2).stderr
+
+
+def test_messages_name_options_of_commands(tmp_path, monkeypatch):
+    """Not the arguments of Python that messages of the package name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    make_shards("d", shards=1, samples=2, fields=("txt", "cls"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    Path("functions_here.py").write_text("def odd(sample):\n    return {'zzz': {1, 2}}\n")
+
+    def told(*command, code):
+        return " ".join(run_command(*command, code=code).stderr.split())
+
+    store = ["--storage-options", '{"endpoint_url": "http://127.0.0.1:9"}']
+    message = told("ls", "s3://bucket/x.tar", *store, code=1)
+    assert """for public data pass --storage-options '{"anon": true}', for buckets""" in message
+    assert told("head", "d", "--fields", "cap", code=1) == (
+        "Error: all 2 samples had none of the fields 'cap'; they have 'cls', 'txt'. Correct the names."
+    )
+    assert "and set: pass bytes, or use one of" in told("map", "functions_here:odd", "d", "out", code=1)
+    assert "written to a directory, --offsets-to DIRECTORY:" in told("index", "s3://b/x.tar", "--offsets", code=2)

@@ -553,7 +553,8 @@ def test_usage(source, tmp_path):
     assert "in-1.tar' is a file" in refused("sort", source / "in-0.tar", source / "in-1.tar")
     assert "is a pattern: name a directory" in refused("shuffle", source / "in-0.tar", f"{source}/*.tar")
     assert "is a pattern: name one at the end" in refused("concat", source / "in-0.tar", f"{source}/*.tar")
-    assert "is a directory: name a file in it" in refused("concat", source / "in-0.tar", source)
+    for folder in (source, f"{source}/new/"):
+        assert "is a directory: name a file in it" in refused("concat", source / "in-0.tar", folder)
     assert "'b=0.3' has a weight" in refused("mix", f"{source}/in-0.tar=0.7", "b=0.3")
     assert "is written as URLS=WEIGHT" in refused("mix", f"{source}/*.tar", where)
     assert "must be above 0" in refused("mix", f"{source}/*.tar=0", where)

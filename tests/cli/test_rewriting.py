@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -252,6 +253,14 @@ def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     assert "there is no module 'function'" in refused("filter", "d", out, "--keep", "function:odd")
     assert "without its ending: functions:odd" in refused("filter", "d", out, "--keep", "functions.py:odd")
     assert "pass one of the two" in refused("filter", "d", out, "--fields", "cls", "--drop-fields", "cls")
+    for where in ("", " ", "@keys.txt"):
+        assert "a file of keys is for --keys" in refused("filter", "d", out, "--where", where)
+    message = refused("filter", "d", out, "--where", "nope > 1")  # once, and before anything is written
+    assert "over table d/s0.jsonl: Referenced column" in message
+    assert "Its columns are 'key', 'n'" in message
+    message = refused("filter", "d", out, "--where", "n > 1", "--metadata", tmp_path / "no.jsonl")
+    assert f"table {tmp_path}/no.jsonl does not exist" in message
+    assert not out.exists()
     put(tmp_path / "t.csv", b"key,clip")
     assert "is no table" in refused("filter", "d", out, "--where", "clip > 1", "--metadata", tmp_path / "t.csv")
     assert "Did you mean 'high'?" in refused("filter", "d", out, "--keep", "functions:hihg")
@@ -421,6 +430,39 @@ def test_of_repeated_samples_the_first_stays(tmp_path_factory, parts, by):
     assert found == expected
 
 
+def test_a_key_that_comes_again_in_a_shard(tmp_path):
+    """The first sample stays; pieces of one sample are no samples, and two fields of one name are
+    for repair.
+    """
+    path = put(tmp_path / "a.tar", tar([*good(3), ("0001.cls", b"x"), ("0001.txt", b"x"), ("0002.txt", b"y")]))
+    run("dedup", path, tmp_path / "out")
+    assert read(tmp_path / "out") == samples_of(good(3))
+    path = put(tmp_path / "b.tar", tar([*good(3), ("0001.jpg", b"x")]))
+    message = failed("dedup", path, tmp_path / "pieces")
+    assert "sample '0001' of shard" in message
+    assert "begins at byte 6144: join them first, with wds-pipes repair" in message
+    path = put(tmp_path / "c.tar", tar([*good(3), *good(3)[-2:]]))
+    assert "keep the first: wds-pipes repair SHARD NEW --drop-repeated" in failed("dedup", path, tmp_path / "twice")
+    path = put(tmp_path / "d.tar", tar([*good(3), *good(1)]))
+    assert "key '0000' comes again" in failed("dedup", path, tmp_path / "other", "--by", "txt")
+
+
+@pytest.mark.parametrize("command", [["dedup"], ["filter", "--every", 1, "--drop-fields", "x"], ["repair"]])
+def test_shards_of_one_name_are_written_in_their_directories(command, here, tmp_path, monkeypatch):
+    """Also in directories beside the present one, and with an index in each."""
+    for folder in ("a", "b"):
+        shards(tmp_path / folder, [sample(number) for number in range(3)], [sample(number + 3) for number in range(2)])
+    shutil.copy(tmp_path / "b/s1.tar", tmp_path / "b/s2.tar")
+    monkeypatch.chdir(tmp_path / "a")
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    run(*command, "../b", "s0.tar", "../out")
+    found = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.tar"))
+    assert found == ["a/s0.tar", "b/s0.tar", "b/s1.tar", "b/s2.tar"]
+    once = command == ["dedup"]
+    assert len(samples([str(tmp_path / "out/b")])) == (5 if once else 7)
+    assert len(samples([str(tmp_path / "out/a/index.json")])) == (0 if once else 3)
+
+
 def test_join_finds_partners_in_any_order(here, tmp_path):
     run("join", "d", tmp_path / "out", "--with", "captions/*.tar")
     assert read(tmp_path / "out") == [
@@ -447,6 +489,7 @@ def test_what_has_no_index_cannot_be_joined(here, tmp_path):
     assert "x.tar.idx. Make it with: wds-pipes index" in failed("join", "d", tmp_path / "out", "--with", path)
     path = put(tmp_path / "x.tar.gz", gzip.compress((here / "d/s0.tar").read_bytes()))
     assert "write it uncompressed, with: wds-pipes reshard" in failed("join", "d", tmp_path / "out", "--with", path)
+    assert "shard nope does not exist" in refused("join", "d", tmp_path / "out", "--with", "nope")
     assert not (tmp_path / "out").exists()
 
 
@@ -460,6 +503,15 @@ def test_what_cannot_be_joined(here, tmp_path):
 
 def good(count=6):
     return [(f"{number:04d}.{field}", b"%d" % number) for number in range(count) for field in ("cls", "txt")]
+
+
+def samples_of(members):
+    """The samples that these members are."""
+    found = {}
+    for name, data in members:
+        key, _, field = name.partition(".")
+        found.setdefault(key, {"__key__": key})[field] = data
+    return list(found.values())
 
 
 def lost_of(folder):
@@ -552,6 +604,18 @@ def test_pieces_of_a_sample_are_joined(tmp_path):
     [lost] = lost_of(tmp_path / "dropped")
     assert (lost["key"], lost["start"], "came before" in lost["why"]) == ("0001", 6144, True)
     assert [one["cls"] for one in samples([str(tmp_path / "dropped/b.tar")])] == [b"0", b"2", b"1"]
+
+
+def test_samples_with_one_key_beside_each_other(tmp_path):
+    """The first one stays with the option, and nothing is lost without it."""
+    again = [("0002.cls", b"x"), ("0002.txt", b"x"), ("0002.jpg", b"x")]
+    path = put(tmp_path / "a.tar", tar([*good(3), *again, *again[:1], ("0003.txt", b"3"), ("0003.cls", b"3")]))
+    assert "have the key '0002' and field 'cls': pass --drop-repeated" in failed("repair", path, tmp_path / "no")
+    run("repair", path, tmp_path / "out", "--drop-repeated")
+    assert read(tmp_path / "out") == samples_of(good(4))
+    lost = [(one["key"], one["start"], one["end"], one["why"]) for one in lost_of(tmp_path / "out")]
+    why = "a sample with its key, and field 'cls', came before"
+    assert lost == [("0002", 6144, 9216, why), ("0002", 9216, 10240, why)]
 
 
 def test_files_that_no_sample_can_have_are_listed(tmp_path):

@@ -62,14 +62,40 @@ def test_nothing_is_wrong_with_good_shards(tmp_path):
         assert (result.exit_code, result.output) == (0, "3 shards, 12 samples: nothing is wrong\n")
 
 
-def test_dedup_is_not_advised_for_shards_of_one_name(tmp_path):
-    """It refuses them."""
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        put(tmp_path / folder / "0.tar", tar(good(4)))
-    findings = json.loads(run(tmp_path / "a", tmp_path / "b", "--json").stdout)["findings"]
-    assert {(finding["kind"], finding["mend"]) for finding in findings} == {("duplicate-key", None)}
-    assert "Shards have the same names: give them others first" in findings[0]["text"]
+def test_the_index_of_dali_of_a_shard_that_ends_in_no_sample(tmp_path):
+    """It has no links and no directories, and is not stale for that."""
+    link, folder = tarfile.TarInfo("9.txt"), tarfile.TarInfo("d")
+    link.type, link.linkname, folder.type = tarfile.SYMTYPE, "0000.txt", tarfile.DIRTYPE
+    path = put(tmp_path / "a.tar", tar([*good(3), folder, (".hidden.txt", b""), link]))
+    with pytest.warns(ShardWarning, match="is a symbolic link"):
+        index_shards(path, dali=True)
+    assert {finding["kind"] for finding in found(path)} == {"link"}
+    put(tmp_path / "a.tar", tar([*good(4), link]))
+    assert {finding["kind"] for finding in found(path)} == {"link", "stale-index"}
+
+
+INDEX = {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 3, "filesize": 1, "md5sum": "0" * 32}]}
+
+
+def test_no_index_is_advised_of_a_damaged_shard(tmp_path):
+    path = put(tmp_path / "a.tar", tar(good(9))[:9000])
+    (tmp_path / "index.json").write_text(json.dumps(INDEX))
+    mends = {finding["kind"]: finding["mend"] for finding in found(path)}
+    assert mends.keys() == {"damage", "checksum"}
+    assert mends["checksum"] is None
+
+
+def test_the_command_that_indexes_a_remote_shard_works(remote, tmp_path, monkeypatch):
+    """It writes to this machine."""
+    monkeypatch.chdir(tmp_path)
+    url = remote.put("d/a.tar", tar(good(9)))
+    remote.put("d/index.json", json.dumps(INDEX).encode())
+    options = ["--storage-options", json.dumps(remote.storage_options)]
+    [finding] = found(url, *options)
+    command = shlex.split(finding["mend"])
+    result = CliRunner().invoke(main, [*command[1:], *options])
+    assert result.exit_code == 0, result.output
+    assert json.loads(Path("index.json").read_text())["shardlist"][0]["nsamples"] == 9
 
 
 def test_nothing_is_repaired_in_what_is_no_tar(tmp_path):
@@ -139,7 +165,7 @@ DOTTED = [*good(5), ("img.v2.txt", b"a"), ("img.v2.cls", b"1")]
 MENDED = {  # the shards, and the options of verify
     "damage": ({"a.tar": flipped(filled(tar(good(9))), 2053), "b.tar": filled(tar(good(5, 20)))[:9000]}, []),
     "end": ({"a.tar": tar(good(), end=False)}, []),
-    "sample": ({"a.tar": tar([*good(3), ("z.cls", b"1"), ("z.cls", b"2")])}, ["--ignore", "some-fields"]),
+    "sample": ({"a.tar": tar([*good(3), ("z.cls", b"1"), ("z.txt", b""), ("z.cls", b"2")])}, []),
     "sample again": ({"a.tar": tar([*good(3), *good(1)])}, []),
     "sample in pieces": ({"a.tar": tar(sorted(good(3), key=lambda member: member[0][-3:]))}, []),
     "reserved-name": (
@@ -147,6 +173,7 @@ MENDED = {  # the shards, and the options of verify
         [],
     ),
     "duplicate-key": ({"a.tar": tar(good(4)), "b.tar": tar(good(4, 3))}, []),
+    "duplicate-key, same names": ({"a/0.tar": tar(good(4)), "b/0.tar": tar(good(4, 3))}, []),
     "undecodable": ({"a.tar": tar([("a.cls", b"1"), ("b.cls", b"one"), ("c.cls", b"3")])}, ["--decode"]),
     "dotted-name": ({"a.tar": tar(DOTTED)}, ["--ignore", "some-fields"]),
     "with --key-split": ({"a.tar": tar([*DOTTED, *good(1)])}, ["--key-split", "last-dot"]),
@@ -158,19 +185,21 @@ def test_the_command_of_a_finding_mends_it(case, tmp_path, monkeypatch):
     """As it is printed: in what it writes, nothing is wrong."""
     contents, options = MENDED[case]
     monkeypatch.chdir(tmp_path)
-    Path("my data").mkdir()
     for name, data in contents.items():
+        (Path("my data") / name).parent.mkdir(exist_ok=True, parents=True)
         put(Path("my data") / name, data)
-    findings = found("my data/*.tar", *options)
+    folders = sorted(str(path) for path in {path.parent for path in Path("my data").rglob("*.tar")})
+    findings = found(*folders, *options)
     [mend] = {finding["mend"] for finding in findings if finding["mend"]}
     assert all(finding["mend"] for finding in findings if finding["kind"] != "some-fields")
     command = shlex.split(mend)
     assert command[0] == "wds-pipes"
-    assert run("my data/*.tar", *options).stdout.count("->") == 1
+    assert run(*folders, *options).stdout.count("->") == 1
     result = CliRunner().invoke(main, command[1:])
     assert result.exit_code == 0, result.output
-    assert found("NEW", *options) == []
-    assert samples(["NEW"])
+    written = sorted(str(path) for path in Path("NEW").rglob("*.tar"))
+    assert found(*written, *options) == []
+    assert samples(written)
 
 
 def test_keys_and_fields_that_come_twice(tmp_path):

@@ -409,11 +409,13 @@ def test_a_killed_process_leaves_no_shard_that_looks_whole(tmp_path):
                 writer.write({"__key__": str(number), "txt": "x" * 3000})
                 if number == 120:
                     print("now", flush=True)
+                    sys.stdin.read()  # in the middle of a shard: between two there is no file of one
     """
-    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"now\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
+    process.stdin.close()
     process.stdout.close()
     shards = sorted(tmp_path.glob("*.tar"))
     assert len(shards) >= 2

@@ -112,6 +112,9 @@ def create(
     """  # noqa: D301
     options, columns = storage_options or None, (key, files, values, root)
     kind = kind or _kind(source)
+    if os.path.isdir(source) is not (kind in ("files", "classes")) and os.path.exists(source):
+        what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
+        raise click.UsageError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
     if kind in ("files", "classes", "list"):
         if key or files or values or (root and kind != "list"):
             raise click.UsageError(f"--key, --file, --value and --root are for tables, and SOURCE is {kind}")

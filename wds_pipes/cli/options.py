@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from wds_pipes.cli.wording import for_commands
 from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
 
 if TYPE_CHECKING:
@@ -116,8 +117,7 @@ class Refused(click.ClickException):
     exit_code = USAGE
 
     def __init__(self, message: str) -> None:
-        message = message.replace(" (overwrite=True)", "")  # how Python code says --overwrite
-        lines = re.split(r"\n(?=  )", message)  # indented lines are a list, and stay lines
+        lines = re.split(r"\n(?=  )", for_commands(message))  # indented lines are a list, and stay lines
         super().__init__("\n  ".join(" ".join(line.split()) for line in lines))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import plural
@@ -21,7 +22,7 @@ from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, name_in, read_index, write_index
-from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener
+from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, path_of
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
 
@@ -117,6 +118,18 @@ def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence
                 f"{redact(url)} would be written where {redact(beside)} was found, and be read by the next run: write "
                 "to another directory"
             )
+
+
+def names_of(urls: Sequence[str]) -> list[str]:
+    """The names of files relative to their common directory."""
+    local = map(local_path, urls)
+    paths = [
+        (path_of(url) if path is None else os.path.abspath(path)).split("/")
+        for url, path in zip(urls, local, strict=True)
+    ]
+    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path[:-1] for path in paths), strict=False))
+    start = len(list(common))
+    return ["/".join(path[start:]) for path in paths]
 
 
 def check_names(urls: Iterable[str], names: Iterable[str]) -> None:

@@ -14,8 +14,8 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.tar import members
 from wds_pipes.tar.keys import is_metadata
-from wds_pipes.tar.members import reserved_name
 from wds_pipes.tar.offsets import stale_offset
 
 
@@ -64,14 +64,10 @@ def unknown_shard(url: str) -> TypeError:
 
 def field_twice(sample: dict[str, Any], field: str, name: str, offset: int) -> SampleError:
     """Return the error for a field that comes again as member ``name``, or that is reserved."""
-    url, key = redact(sample["__url__"]), sample["__key__"]
+    url, key = sample["__url__"], sample["__key__"]
     if is_metadata(field):
-        return reserved_name(url, key, field, name, offset=offset)
-    message = (
-        f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as "
-        f"{name!r}). Rename or remove one."
-    )
-    return SampleError(message, url=url, key=key, offset=offset)
+        return members.reserved_name(url, key, field, name, offset=offset)
+    return members.field_twice(url, key, field, name, offset=offset)
 
 
 def no_member(item: object) -> TypeError:

@@ -97,7 +97,9 @@ def _read(url: str, opener: Opener) -> Index:
             if not data.startswith(b"v1."):  # of a DALI index only the first line is needed
                 data += stream.read(MAX_INDEX_BYTES + 1 - len(data))
     except ShardError as error:
-        raise ShardError(str(error).replace("shard ", "index ", 1), url=shown) from error
+        renamed = ShardError(str(error).replace("shard ", "index ", 1), url=shown)
+        renamed.missing = error.missing
+        raise renamed from error
     except OSError as error:
         raise ShardError(
             f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a "

@@ -22,6 +22,8 @@ from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import dali_name, folder_of, path_of
+from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.offsets import (
     KEYS,
     MEND,
@@ -34,6 +36,7 @@ from wds_pipes.tar.offsets import (
     unpack_offsets,
     unusable,
 )
+from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import SampleParser, name_of
 
 if TYPE_CHECKING:
@@ -261,7 +264,8 @@ class Located:
             other = folder_of(place) + dali_name(place)
             content = self._read(shard, ending, other) or b""
             if content.startswith(b"v1."):
-                url, data = other, pack_offsets(unpack_dali(content, other))
+                *starts, end = unpack_dali(content, other)
+                url, data = other, pack_offsets([*starts, self._end_after(shard, end)])
         if data is None:
             raise self._missing(shard, url)
         found = unpack(data, url)
@@ -273,6 +277,30 @@ class Located:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
         return found
+
+    def _end_after(self, shard: int, end: int) -> int:
+        """Return where the members of a shard end, after the last one that an index of DALI has:
+        it does not have what is no file of a sample, such as a link.
+        """
+        url = self.urls[shard]
+        try:
+            with self._opener.open(url, end) as stream:
+                if not is_remote(url):  # it starts at its beginning
+                    stream.seek(end)
+                reader = TarReader(
+                    stream,
+                    url=url,
+                    offset=end,
+                    want=lambda name: False,
+                    on_truncated="ignore",
+                    on_link=pass_link,
+                )
+                for member in reader:
+                    if splitter("first-dot")(member.name) is not None:
+                        return end  # a file of a sample, which the index lacks: it is found when the end is compared
+        except ShardError:  # reading the samples will say why
+            return end
+        return reader.offset
 
     def _most(self, shard: int, ending: str) -> int | None:
         """The maximum size of an index of a shard in bytes; None: not known."""

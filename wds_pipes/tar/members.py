@@ -87,6 +87,16 @@ def reserved_name(url: str, key: str, field: str, name: str, *, offset: int, beg
     return ReservedNameError(message, url=url, key=key, offset=offset)
 
 
+def field_twice(url: str, key: str, field: str, name: str, *, offset: int) -> SampleError:
+    """Return the error for a field that a sample has again, as the file ``name`` at ``offset``."""
+    url = redact(url)
+    message = (
+        f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or "
+        "remove one, or keep the first: wds-pipes repair SHARD NEW --drop-repeated"
+    )
+    return SampleError(message, url=url, key=key, offset=offset)
+
+
 def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
     """The error for a sample next to a doubtful place that differs from its neighbours.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -143,6 +144,10 @@ class Tables:
             raise self._unusable(number, f"it has several rows with the key {repeated!r:.200}")
         return [key for key, _ in rows]
 
+    def check(self, number: int) -> None:
+        """Raise what ``passing`` raises if the condition does not fit the columns of a table."""
+        self._rows(number, "1", f"WHERE ({self._condition}\n) LIMIT 0")
+
     def some(self, number: int) -> list[str]:
         """Return the keys of the first rows of a table."""
         return [key for key, _ in self._rows(number, "1", f"LIMIT {_SOME}")]
@@ -248,4 +253,5 @@ def _without_places(tree: Any) -> Any:
 
 
 def _first_line(error: object) -> str:
-    return str(error).partition("\n")[0].rstrip(".! ")[:300]
+    """Return what is wrong, without the kind of the error."""
+    return re.sub(r"^\w+ Error: ", "", str(error).partition("\n")[0].rstrip(".! "))[:300]

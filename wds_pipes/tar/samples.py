@@ -112,7 +112,8 @@ class SampleParser:
         if data[end : end + len(begins)] == begins and (name := name_of(data[end : end + BLOCK]) or ""):
             parts = self._split(name)
             if parts is not None and parts[0] == key:
-                raise self._stale(url, f"sample {key!r} goes on at byte {stop}, after its end")
+                what = f"sample {key!r} goes on at byte {stop}, after its end, or the index is of another key_split"
+                raise self._stale(url, what)
         return sample
 
     def check_last(self, part: Part, stop: int, url: str) -> None:

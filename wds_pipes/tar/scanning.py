@@ -19,7 +19,7 @@ from wds_pipes.tar.dali import Component
 from wds_pipes.tar.headers import BLOCK, FIELDS, MAX_SIZE, Sizes, Sums
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
-from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, half_sample, reserved_name
+from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, field_twice, half_sample, reserved_name
 from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
@@ -288,11 +288,7 @@ def find_samples(
                 found.starts.append(offset)
         suspects, next_lost = [], False
         if field in fields:
-            message = (
-                f"sample {key!r} of shard {redact(url)} has field {field!r} twice (again at byte "
-                f"{offset}, as {name!r}). Rename or remove one."
-            )
-            report(SampleError(message, url=redact(url), key=key, offset=offset))
+            report(field_twice(url, key, field, name, offset=offset))
         fields.add(field)
         known.add(field)
     end_sample()

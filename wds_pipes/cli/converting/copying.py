@@ -19,10 +19,9 @@ from hashlib import md5
 from itertools import chain
 from typing import IO, Any, NamedTuple
 
-from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.records import Content
-from wds_pipes.cli.shards import check_names, check_size, index_names, is_same, shard_facts, write_indexes
+from wds_pipes.cli.shards import check_names, check_size, index_names, is_same, names_of, shard_facts, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot

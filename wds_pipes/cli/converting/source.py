@@ -13,18 +13,18 @@ import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, takewhile
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 
 from wds_pipes.cli.creating.files import file_of, listed
 from wds_pipes.cli.creating.records import Content, Problems
+from wds_pipes.cli.shards import names_of
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import refuse
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import local_path, redact
-from wds_pipes.tar.index_formats import path_of
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Place
@@ -96,14 +96,6 @@ def found_files(source: str, endings: Sequence[str], storage_options: Options) -
         return files
     urls = expand([source], storage_options)
     return [(name, file_of(url, storage_options)) for name, url in zip(names_of(urls), urls, strict=True)]
-
-
-def names_of(urls: Sequence[str]) -> list[str]:
-    """The names of files relative to their common directory."""
-    paths = [path_of(url).split("/") for url in urls]
-    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path[:-1] for path in paths), strict=False))
-    start = len(list(common))
-    return ["/".join(path[start:]) for path in paths]
 
 
 def local_only(source: str, what: str) -> str:

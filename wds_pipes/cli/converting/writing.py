@@ -16,17 +16,17 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from wds_pipes.cli.converting.rows import is_text
-from wds_pipes.cli.converting.source import names_of
 from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.shards import check_names, check_size, classes_of
+from wds_pipes.cli.shards import check_names, check_size, classes_of, names_of
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
+from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardWarning
@@ -107,13 +107,26 @@ def plan(
         tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
     work = partial(write, Export(kind, fields, label, key_split, storage_options))
-    finish: Callable[[Place, list[Facts]], None] = partial(_warn_of_columns, [task.name for task in tasks])
-    if kind == "imagefolder":
-        finish = partial(_check_lists, [task.name for task in tasks])
+    finish = partial(_finish, kind, fields, [task.name for task in tasks])
     return Job("export", place, work, tasks, options, finish, lists="images" if kind == "imagefolder" else "")
 
 
-def _warn_of_columns(names: Sequence[str], place: Place, facts: Sequence[Facts]) -> None:
+def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
+    """Check what only all files together show.
+
+    Raises:
+        SampleError: no sample of any shard has one of the fields that are written, or two images
+            have one name.
+    """
+    if facts and all(fact.get("lacks_fields") for fact in facts):
+        raise SampleError(f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite")
+    if kind == "imagefolder":
+        _check_lists(names, place)
+    else:
+        _warn_of_columns(names, facts)
+
+
+def _warn_of_columns(names: Sequence[str], facts: Sequence[Facts]) -> None:
     """Warn of fields that are of one type in a file and of another one in another file: what reads
     all files as one table may change or refuse them.
     """
@@ -156,19 +169,23 @@ def write(export: Export, task: Task, place: Place) -> Facts:
             for line in _write_images(count, export.label, classes, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
-    return {"samples": count.number, **({"columns": kinds} if kinds else {})}
+    lacks = {"lacks_fields": True} if count.lacks_fields else {}
+    return {"samples": count.number, **lacks, **({"columns": kinds} if kinds else {})}
 
 
 class _Counted:
-    """Samples, and how many of them there were."""
+    """Samples, how many of them there were, and whether none had one of the fields to keep."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
-        self._samples, self.number = samples, 0
+        self._samples, self.number, self.lacks_fields = samples, 0, False
 
     def __iter__(self) -> Iterator[Sample]:
-        for sample in self._samples:
-            self.number += 1
-            yield sample
+        try:
+            for sample in self._samples:
+                self.number += 1
+                yield sample
+        except NothingKeptError:  # other shards may have the fields: see ``_finish``
+            self.lacks_fields = True
 
 
 class _Stream(io.RawIOBase):
@@ -332,7 +349,7 @@ def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] 
             yield f"{path}\t{name}\n"
 
 
-def _check_lists(lists: Sequence[str], place: Place, facts: list[Facts]) -> None:
+def _check_lists(lists: Sequence[str], place: Place) -> None:
     """Check that shards did not write the same files.
 
     Raises:

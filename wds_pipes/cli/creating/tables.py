@@ -108,6 +108,13 @@ def of_table(
     labels: dict[int, str] = {}  # by the row
     rows = enumerate(_rows(source, kind, columns, storage_options), 1)
     while ahead := [row for row, _ in zip(rows, range(_AHEAD), strict=False)]:
+        for number, row in ahead:
+            for name, column in columns.files:
+                if isinstance(row.get(column), (bytes, dict, list)):
+                    raise ValueError(
+                        f"row {number} of {redact(source)} has no path in column {column!r}, but the content itself: "
+                        f"pass --value {name or 'jpg'}={column}, or write it with wds-pipes convert"
+                    )
         wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
         found = dict(zip(wanted, _contents([_join(base, path) for path in wanted], storage_options), strict=True))
         for number, row in ahead:
@@ -281,6 +288,10 @@ def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
         try:
             yield text
         except UnicodeDecodeError as error:
+            if b"\0" in error.object and error.object[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise ValueError(
+                    f"{redact(source)} is no text, and a list or table is: name one, or a directory of files"
+                ) from error
             known = "UTF-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "WINDOWS-1252"
             raise ValueError(
                 f"{redact(source)} is not UTF-8 text ({error.reason}): save it as UTF-8, as with iconv -f {known} -t "

@@ -79,10 +79,16 @@ class Options(NamedTuple):
         return shlex.join(["wds-pipes", "index", shard, *more, *self._key_split(more)])
 
     def counting(self, shard: str) -> str:
-        """Return a command that writes the ``index.json`` of a shard, and of those beside it."""
+        """Return a command that writes the ``index.json`` of a shard, and of those beside it; of a
+        remote one to the working directory, from where it can be copied.
+        """
         folder = redact(folder_of(shard)) or "."
         shards = [folder] if self.index_url is None or self.index_url in self.urls else map(redact, self.urls)
         index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
+        if is_remote(shard):
+            index = "index.json"
+            if shard.startswith(("http://", "https://")):  # which cannot be listed
+                shards = map(redact, self.urls)
         return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split(())])
 
     def _key_split(self, said: Sequence[str]) -> list[str]:
@@ -181,10 +187,10 @@ class _Check:
         found = self._found
         byte, key = getattr(error, "offset", None), getattr(error, "key", None)
         kind = "sample" if isinstance(error, SampleError) else "damage"
-        text, repeated = without_option(error)
+        text = without_option(error)
         if isinstance(error, ReservedNameError):
             kind = "reserved-name"
-        mend = self._options.rewriting("repair", *(["--drop-repeated"] if repeated else []))
+        mend = self._options.rewriting("repair", *(["--drop-repeated"] if kind == "sample" else []))
         found.add(Finding(kind, text, found.url, key, byte, mend))
 
     def _read(self, opener: Opener, scanned: Scanned) -> Hashed | None:
@@ -278,7 +284,8 @@ class _Check:
                 f"shard {found.url} is not the one of its index: {'; '.join(wrong)}. Fetch or write it again; only if "
                 "it was changed on purpose, index it again"
             )
-            found.add(Finding("checksum", text, found.url, None, None, self._options.counting(self._url)))
+            mend = None if found.counts["damage"] else self._options.counting(self._url)
+            found.add(Finding("checksum", text, found.url, None, None, mend))
 
     def _compare_indexes(self, opener: Opener, scanned: Scanned) -> None:
         """Compare the indexes beside the shard with where its samples are."""
@@ -296,6 +303,8 @@ class _Check:
             except ShardError as error:
                 self._stale(option, str(error).partition(" Make it with")[0])
                 continue
+            if of_dali and offsets[:-1] == right[:-1] and offsets[-1] <= right[-1]:
+                continue  # such an index does not have what is no file of a sample, such as a link at the end
             if offsets != right:
                 text = f"index {redact(place)} is not of shard {self._found.url}: {_differ(offsets, right)}"
                 self._stale(option, text)

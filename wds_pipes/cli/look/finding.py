@@ -10,7 +10,8 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.tar.offsets import MissingIndexError
 
-_SLOW = "reading the shards from the beginning. An index is quicker: wds-pipes index SHARDS --offsets"
+_SLOW = "reading the shards from the beginning"
+_QUICKER = f"no index: {_SLOW}. An index is quicker: wds-pipes index SHARDS --offsets"
 
 
 def find_sample(
@@ -47,7 +48,7 @@ def find_sample(
         else:
             located_of(urls, options).compare_ends()
             raise ValueError(_missing(wanted, source.indexed.count))
-    say(f"no index: {_SLOW}")
+    say(_QUICKER if key_split == "first-dot" else f"indexes are not used with --key-split {key_split}: {_SLOW}")
     count = 0
     for number, sample in enumerate(source.read()):
         if wanted in (number, sample["__key__"]):

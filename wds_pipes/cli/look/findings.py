@@ -16,7 +16,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import WorkerError
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import exists, find_facts, is_index, list_shards
-from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, path_of
+from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
 
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
 _MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
@@ -185,10 +185,7 @@ def _duplicates(
                 f"shard {shown}, byte {first.byte}: key {key!r:.300} is also in {where}"
                 f"{' and others' if len(others) > 3 else ''}. Rename or remove one, or take samples by number"
             )
-            mend: str | None = options.rewriting("dedup")
-            if len({base_name(path_of(shard)) for shard in shards}) < len(shards):
-                text, mend = f"{text}. Shards have the same names: give them others first, for wds-pipes dedup", None
-            findings.append(Finding("duplicate-key", text, shown, key, first.byte, mend))
+            findings.append(Finding("duplicate-key", text, shown, key, first.byte, options.rewriting("dedup")))
         count += 1
     findings.sort(key=lambda finding: (finding.shard, finding.byte))
     return findings, Counter({"duplicate-key": count} if count else {})

@@ -133,12 +133,11 @@ def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]
     return list_shards(list(urls), storage_options)[0]
 
 
-def without_option(error: Exception) -> tuple[str, bool]:
+def without_option(error: Exception) -> str:
     """Return the message of an error without the advice to pass ``on_repeated_key``, which is no
-    option of the commands that read samples, and whether the message had it.
+    option of the commands that read samples.
     """
-    text, advice, _ = str(error).partition(", or pass on_repeated_key")
-    return text, bool(advice)
+    return str(error).partition(", or pass on_repeated_key")[0]
 
 
 def _advised(samples: Iterator[Sample]) -> Iterator[Sample]:
@@ -146,15 +145,20 @@ def _advised(samples: Iterator[Sample]) -> Iterator[Sample]:
     try:
         yield from samples
     except SampleError as error:
-        text, had_option = without_option(error)
-        if had_option:
-            error.args = (text,)
+        error.args = (without_option(error),)
         raise
 
 
 class Source:
     """The samples of shards, as the pipelines read them: by their index of offsets if all have
     one, else from the beginning.
+
+    Args:
+        urls: the shards.
+        storage_options: how to reach the storage.
+        key_split: as in ``group_by_key``.
+        fields: the fields to keep; None: all.
+        on_repeated_key: as in ``group_by_key``.
     """
 
     def __init__(
@@ -163,8 +167,10 @@ class Source:
         storage_options: dict[str, Any],
         key_split: str = "first-dot",
         fields: Sequence[str] | None = None,
+        on_repeated_key: str = "raise",
     ) -> None:
         self._urls, self._options, self._split, self._fields = list(urls), storage_options, key_split, fields
+        self._on_repeated_key = on_repeated_key
 
     @cached_property
     def indexed(self) -> SampleList | None:
@@ -190,8 +196,11 @@ class Source:
     def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
         """Yield the samples from number ``start`` on, before ``stop`` (None: to the end)."""
         if (start or stop is not None) and self.indexed is not None:
-            located_of(self._urls, self._options).compare_ends()
+            located = located_of(self._urls, self._options)
+            located.compare_ends()
             chosen = range(self.indexed.count)[start:stop]
+            if chosen and located.place(start).number:
+                located.key_of(start - 1)  # raises if it goes on, since keys end at other dots in the index
             return iter(Stream(FetchSamples(self._list(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)
 
@@ -199,7 +208,8 @@ class Source:
         """Yield all samples, from the beginning; with these fields, or those of this source."""
         members = LoadTar(OpenShards(ShardList(self._shards(), storage_options=self._options)))
         wanted = self._fields if fields is None else fields
-        return _advised(iter(Stream(GroupByKey(members, fields=wanted, key_split=self._split))))
+        grouped = GroupByKey(members, fields=wanted, key_split=self._split, on_repeated_key=self._on_repeated_key)
+        return _advised(iter(Stream(grouped)))
 
     def _shards(self) -> list[str]:
         return shards_of(self._urls, self._options)

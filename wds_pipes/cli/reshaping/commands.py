@@ -196,7 +196,7 @@ def concat(
         shards, known = list_shards(list(urls), options)
         if "*" in target:
             raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one at the end")
-        if os.path.isdir(local_path(target) or ""):
+        if target.endswith("/") or os.path.isdir(local_path(target) or ""):
             raise ValueError(f"OUTPUT is the shard to write, and {target!r} is a directory: name a file in it")
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")

@@ -89,6 +89,8 @@ def filter_(
     with --decode; what is written are the bytes as they were. Its module may be a file in the
     current directory. If that file changes, the outputs are others, and --overwrite is needed.
     """
+    if (where := chosen["where"]) is not None and (not where.strip() or where.startswith("@")):
+        raise click.UsageError("--where is a condition such as 'clip > 0.28'; a file of keys is for --keys")
     if chosen["metadata"] and not chosen["where"]:
         raise click.UsageError("--metadata is for --where, a condition such as 'clip > 0.28'")
     if chosen["decode"] and not chosen["keep"]:
@@ -205,7 +207,8 @@ def dedup(
 
     Of samples with the same key, the same fields, or the same bytes of one field, the first one
     stays, in the order of the shards as they are named. Samples without that field all stay.
-    Fields are compared by hashes of 128 bits.
+    Fields are compared by hashes of 128 bits. If several shards have one name, DEST has a directory
+    for each of theirs.
 
     The shards are read twice (with --by key, the first time without their data): first a hash of
     each sample goes to DEST/.wds-pipes/hashes, 16 bytes a sample. When all are there, they are

@@ -15,7 +15,7 @@ from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
 from wds_pipes.cli.shards import marks, write_indexes
 from wds_pipes.core.counts import NothingKeptError
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.index_formats import make_opener
@@ -171,12 +171,19 @@ def _finish(kept_fields: Sequence[str] | None, place: Place, facts: Sequence[Fac
 
 def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_options: Options) -> list[list[str]]:
     """Return the table of each shard, and what distinguishes its content."""
-    Tables(where, [], make_opener(storage_options)).close()  # which checks the condition
+    Tables(where, [], make_opener(storage_options)).close()  # which checks the condition alone
     folder = None if metadata is None else at_home(metadata)
     if folder is not None and ending_of(folder) is not None:
-        one = [folder, *marks([folder], storage_options)]
-        return [one for _ in shards]
-    if folder is not None and os.path.isfile(folder):
+        urls = [folder]
+    elif folder is not None and os.path.isfile(folder):
         raise ValueError(f"--metadata: {folder} is no table: a table ends in {' or '.join(ENDINGS)}")
-    urls = tables_of([shard.url for shard in shards], folder, storage_options)
-    return [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
+    else:
+        urls = tables_of([shard.url for shard in shards], folder, storage_options)
+    try:
+        found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
+    except ShardError as error:
+        error.args = (str(error).replace("shard ", "table ", 1),)
+        raise
+    with Tables(where, urls[:1], make_opener(storage_options)) as tables:
+        tables.check(0)
+    return found if len(found) == len(shards) else [found[0] for _ in shards]

@@ -195,8 +195,8 @@ def plan_join(
     contents = []
     for partner in partners:
         found = Partner(partner, storage_options)
-        found.check_indexed()
         contents.append(fingerprint(marks(found.urls, storage_options)))
+        found.check_indexed()
     join = Join(tuple(partners), missing, prefer, storage_options)
     options = {"with": contents, "missing": missing, "prefer": prefer}
     return plan_rewrite("join", shards, place, join, reading=reading, options=options)

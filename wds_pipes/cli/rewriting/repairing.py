@@ -57,12 +57,20 @@ class _Found:
 
 
 class _Noted:
-    """What is noted of a shard while it is read, and what was lost of it."""
+    """What is noted of a shard while it is read, and what was lost of it.
 
-    def __init__(self, name: str, key_split: str) -> None:
-        self._name, self._split = name, splitter(key_split)
+    Args:
+        name: the shard, for messages.
+        key_split: as in ``group_by_key``.
+        drop_repeated: whether samples whose key came before are left out.
+    """
+
+    def __init__(self, name: str, key_split: str, *, drop_repeated: bool) -> None:
+        self._name, self._split, self._drops = name, splitter(key_split), drop_repeated
         self._places: list[tuple[int, str | None]] = []  # first bytes, and the keys; None: a damaged place
         self._key: str | None = None  # of the sample that goes on
+        self._fields = set[str]()  # that it has so far
+        self._repeated: dict[int, str] = {}  # by the first byte: why a sample with the key of its neighbour is lost
         self._errors: list[Exception] = []
         self._damage: dict[int, str] = {}  # by the first byte of the place
         self._found: deque[_Found] = deque()
@@ -78,18 +86,36 @@ class _Noted:
     def member(self, name: str, data: bytes | None, offset: int, end: int) -> bool:
         """Note a member, or a place that is none; return whether it is read."""
         parts = self._split(name) if name else None
-        if parts is not None and is_metadata(field := parts[1].lower()):
-            error = reserved_name(self._name, parts[0], field, name, offset=offset)
-            self._add_file(name, parts[0], offset, end, str(error).partition(", or write the shard")[0])
+        if parts is not None:
+            key, field = parts[0], parts[1].lower()
+            if not is_metadata(field):
+                return self._goes_on(key, field, offset)
+            error = reserved_name(self._name, key, field, name, offset=offset)
+            self._add_file(name, key, offset, end, str(error).partition(", or write the shard")[0])
             return False
-        if parts is not None and parts[0] != self._key:
-            self._key = parts[0]
-            self._places.append((offset, self._key))
-        elif not name and data in (GAP, ASTRAY):
+        if not name and data in (GAP, ASTRAY):
             self._key = None
             self._places.append((offset, None))
             self._damage[offset] = str(self._errors.pop()) if self._errors else "members were lost there"
         return True
+
+    def _goes_on(self, key: str, field: str, offset: int) -> bool:
+        """Note a file of a sample; return whether it is read. If the sample has the field, another
+        sample with its key begins.
+
+        Raises:
+            SampleError: one does, and it is not left out.
+        """
+        if key != self._key:
+            self._key, self._fields = key, {field}
+            self._places.append((offset, key))
+        elif field in self._fields:
+            self._repeated[offset] = _repeats(self._name, key, field, drops=self._drops)
+            self._fields = {field}
+            self._places.append((offset, key))
+        else:
+            self._fields.add(field)
+        return self._places[-1][0] not in self._repeated
 
     def link(self, link: Link) -> None:
         """Note a link."""
@@ -121,6 +147,8 @@ class _Noted:
             why: str | None
             if key is None:
                 why = self._damage[start]
+            elif start in self._repeated:
+                why = self._repeated[start]
             elif self._found and self._found[0].key == key:
                 why = self._found.popleft().why
             else:
@@ -140,6 +168,22 @@ class _Noted:
             return f"it is next to the damage at byte {beside[0]}, and may be incomplete"
         before = [byte for byte, key in self._places[:number] if key is None]
         return f"it comes after the damage at byte {before[-1] if before else start}, and may be a file inside a file"
+
+
+def _repeats(shard: str, key: str, field: str, *, drops: bool) -> str:
+    """Return why a sample is left out whose key and field came before.
+
+    Raises:
+        SampleError: it is not left out.
+    """
+    if not drops:
+        raise SampleError(
+            f"two samples of shard {shard} have the key {key!r} and field {field!r}: pass --drop-repeated to keep "
+            "the first one",
+            url=shard,
+            key=key,
+        )
+    return f"a sample with its key, and field {field!r}, came before"
 
 
 class _Places(LoadTar):
@@ -236,7 +280,7 @@ class _Shard:
 
     def __init__(self, repair: Repair, shown: str, again: Counter[str] | None) -> None:
         self._repair, self._shown, self._again = repair, shown, again
-        self.noted = _Noted(shown, repair.reading.key_split)
+        self.noted = _Noted(shown, repair.reading.key_split, drop_repeated=repair.drop_repeated)
         self.pieces = Counter[str]()  # how many there are of each key
         self.joined = 0
         self._decoders = of_all_fields() if repair.decode else None
@@ -289,15 +333,8 @@ class _Shard:
                 if twice is None:
                     whole.update(sample)
                     self.joined += 1
-                elif self._repair.drop_repeated:
-                    entries.pop().why = f"a sample with its key, and field {twice!r}, came before"
                 else:
-                    raise SampleError(
-                        f"two samples of shard {self._shown} have the key {key!r} and field {twice!r}: pass "
-                        "--drop-repeated to keep the first one",
-                        url=self._shown,
-                        key=key,
-                    )
+                    entries.pop().why = _repeats(self._shown, key, twice, drops=self._repair.drop_repeated)
             if self.pieces[key] == self._again[key]:
                 yield held.pop(key)
 

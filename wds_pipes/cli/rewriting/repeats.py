@@ -21,7 +21,7 @@ from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite
 from wds_pipes.cli.shards import check_same
-from wds_pipes.errors import StateError
+from wds_pipes.errors import SampleError, StateError
 from wds_pipes.io.tasks.journal import check_plan
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
@@ -61,6 +61,8 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
         ShardError: a shard cannot be read.
     """
     by = by.lower()  # as fields are
+    if by == KEY:  # what comes again in a shard is left out too
+        reading = reading._replace(on_repeated_key="ignore")
     if not running.overwrite:
         check_plan(place, "dedup", {"by": by, "key_split": reading.key_split})
     shards = find_shards(urls, place, reading.storage_options)
@@ -91,10 +93,28 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
         return by == CONTENT or (by != KEY and (split(name) or ("", ""))[1].lower() == by)
 
     walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
+    fields: dict[str, frozenset[str]] = {}  # of each key
+    sets: dict[frozenset[str], frozenset[str]] = {}  # few different ones
     for sample in walk.samples():
         found += _hash_of(sample, by)
+        if by == KEY:
+            here = frozenset(member.field for member in sample.members)
+            here = sets.setdefault(here, here)
+            if here.isdisjoint(fields.setdefault(sample.key, here)):
+                raise _in_pieces(shard.url, sample)
     place.write(task.outputs[0], bytes(found))
     return {"samples": len(found) // 16}
+
+
+def _in_pieces(url: str, sample: Found) -> SampleError:
+    shown, offset = redact(url), sample.members[0].start
+    return SampleError(
+        f"sample {sample.key!r} of shard {shown} is in pieces, of which one begins at byte {offset}: join them first, "
+        "with wds-pipes repair SHARDS NEW",
+        url=shown,
+        key=sample.key,
+        offset=offset,
+    )
 
 
 def _hash_of(sample: Found, by: str) -> bytes:

@@ -13,6 +13,7 @@ from wds_pipes.cli.shards import (
     index_names,
     is_same,
     marks,
+    names_of,
     shard_facts,
     summary,
     with_classes,
@@ -45,10 +46,17 @@ class Shard(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How shards are read; it is sent to other processes."""
+    """How shards are read; it is sent to other processes.
+
+    Attributes:
+        storage_options: how to reach the storage.
+        key_split: as in ``group_by_key``.
+        on_repeated_key: as in ``group_by_key``.
+    """
 
     storage_options: Options
     key_split: str
+    on_repeated_key: str = "raise"
 
 
 class Rewrite(Protocol):
@@ -70,7 +78,8 @@ class Rewrite(Protocol):
 
 
 def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> list[Shard]:
-    """Return the shards that URLs name, and the names of those to write.
+    """Return the shards that URLs name, and the names of those to write: their own, or if two have
+    the same, relative to the common directory of all.
 
     Raises:
         ValueError: nothing matches, a shard is named twice, two would get one name, or one would be
@@ -81,7 +90,9 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
     for url in found:
         if url == "-" or url.startswith("pipe:"):
             raise ValueError(f"{redact(url)} has no name for the shard to write: write it to a file first")
-    names = list(map(_name, found))
+    names = list(map(_name, map(base_name, map(path_of, found))))
+    if len(set(names)) < len(names):
+        names = list(map(_name, names_of(found)))
     check_names(found, names)
     for url, name in zip(found, names, strict=True):
         if is_same(url, place.at(name)):
@@ -152,7 +163,7 @@ def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Fact
 
 def read(url: str, reading: Reading, fields: Sequence[str] | None = None) -> Iterator[Sample]:
     """Yield the samples of a shard, with keys as they can be written."""
-    source = Source([url], reading.storage_options or {}, reading.key_split, fields)
+    source = Source([url], reading.storage_options or {}, reading.key_split, fields, reading.on_repeated_key)
     return with_writable_keys(source.read(), reading.key_split)
 
 
@@ -196,9 +207,8 @@ def _counted(samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
         yield sample
 
 
-def _name(url: str) -> str:
-    """Return the name of the uncompressed shard that is written for a shard."""
-    name = base_name(path_of(url))
+def _name(name: str) -> str:
+    """Return the name of the uncompressed shard that is written for a shard with this name."""
     if kind_of_name(name):
         name = name[: name.rindex(".")]
     return name if name.lower().endswith(".tar") else f"{name}.tar"

@@ -1,0 +1,35 @@
+"""Messages of the package name arguments of Python; the commands have options instead."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+_Words = str | Callable[[re.Match[str]], str]
+
+
+def _json(found: re.Match[str]) -> str:
+    """Options for fsspec, as an argument of the shell."""
+    values = {"True": True, "{...}": {"Authorization": "..."}}
+    return f"'{json.dumps({found[1]: values.get(found[2], found[2].strip(chr(39)))})}'"
+
+
+_OPTIONS: tuple[tuple[re.Pattern[str], _Words], ...] = (
+    (re.compile(r" \(overwrite=True\)"), ""),
+    (re.compile(r"storage_options=(?=\{)"), "--storage-options "),
+    (re.compile(r"\{'(\w+)': (True|'\w+'|\{\.\.\.\})\}"), _json),
+    (re.compile(r"\w+='DIRECTORY' \((--[\w-]+ DIRECTORY)\)"), r"\1"),
+    (re.compile(r"metadata= \((--metadata)\)"), r"\1"),
+    (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
+    (re.compile(r"; a file of keys is '@keys\.txt'"), ""),
+    (re.compile(r"this epoch gave nothing: (.*) had none of the fields that group_by_key\(fields=\[(.*?)\]\) keeps"),
+     r"\1 had none of the fields \2"),
+)  # fmt: skip
+
+
+def for_commands(message: str) -> str:
+    """Return a message with the options of commands instead of arguments of Python."""
+    for argument, option in _OPTIONS:
+        message = argument.sub(option, message)
+    return message
