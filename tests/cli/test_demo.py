@@ -114,7 +114,7 @@ def test_own_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    """Interrupted while the trainer runs, it ends with 1 and takes the trainer and its workers
+    """Interrupted while the trainer runs, it ends with 130, and takes the trainer and its workers
     along.
     """
     command = [sys.executable, "-m", "wds_pipes", "demo", "--out", "out", "--samples", "480"]
@@ -126,7 +126,7 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
         assert len(processes_in(tmp_path)) >= 4
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=120)
-    assert process.returncode == 1
+    assert process.returncode == 130
     assert "Aborted!" in output
     wait_for(lambda: not processes_in(tmp_path))
 

@@ -94,7 +94,7 @@ def test_a_shard_that_was_begun_continues_at_its_byte(s3, shards, tmp_path, monk
     arguments = [f"{s3.url}/begun/a.tar", tmp_path, "--storage-options", json.dumps(s3.storage_options)]
     with monkeypatch.context() as patched:
         cut(patched, 1)
-        run(*arguments, code=1)
+        run(*arguments, code=130)
     (part,) = (tmp_path / ".wds-pipes/parts").iterdir()
     have = part.stat().st_size
     assert 0 < have < len(shard)

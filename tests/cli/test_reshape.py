@@ -338,7 +338,7 @@ def test_a_concat_that_ends_early_goes_on(source, expected, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "commit", commit)
-        run("concat", f"{source}/*.tar", tmp_path / "all.tar", code=(1, 130))
+        run("concat", f"{source}/*.tar", tmp_path / "all.tar", code=130)
     assert not (tmp_path / "all.tar").exists()
     run("concat", f"{source}/*.tar", tmp_path / "all.tar")
     assert read(tmp_path / "all.tar") == expected

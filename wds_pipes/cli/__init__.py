@@ -1,5 +1,8 @@
 """The command line: ``wds-pipes``."""
 
+import signal
+from typing import Any
+
 import click
 
 from wds_pipes.cli import bench, cache, create, index, info
@@ -32,7 +35,16 @@ _SECTIONS = {
 
 
 class _Sections(click.Group):
-    """Lists the commands by what they are for."""
+    """Lists the commands by what they are for. Ctrl-C ends them with the exit code of the shell,
+    130: that of click, 1, says that something was found.
+    """
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Aborted!", err=True)
+            raise SystemExit(128 + signal.SIGINT) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in _SECTIONS.items():
