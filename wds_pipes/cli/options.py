@@ -1,8 +1,8 @@
 """What the commands share: arguments, and errors as one line.
 
 Exit codes: 0: done, and nothing is wrong; 1: the data is damaged, something was found, or the disk
-is full; 2: the command was not called rightly, for example with a shard that does not exist; 130: it
-was interrupted by Ctrl-C, and 143: by SIGTERM.
+is full; 2: the command was not called rightly, for example with a shard that does not exist; 130:
+it was interrupted by Ctrl-C, and 143: by SIGTERM.
 """
 
 from __future__ import annotations
