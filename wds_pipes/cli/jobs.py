@@ -138,7 +138,7 @@ def run_job(
     if report.failed:
         raise Damaged(
             f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
-            "what is finished is kept."
+            "what is finished is kept. With other options, also pass --overwrite."
         )
 
 

@@ -24,6 +24,7 @@ import click
 from click.core import ParameterSource
 
 from wds_pipes.cli.wording import for_commands
+from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def in_one_line() -> Iterator[None]:
             yield
             sys.stdout.flush()
     except WdsError as error:
-        usage = isinstance(error, StateError) or (isinstance(error, ShardError) and error.missing)
+        usage = isinstance(error, (StateError, NothingKeptError)) or (isinstance(error, ShardError) and error.missing)
         raise (Refused if usage else Damaged)(str(error)) from error
     except (ValueError, TypeError, LookupError, ModuleNotFoundError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
@@ -287,7 +288,7 @@ def _show_once() -> Callable[..., None]:
     def show(message: Warning | str, *rest: Any, **more: Any) -> None:
         if str(message) not in shown:
             shown.add(str(message))
-            click.echo(f"warning: {message}", err=True)
+            click.echo(f"warning: {for_commands(str(message))}", err=True)
 
     return show
 

@@ -23,6 +23,10 @@ _OPTIONS: tuple[tuple[re.Pattern[str], _Words], ...] = (
     (re.compile(r"metadata= \((--metadata)\)"), r"\1"),
     (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
     (re.compile(r"; a file of keys is '@keys\.txt'"), ""),
+    (re.compile(r", or pass on_repeated_key='ignore'[^.]*(?=\.|$)"), ""),
+    (re.compile(r"the fields that fetch_samples\(fields=\[(.*?)\]\) keeps: correct the names, or pass on_error='skip'"),
+     r"the fields \1: correct the names"),
+    (re.compile(r"of group_by_key\(fields=\.\.\.\)"), "of --fields"),
     (re.compile(r"this epoch gave nothing: (.*) had none of the fields that group_by_key\(fields=\[(.*?)\]\) keeps"),
      r"\1 had none of the fields \2"),
 )  # fmt: skip

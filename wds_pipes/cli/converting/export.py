@@ -45,7 +45,7 @@ def export(
     """Write shards in another format into the directory DEST.
 
     A file is made of each shard, with the name of the shard. Data is written as it is: images are
-    never encoded again.
+    never encoded again. A sample that has none of --fields is left out.
 
     \b
     jsonl        X.jsonl: lines as of wds-pipes cat --jsonl; what is no text, number or JSON is
@@ -88,4 +88,6 @@ def _summary(report: Report) -> str:
     from wds_pipes.core.words import plural
 
     facts = report.facts.values()
-    return f"{plural(len(facts), 'file')}, {plural(sum(fact['samples'] for fact in facts), 'sample')}"
+    text = f"{plural(len(facts), 'file')}, {plural(sum(fact['samples'] for fact in facts), 'sample')}"
+    without = sum(fact.get("without_fields", 0) for fact in facts)
+    return f"{text}; {plural(without, 'sample')} left out, which had none of the fields" if without else text

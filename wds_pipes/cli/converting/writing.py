@@ -115,11 +115,11 @@ def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place
     """Check what only all files together show.
 
     Raises:
-        SampleError: no sample of any shard has one of the fields that are written, or two images
-            have one name.
+        NothingKeptError: no sample of any shard has one of the fields that are written.
+        SampleError: two images have one name.
     """
-    if facts and all(fact.get("lacks_fields") for fact in facts):
-        raise SampleError(f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite")
+    if any("without_fields" in fact for fact in facts) and not any(fact["samples"] for fact in facts):
+        raise NothingKeptError(f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite")
     if kind == "imagefolder":
         _check_lists(names, place)
     else:
@@ -153,9 +153,9 @@ def write(export: Export, task: Task, place: Place) -> Facts:
     fields = export.fields
     if export.kind == "imagefolder" and fields is not None and export.label not in fields:
         fields = (*fields, export.label)
-    samples, kinds = Source([url], export.storage_options or {}, export.key_split, fields).read(), dict[str, str]()
+    source, kinds = Source([url], export.storage_options or {}, export.key_split, fields), dict[str, str]()
     with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
-        count = _Counted(samples)
+        count = _Counted(source.read())
         if export.kind == "jsonl":
             from wds_pipes.cli.look.output import write_lines
 
@@ -169,8 +169,10 @@ def write(export: Export, task: Task, place: Place) -> Facts:
             for line in _write_images(count, export.label, classes, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
-    lacks = {"lacks_fields": True} if count.lacks_fields else {}
-    return {"samples": count.number, **lacks, **({"columns": kinds} if kinds else {})}
+    facts: Facts = {"samples": count.number, **({"columns": kinds} if kinds else {})}
+    if count.lacks_fields or source.without_fields:
+        facts["without_fields"] = source.without_fields
+    return facts
 
 
 class _Counted:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.cli.look.decoders import fault_of, of_all_fields
-from wds_pipes.cli.look.reading import without_option
+from wds_pipes.cli.wording import for_commands
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
@@ -29,6 +29,7 @@ from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offse
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples
 
+NEW = "NEW"  # the directory that a command to mend writes, for the user to replace
 MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
 _MOST_SETS = 1000  # different sets of fields of a shard that are kept
 
@@ -72,7 +73,7 @@ class Options(NamedTuple):
 
     def rewriting(self, command: str, *more: str) -> str:
         """Return a command that writes the shards anew."""
-        return shlex.join(["wds-pipes", command, *map(redact, self.urls), "NEW", *more, *self._key_split(more)])
+        return shlex.join(["wds-pipes", command, *map(redact, self.urls), NEW, *more, *self._key_split(more)])
 
     def indexing(self, shard: str, *more: str) -> str:
         """Return a command that writes an index of a shard."""
@@ -187,7 +188,7 @@ class _Check:
         found = self._found
         byte, key = getattr(error, "offset", None), getattr(error, "key", None)
         kind = "sample" if isinstance(error, SampleError) else "damage"
-        text = without_option(error)
+        text = for_commands(str(error))
         if isinstance(error, ReservedNameError):
             kind = "reserved-name"
         mend = self._options.rewriting("repair", *(["--drop-repeated"] if kind == "sample" else []))
@@ -221,6 +222,8 @@ class _Check:
                     pass
                 return hashed
         except (ShardError, ModuleNotFoundError) as error:
+            if isinstance(error, ShardError) and error.missing and self._url in self._options.urls:
+                raise  # it was named, so its name is wrong; a list or an index may name what is lost
             text = str(error) if isinstance(error, ShardError) else f"shard {found.url} cannot be read: {error}"
             found.add(Finding("damage", text, found.url, None, getattr(error, "offset", None)))
         except unreadable() as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -10,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import islice
 
-from wds_pipes.cli.look.checking import Checked, FieldSet, Finding, Options, check_shard
+from wds_pipes.cli.look.checking import NEW, Checked, FieldSet, Finding, Options, check_shard
 from wds_pipes.cli.look.duplicates import Keys, same_key
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WorkerError
@@ -107,6 +108,26 @@ def verify(
         if findings and findings[0].kind not in ignored:
             report.add(findings[:_MOST_NAMED], Counter({findings[0].kind: len(findings)}))
     return report
+
+
+def in_order(mends: Iterable[str]) -> list[str]:
+    """Return commands that mend, in the order in which they may be run: all of ``repair`` become
+    one, with their options, which comes before ``dedup``; those that write an index come last.
+    """
+    repairs, others = list[list[str]](), list[str]()
+    for mend in mends:
+        words = shlex.split(mend)
+        if words[1] == "repair":
+            repairs.append(words)
+        else:
+            others.append(mend)
+    others.sort(key=lambda mend: mend.startswith("wds-pipes index "))
+    if not repairs:
+        return others
+    start = repairs[0].index(NEW) + 1
+    options = " ".join(shlex.join(words[start:]) for words in repairs).replace(" --", "\n--").split("\n")
+    joined = " ".join(dict.fromkeys(option.strip() for option in options if option.strip()))
+    return [f"{shlex.join(repairs[0][:start])} {joined}".strip(), *others]
 
 
 def _known(

@@ -133,22 +133,6 @@ def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]
     return list_shards(list(urls), storage_options)[0]
 
 
-def without_option(error: Exception) -> str:
-    """Return the message of an error without the advice to pass ``on_repeated_key``, which is no
-    option of the commands that read samples.
-    """
-    return str(error).partition(", or pass on_repeated_key")[0]
-
-
-def _advised(samples: Iterator[Sample]) -> Iterator[Sample]:
-    """Yield samples; the message of an error gives no advice that a command cannot follow."""
-    try:
-        yield from samples
-    except SampleError as error:
-        error.args = (without_option(error),)
-        raise
-
-
 class Source:
     """The samples of shards, as the pipelines read them: by their index of offsets if all have
     one, else from the beginning.
@@ -159,6 +143,9 @@ class Source:
         key_split: as in ``group_by_key``.
         fields: the fields to keep; None: all.
         on_repeated_key: as in ``group_by_key``.
+
+    Attributes:
+        stream: that of ``read``, whose counts say what was left out; None: it was not called.
     """
 
     def __init__(
@@ -171,6 +158,7 @@ class Source:
     ) -> None:
         self._urls, self._options, self._split, self._fields = list(urls), storage_options, key_split, fields
         self._on_repeated_key = on_repeated_key
+        self.stream: Stream[Sample] | None = None
 
     @cached_property
     def indexed(self) -> SampleList | None:
@@ -209,7 +197,13 @@ class Source:
         members = LoadTar(OpenShards(ShardList(self._shards(), storage_options=self._options)))
         wanted = self._fields if fields is None else fields
         grouped = GroupByKey(members, fields=wanted, key_split=self._split, on_repeated_key=self._on_repeated_key)
-        return _advised(iter(Stream(grouped)))
+        self.stream = Stream(grouped)
+        return iter(self.stream)
+
+    @property
+    def without_fields(self) -> int:
+        """How many samples ``read`` has left out so far, since they have none of the fields."""
+        return 0 if self.stream is None else self.stream.counts()["filtered"]
 
     def _shards(self) -> list[str]:
         return shards_of(self._urls, self._options)

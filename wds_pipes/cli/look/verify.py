@@ -81,17 +81,17 @@ def verify(
     """
     with in_one_line():
         from wds_pipes.cli.look.checking import Checked, Finding, Options
+        from wds_pipes.cli.look.findings import in_order
         from wds_pipes.cli.look.findings import verify as check
         from wds_pipes.core.words import plural
         from wds_pipes.display.text import plain
 
-        mends, shown = set[str](), 0
+        mends, shown = dict[str, None](), 0
 
         def show(finding: Finding) -> None:
             click.echo(plain(" ".join(f"{finding.kind}: {finding.text}".split())))
-            if finding.mend is not None and finding.mend not in mends:  # which mends all findings of its kind
-                mends.add(finding.mend)
-                click.echo(plain(f"  -> {finding.mend}"))
+            if finding.mend is not None:
+                mends[finding.mend] = None  # it mends all findings of its kind
 
         progress = sys.stderr.isatty() and not as_json
 
@@ -126,6 +126,11 @@ def verify(
                 show(finding)
             for note in sorted(report.notes):
                 click.echo(plain(f"note: {note}"))
+            commands = in_order(mends)
+            if len(commands) > 1:
+                click.echo("These commands mend it, one after the other, each on what the one before has written:")
+            for command in commands:
+                click.echo(plain(f"  -> {command}"))
             hidden = total - len(report.findings)
             more = f", of which {hidden:,} are not shown" if hidden else ""
             outside = f"; {plural(report.outside, 'file')} of no sample" if report.outside else ""

@@ -162,10 +162,11 @@ def _finish(kept_fields: Sequence[str] | None, place: Place, facts: Sequence[Fac
     """Write the indexes.
 
     Raises:
-        SampleError: no sample of any shard has one of the fields that are kept.
+        NothingKeptError: no sample of any shard has one of the fields that are kept.
     """
-    if kept_fields and all(set(kept_fields) <= set(fact.get("absent", ())) for fact in facts):
-        raise SampleError(f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite")
+    absent = [fact for fact in facts if set(kept_fields or ()) <= set(fact.get("absent", ()))]
+    if kept_fields and len(absent) == len(facts) and any(fact["read"] for fact in facts):
+        raise NothingKeptError(f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite")
     write_indexes(place, facts)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite
+from wds_pipes.cli.shards import write_indexes
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place
@@ -42,6 +43,7 @@ class Map:
                 if not self.skips or isinstance(error.__cause__, (*OF_CODE, MemoryError)):
                     raise
                 facts["skipped"] += 1
+                facts.setdefault("first_error", str(error))
             else:
                 if made is not None:
                     yield made
@@ -98,4 +100,17 @@ def plan_map(
         "on_error": "skip" if skips else "raise",
     }
     shards = find_shards(urls, place, reading.storage_options)
-    return plan_rewrite("map", shards, place, change, reading=reading, options=options)
+    return plan_rewrite("map", shards, place, change, reading=reading, options=options, finish=_finish)
+
+
+def _finish(place: Place, facts: list[Facts]) -> None:
+    """Write the indexes.
+
+    Raises:
+        SampleError: all samples were skipped.
+    """
+    skipped = sum(fact["skipped"] for fact in facts)
+    if skipped and skipped == sum(fact["read"] for fact in facts):
+        first = next(fact["first_error"] for fact in facts if fact["skipped"])
+        raise SampleError(f"all samples were skipped because of errors, so nothing is left. The first: {first}")
+    write_indexes(place, facts)

@@ -156,15 +156,14 @@ def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Fact
     shard, of_shard = task.arguments
     check_same(shard.url, shard.mark, reading.storage_options)
     facts: Facts = {"read": 0}
-    samples = rewrite.samples(_counted(read(shard.url, reading, rewrite.fields), facts), shard.url, of_shard, facts)
+    source = Source(
+        [shard.url], reading.storage_options or {}, reading.key_split, rewrite.fields, reading.on_repeated_key
+    )
+    found = _counted(with_writable_keys(source.read(), reading.key_split), facts)
+    samples = rewrite.samples(found, shard.url, of_shard, facts)
     written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
+    facts["read"] += source.without_fields
     return {**shard_facts(task.name, written), **facts}
-
-
-def read(url: str, reading: Reading, fields: Sequence[str] | None = None) -> Iterator[Sample]:
-    """Yield the samples of a shard, with keys as they can be written."""
-    source = Source([url], reading.storage_options or {}, reading.key_split, fields, reading.on_repeated_key)
-    return with_writable_keys(source.read(), reading.key_split)
 
 
 def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
@@ -194,6 +193,8 @@ def summed(report: Report) -> str:
     ):
         if count := sum(fact.get(name, 0) for fact in facts):
             words.append(what.format(plural(count, "sample")))
+    if errors := [fact["first_error"] for fact in facts if "first_error" in fact]:
+        words[-1] += f", the first: {errors[0].rstrip('.')}"
     if empty:
         words.append(f"{plural(empty, 'shard')} without samples")
     if absent := set.intersection(*(set(fact.get("absent", ())) for fact in facts)):
