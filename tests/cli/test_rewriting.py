@@ -205,7 +205,8 @@ def test_a_shard_may_lack_the_fields_that_are_kept(here, tmp_path):
     told = run("filter", tmp_path / "in", tmp_path / "out", "--fields", "cls").stdout
     assert told.endswith("; 1 shard without samples\n")
     assert read(tmp_path / "out") == [{"__key__": "a", "cls": b"1"}]
-    told = failed("filter", tmp_path / "in", tmp_path / "no", "--fields", "csl,tx")
+    assert ", of 2 samples; " in told
+    told = refused("filter", tmp_path / "in", tmp_path / "no", "--fields", "csl,tx")
     assert "no sample has the field csl, tx: correct --fields, and pass --overwrite" in told
     assert not (tmp_path / "no/index.json").exists()
     run("filter", tmp_path / "in", tmp_path / "no", "--fields", "cls,txt", "--overwrite")
@@ -603,19 +604,72 @@ def test_pieces_of_a_sample_are_joined(tmp_path):
     run("repair", tmp_path / "in", tmp_path / "dropped", "--drop-repeated")
     [lost] = lost_of(tmp_path / "dropped")
     assert (lost["key"], lost["start"], "came before" in lost["why"]) == ("0001", 6144, True)
-    assert [one["cls"] for one in samples([str(tmp_path / "dropped/b.tar")])] == [b"0", b"2", b"1"]
+    assert [one["cls"] for one in samples([str(tmp_path / "dropped/b.tar")])] == [b"0", b"1", b"2"]
 
 
 def test_samples_with_one_key_beside_each_other(tmp_path):
     """The first one stays with the option, and nothing is lost without it."""
-    again = [("0002.cls", b"x"), ("0002.txt", b"x"), ("0002.jpg", b"x")]
-    path = put(tmp_path / "a.tar", tar([*good(3), *again, *again[:1], ("0003.txt", b"3"), ("0003.cls", b"3")]))
+    again = [("0002.cls", b"x"), ("0002.txt", b"x"), ("0002.cls", b"y")]
+    path = put(tmp_path / "a.tar", tar([*good(3), *again, ("0003.txt", b"3"), ("0003.cls", b"3")]))
     assert "have the key '0002' and field 'cls': pass --drop-repeated" in failed("repair", path, tmp_path / "no")
     run("repair", path, tmp_path / "out", "--drop-repeated")
     assert read(tmp_path / "out") == samples_of(good(4))
     lost = [(one["key"], one["start"], one["end"], one["why"]) for one in lost_of(tmp_path / "out")]
     why = "a sample with its key, and field 'cls', came before"
-    assert lost == [("0002", 6144, 9216, why), ("0002", 9216, 10240, why)]
+    assert lost == [("0002", 6144, 8192, why), ("0002", 8192, 9216, why)]
+
+
+UNCLEAR = {
+    "a field twice": ["a.jpg", "a.JPG", "a.txt", "b.jpg", "b.txt"],
+    "other fields": ["a.jpg", "a.txt", "a.jpg", "a.cls", "b.jpg", "b.txt"],
+    "apart": ["a.jpg", "b.jpg", "b.txt", "a.jpg", "a.txt", "c.jpg", "c.txt"],
+    "a piece after another sample": ["a.jpg", "a.txt", "c.jpg", "c.txt", "a.jpg", "b.jpg", "b.txt", "a.cls"],
+}
+
+
+@pytest.mark.parametrize("case", UNCLEAR)
+def test_no_half_samples_and_no_mixed_ones(case, tmp_path):
+    """If it is not clear which of the files with one key belong together, all are lost."""
+    path = put(tmp_path / "a.tar", tar((name, b"%d" % number) for number, name in enumerate(UNCLEAR[case])))
+    told = run("repair", path, tmp_path / "out", "--drop-repeated").stdout
+    assert "a" not in [one["__key__"] for one in read(tmp_path / "out")]
+    assert {one["__key__"] for one in read(tmp_path / "out")} == {name[0] for name in UNCLEAR[case]} - {"a"}
+    lost = lost_of(tmp_path / "out")
+    assert all("it is not clear which of them belong together" in one["why"] for one in lost)
+    bytes_lost = {byte for one in lost for byte in range(one["start"], one["end"] or 8192, 1024)}
+    assert bytes_lost == {1024 * number for number, name in enumerate(UNCLEAR[case]) if name[0] == "a"}
+    assert f"lost are {len(lost)} samples" in told
+
+
+def damaged(members, number):
+    """A shard in which the header of a member is damaged."""
+    data = bytearray(filled(tar(members)))
+    at = sum(512 + len(content) + -len(content) % 512 for _, content in members[:number])
+    data[at : at + 512] = b"\xff" * 512
+    return bytes(data)
+
+
+def test_a_sample_of_which_a_piece_is_lost_is_lost(tmp_path):
+    """Also if the damaged piece has no name: it lacks a field of the others that come in pieces."""
+    apart = [*(one for one in good(6) if "cls" in one[0]), *(one for one in good(6) if "txt" in one[0])]
+    path = put(tmp_path / "a.tar", damaged(apart, 8))  # 0002.txt
+    run("repair", path, tmp_path / "out")
+    assert read(tmp_path / "out") == samples_of([*good(1), *good(6)[8:]])
+    lost = {(one["key"], one["start"]): one["why"] for one in lost_of(tmp_path / "out")}
+    assert lost.keys() == {("0001", 1024), ("0002", 2048), ("0003", 3072), ("0001", 7168), (None, 8192), ("0003", 9216)}
+    assert "the files of its key at byte 7168 are lost" in lost["0001", 1024]
+    assert "it has no txt, unlike all samples in several pieces" in lost["0002", 2048]
+    assert "next to the damage at byte 8192" in lost["0003", 9216]
+
+
+def test_what_is_lost_is_what_the_list_says(tmp_path):
+    """Of samples with one key too: each is found by its bytes."""
+    members = [*good(2), *good(4)[4:], ("0000.cls", b"x"), ("0000.txt", b"x"), ("e.cls", b""), ("e.txt", b"")]
+    path = put(tmp_path / "a.tar", damaged(members, 2))
+    run("repair", path, tmp_path / "out", "--drop-repeated")
+    written, lost = read(tmp_path / "out"), lost_of(tmp_path / "out")
+    assert [one["__key__"] for one in written] == ["0002", "0003", "e"]
+    assert [(one["key"], one["start"]) for one in lost] == [("0000", 0), (None, 2048), ("0001", 3072), ("0000", 8192)]
 
 
 def test_files_that_no_sample_can_have_are_listed(tmp_path):

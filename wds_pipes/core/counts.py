@@ -78,7 +78,8 @@ class Lack(NamedTuple):
         wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
         return NothingKeptError(
             f"{whose} gave nothing: {many} had none of the fields that "
-            f"group_by_key(fields={wanted}) keeps{seen}. Correct the names."
+            f"group_by_key(fields={wanted}) keeps{seen}. Correct the names.",
+            samples=self.samples,
         )
 
 

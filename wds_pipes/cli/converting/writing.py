@@ -119,7 +119,9 @@ def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place
         SampleError: two images have one name.
     """
     if any("without_fields" in fact for fact in facts) and not any(fact["samples"] for fact in facts):
-        raise NothingKeptError(f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite")
+        raise NothingKeptError(
+            f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite"
+        )
     if kind == "imagefolder":
         _check_lists(names, place)
     else:
@@ -170,24 +172,24 @@ def write(export: Export, task: Task, place: Place) -> Facts:
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
     facts: Facts = {"samples": count.number, **({"columns": kinds} if kinds else {})}
-    if count.lacks_fields or source.without_fields:
-        facts["without_fields"] = source.without_fields
+    if without := count.without_fields or source.without_fields:
+        facts["without_fields"] = without
     return facts
 
 
 class _Counted:
-    """Samples, how many of them there were, and whether none had one of the fields to keep."""
+    """Samples, how many there were, and if none had a field to keep, how many were left out."""
 
     def __init__(self, samples: Iterable[Sample]) -> None:
-        self._samples, self.number, self.lacks_fields = samples, 0, False
+        self._samples, self.number, self.without_fields = samples, 0, 0
 
     def __iter__(self) -> Iterator[Sample]:
         try:
             for sample in self._samples:
                 self.number += 1
                 yield sample
-        except NothingKeptError:  # other shards may have the fields: see ``_finish``
-            self.lacks_fields = True
+        except NothingKeptError as error:  # other shards may have the fields: see ``_finish``
+            self.without_fields = error.samples
 
 
 class _Stream(io.RawIOBase):

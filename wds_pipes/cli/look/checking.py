@@ -222,8 +222,8 @@ class _Check:
                     pass
                 return hashed
         except (ShardError, ModuleNotFoundError) as error:
-            if isinstance(error, ShardError) and error.missing and self._url in self._options.urls:
-                raise  # it was named, so its name is wrong; a list or an index may name what is lost
+            if isinstance(error, ShardError) and error.missing and self._options.urls == (self._url,):
+                raise  # its name is wrong; of several, one may be lost
             text = str(error) if isinstance(error, ShardError) else f"shard {found.url} cannot be read: {error}"
             found.add(Finding("damage", text, found.url, None, getattr(error, "offset", None)))
         except unreadable() as error:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from wds_pipes.core.stream import Stream
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener
 from wds_pipes.io.ranges import RangeReader

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -61,11 +60,13 @@ class Filter:
         absent = {*(self.kept_fields or ()), *self.left_fields}
 
         def chosen() -> Iterator[Sample]:
-            with suppress(NothingKeptError):  # other shards may have the fields: see ``_finish``
+            try:
                 for sample in samples:
                     absent.difference_update(sample)
                     if self._chosen(sample, passing):
                         yield sample
+            except NothingKeptError as error:  # other shards may have the fields: see ``_finish``
+                facts["read"] += error.samples
 
         for sample in islice(chosen(), 0, None, self.every):
             kept = {name: data for name, data in sample.items() if self._keeps(name)}
@@ -166,7 +167,9 @@ def _finish(kept_fields: Sequence[str] | None, place: Place, facts: Sequence[Fac
     """
     absent = [fact for fact in facts if set(kept_fields or ()) <= set(fact.get("absent", ()))]
     if kept_fields and len(absent) == len(facts) and any(fact["read"] for fact in facts):
-        raise NothingKeptError(f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite")
+        raise NothingKeptError(
+            f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite"
+        )
     write_indexes(place, facts)
 
 
