@@ -348,7 +348,7 @@ def test_a_key_in_pieces_is_mended_by_a_command(tmp_path):
     """And not by an option that the commands do not have."""
     path = put(tmp_path / "a.tar", tar((name, b"1") for name in ("a.cls", "b.cls", "a.txt", "b.txt")))
     commands = [["cat"], ["concat", tmp_path / "o.tar"], ["export", tmp_path / "e", "--to", "jsonl"]]
-    commands += [["filter", tmp_path / "f", "--fields", "cls"], ["dedup", tmp_path / "d", "--by", "cls"]]
+    commands += [["filter", tmp_path / "f", "--fields", "cls"], ["reshard", tmp_path / "d"]]
     for name, *more in commands:
         result = run(name, path, *more)
         assert result.exit_code == 1

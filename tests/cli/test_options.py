@@ -91,7 +91,7 @@ def test_messages_name_options_of_commands(tmp_path, monkeypatch):
     store = ["--storage-options", '{"endpoint_url": "http://127.0.0.1:9"}']
     message = told("ls", "s3://bucket/x.tar", *store, code=1)
     assert """for public data pass --storage-options '{"anon": true}', for buckets""" in message
-    assert told("head", "d", "--fields", "cap", code=1) == (
+    assert told("head", "d", "--fields", "cap", code=2) == (
         "Error: all 2 samples had none of the fields 'cap'; they have 'cls', 'txt'. Correct the names."
     )
     assert "and set: pass bytes, or use one of" in told("map", "functions_here:odd", "d", "out", code=1)

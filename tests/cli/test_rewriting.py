@@ -173,7 +173,7 @@ def test_a_filter_selects_what_a_view_does(here, tmp_path):
         "filter", "d", tmp_path / "table", "--where", "n > 5", "--metadata", table
     )
     assert "is not a condition" in refused("filter", "d", tmp_path / "no", "--where", "n >")
-    assert "has no table of metadata" in failed("filter", "captions", tmp_path / "no", "--where", "n > 1")
+    assert "has no table of metadata" in refused("filter", "captions", tmp_path / "no", "--where", "n > 1")
 
 
 def test_a_filter_by_a_function_and_of_fields(here, tmp_path):
@@ -298,7 +298,8 @@ def test_what_functions_print_is_no_part_of_the_report(here, tmp_path):
         ]
         made = subprocess.run([*call, *way], check=True, capture_output=True, text=True, cwd=tmp_path)
         assert json.loads(made.stdout)["complete"]
-        assert "imported\nsaid a/000\n" in made.stderr
+        assert "imported\n" in made.stderr  # two processes may write there at one time
+        assert way or "imported\nsaid a/000\n" in made.stderr
 
 
 def test_a_function_cannot_end_the_command(here, tmp_path, monkeypatch):
@@ -445,7 +446,19 @@ def test_a_key_that_comes_again_in_a_shard(tmp_path):
     path = put(tmp_path / "c.tar", tar([*good(3), *good(3)[-2:]]))
     assert "keep the first: wds-pipes repair SHARD NEW --drop-repeated" in failed("dedup", path, tmp_path / "twice")
     path = put(tmp_path / "d.tar", tar([*good(3), *good(1)]))
-    assert "key '0000' comes again" in failed("dedup", path, tmp_path / "other", "--by", "txt")
+    for by in ("key", "content", "txt"):  # the second is the same
+        run("dedup", path, tmp_path / by, "--by", by)
+        assert read(tmp_path / by) == samples_of(good(3))
+    path = put(tmp_path / "e.tar", tar([*good(3), ("0000.cls", b"x"), ("0000.txt", b"x")]))
+    message = failed("dedup", path, tmp_path / "other", "--by", "content")
+    assert "have the key '0000', of which one begins at byte 6144: keep the first, with --by key" in message
+
+
+def test_dedup_compares_keys_as_they_are_written(tmp_path):
+    for name, key in (("a", "x.y"), ("b", "x_y")):
+        put(tmp_path / f"{name}.tar", tar([(f"{key}.jpg", name.encode())]))
+    run("dedup", tmp_path / "a.tar", tmp_path / "b.tar", tmp_path / "out", "--key-split", "last-dot")
+    assert read(tmp_path / "out") == [{"__key__": "x_y", "jpg": b"a"}]
 
 
 @pytest.mark.parametrize("command", [["dedup"], ["filter", "--every", 1, "--drop-fields", "x"], ["repair"]])

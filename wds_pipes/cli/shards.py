@@ -22,7 +22,7 @@ from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, name_in, read_index, write_index
-from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, path_of
+from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, parts_of_path
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
 
@@ -121,15 +121,23 @@ def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence
 
 
 def names_of(urls: Sequence[str]) -> list[str]:
-    """The names of files relative to their common directory."""
-    local = map(local_path, urls)
+    """The names of files relative to their common directory. If they have none, such as one on a
+    disk and one in a store, with as many directories as tell them apart.
+    """
+    local = [local_path(url) for url in urls]
     paths = [
-        (path_of(url) if path is None else os.path.abspath(path)).split("/")
+        [url.partition(":")[0], *parts_of_path(url)] if path is None else os.path.abspath(path).split("/")
         for url, path in zip(urls, local, strict=True)
     ]
     common = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path[:-1] for path in paths), strict=False))
     start = len(list(common))
-    return ["/".join(path[start:]) for path in paths]
+    if start:
+        return ["/".join(path[start:]) for path in paths]
+    for count in range(1, max(map(len, paths))):
+        names = ["/".join(path[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return ["/".join(filter(None, path)) for path in paths]
 
 
 def check_names(urls: Iterable[str], names: Iterable[str]) -> None:
@@ -152,8 +160,8 @@ def check_names(urls: Iterable[str], names: Iterable[str]) -> None:
         other = written.get(os.path.normpath(name))
         if other is not None:
             raise ValueError(
-                f"{redact(other)} and {redact(url)} would both be written as {name}: write them to two directories, "
-                "with one command for each"
+                f"{redact(other)} and {redact(url)} would both be written as {name}: rename one, or write them to two "
+                "directories, with one command for each"
             )
         found[file] = written[os.path.normpath(name)] = url
 

@@ -19,7 +19,13 @@ LIMITED = "errors in "
 
 
 class NothingKeptError(SampleError):
-    """No sample has a field that ``group_by_key(fields=...)`` keeps."""
+    """No sample has a field that ``group_by_key(fields=...)`` keeps.
+
+    Attributes:
+        samples: how many there were.
+    """
+
+    samples: int
 
 
 class Lack(NamedTuple):

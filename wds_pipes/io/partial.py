@@ -39,11 +39,12 @@ class PartialFile:
 
     def __init__(self, path: str, *, overwrite: bool = False, wait: bool = False) -> None:
         self._path, self._overwrite, self._process = path, overwrite, os.getpid()
+        self._lock: LockedFile | None
         self._check()
         folder, name = os.path.split(path)
         self._partial = os.path.join(folder, f".{name}.partial")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._lock: LockedFile | None = None
+        self._fd, self._lock = -1, None
         try:
             self._lock = open_locked(self._partial, flags, wait=wait, mode=_MODE)
         except OSError as error:
@@ -61,6 +62,14 @@ class PartialFile:
                 )
             self._fd = self._lock.fd
         os.ftruncate(self._fd, 0)
+
+    def __del__(self) -> None:
+        """Remove the partial file of one that nobody has got: a signal came when it was opened."""
+        lock: LockedFile | None = getattr(self, "_lock", None)
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                self._fd = lock.fd
+                self.discard()
 
     @property
     def own(self) -> bool:
@@ -117,5 +126,6 @@ class PartialFile:
         fd, self._fd = self._fd, -1
         if self._lock is not None:
             self._lock.close()
+            self._lock = None
         else:
             os.close(fd)

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 _PLAIN = "A compressed shard has no index: write it uncompressed, with: wds-pipes reshard SHARDS NEW"
+_USUAL_END = 20 * BLOCK  # bytes of zeros after the last sample, at most, unless tar was told otherwise
+_MOST_END = 1 << 20  # which are looked at
 _CHECKED = 8  # shards whose keys are checked at a time
 Found = TypeVar("Found")
 
@@ -175,10 +177,12 @@ class Located:
             return
         if size < end:
             what = f"it has {size} bytes (it may be cut)"
-        else:
-            if name_of(_read_local(url, end, BLOCK)) is None:
-                return
+        elif name_of(_read_local(url, end, BLOCK)) is not None:
             what = "it has more samples"
+        elif size - end > _USUAL_END and _begins_archive(_read_local(url, end, _MOST_END)):
+            what = "another archive was appended to it"
+        else:
+            return
         self._drop((shard, OFFSETS))
         raise self.stale(url, f"{what}, and its samples should end at byte {end}")
 
@@ -336,6 +340,12 @@ class Located:
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""
         return unusable(self._place_of(url, OFFSETS), f"the shard is another than the indexed one: {what}", shard=url)
+
+
+def _begins_archive(data: bytes) -> bool:
+    """Whether the first bytes that are not zeros are the header of a file."""
+    start = (len(data) - len(data.lstrip(b"\0"))) // BLOCK * BLOCK
+    return name_of(data[start : start + BLOCK]) is not None
 
 
 def _read_local(url: str, start: int, size: int) -> bytes:

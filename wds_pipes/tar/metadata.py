@@ -254,4 +254,4 @@ def _without_places(tree: Any) -> Any:
 
 def _first_line(error: object) -> str:
     """Return what is wrong, without the kind of the error."""
-    return re.sub(r"^\w+ Error: ", "", str(error).partition("\n")[0].rstrip(".! "))[:300]
+    return re.sub(r"^(\w+ )+Error: ", "", str(error).partition("\n")[0].rstrip(".! "))[:300]

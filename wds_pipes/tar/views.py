@@ -307,28 +307,45 @@ def read_keys(url: str, opener: Opener) -> list[str]:
     return keys
 
 
-def tables_of(urls: Sequence[str], folder: str | None, storage_options: dict[str, Any] | None) -> list[str]:
-    """Return the tables of metadata of shards: beside each, or in a folder under its base name.
+def tables_of(
+    urls: Sequence[str],
+    folder: str | None,
+    storage_options: dict[str, Any] | None,
+    names: Sequence[str] | None = None,
+) -> list[str]:
+    """Return the tables of metadata of shards: beside each, or in a folder under its name.
+
+    Args:
+        urls: the shards.
+        folder: the directory of the tables; None: they are beside the shards.
+        storage_options: how to reach them.
+        names: the names of the shards in the folder; None: their base names.
 
     Raises:
         ShardError: the first shard has none.
+        ValueError: two shards have one name, so that they would have one table.
     """
-    tables = [_table_of(url, folder) for url in urls]
-    ending = next((ending for ending in ENDINGS if not tables or exists(tables[0] + ending, storage_options)), None)
+    paths = [path_of(url).removesuffix(".tar") for url in urls]
+    if folder is not None:
+        found = [path.rpartition("/")[2] for path in paths] if names is None else names
+        if len(set(found)) < len(found):
+            raise ValueError(
+                f"several shards have one name, such as {redact(urls[0])}, so a directory cannot have a table for "
+                "each: write the tables beside the shards, or all into one table"
+            )
+        paths = [os.path.join(folder, name) for name in found]
+    ending = next((ending for ending in ENDINGS if not paths or exists(paths[0] + ending, storage_options)), None)
     if ending is None:
-        shown, either = redact(urls[0]), " or ".join(redact(tables[0] + ending) for ending in ENDINGS)
-        raise ShardError(
-            f"shard {shown} has no table of metadata: there is no {either}. Pass metadata= (--metadata), a table "
-            "with a column 'key', or a directory of tables",
-            url=shown,
+        shown, either = redact(urls[0]), " or ".join(redact(paths[0] + ending) for ending in ENDINGS)
+        advice = (
+            "Pass metadata= (--metadata), a table with a column 'key', or a directory of tables"
+            if folder is None
+            else "Check the directory of the tables"
         )
-    return [table + ending for table in tables]
-
-
-def _table_of(url: str, folder: str | None) -> str:
-    """Return the URL of the table of a shard, without its ending."""
-    path = path_of(url).removesuffix(".tar")
-    return path if folder is None else os.path.join(folder, path.rpartition("/")[2])
+        error = ShardError(f"shard {shown} has no table of metadata: there is no {either}. {advice}", url=shown)
+        error.missing = True
+        raise error
+    return [path + ending for path in paths]
 
 
 def _from(start: int, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -102,7 +102,10 @@ def plan(
     check_names(shards, outputs)
     for url, output, file in zip(shards, outputs, files, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
-            raise ValueError(f"the list {output} would be among the images: export from the directory of {redact(url)}")
+            raise ValueError(
+                f"the list {output} of {redact(url)} would be among the images: export each directory by itself, into "
+                "a directory of its own"
+            )
         names = classes.get(folder_of(url))
         tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}

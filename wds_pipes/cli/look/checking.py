@@ -21,13 +21,13 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.dali import unpack_dali
+from wds_pipes.tar.dali import pack_dali, unpack_dali
 from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offsets
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples
+from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples, scan
 
 NEW = "NEW"  # the directory that a command to mend writes, for the user to replace
 MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
@@ -306,15 +306,23 @@ class _Check:
             except ShardError as error:
                 self._stale(option, str(error).partition(" Make it with")[0])
                 continue
-            if of_dali and offsets[:-1] == right[:-1] and offsets[-1] <= right[-1]:
-                continue  # such an index does not have what is no file of a sample, such as a link at the end
-            if offsets != right:
+            if offsets != right and not (of_dali and content == self._dali(opener)):
                 text = f"index {redact(place)} is not of shard {self._found.url}: {_differ(offsets, right)}"
                 self._stale(option, text)
         place = beside(self._url, KEYS)
         content = self._content(opener, place)
         if content is not None and content != pack_keys(scanned.keys):
             self._stale("--offsets", f"index {redact(place)} has other keys than shard {self._found.url}")
+
+    def _dali(self, opener: Opener) -> bytes | None:
+        """Return the index of DALI of the shard; None: it can have none. Such an index does not
+        have links and directories, so its offsets may be others than those of samples.
+        """
+        try:
+            found = scan(self._url, Rules("first-dot", "ignore"), opener, threading.Event(), components=True)
+            return pack_dali(found.components, self._url)
+        except WdsError:
+            return None
 
     def _stale(self, option: str, text: str) -> None:
         found = self._found

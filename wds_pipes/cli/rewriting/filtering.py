@@ -182,7 +182,10 @@ def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_o
     elif folder is not None and os.path.isfile(folder):
         raise ValueError(f"--metadata: {folder} is no table: a table ends in {' or '.join(ENDINGS)}")
     else:
-        urls = tables_of([shard.url for shard in shards], folder, storage_options)
+        # shards of one name have tables in directories, as what is written
+        names = [shard.name.removesuffix(".tar") for shard in shards]
+        apart = any("/" in name for name in names)
+        urls = tables_of([shard.url for shard in shards], folder, storage_options, names if apart else None)
     try:
         found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
     except ShardError as error:

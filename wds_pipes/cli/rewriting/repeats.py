@@ -27,7 +27,7 @@ from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index_formats import make_opener
-from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.keys import splitter, without_dots
 
 KEY, CONTENT = "key", "content"
 _FOLDER, _ENDING = ".wds-pipes/hashes", ".hashes"
@@ -61,8 +61,7 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
         ShardError: a shard cannot be read.
     """
     by = by.lower()  # as fields are
-    if by == KEY:  # what comes again in a shard is left out too
-        reading = reading._replace(on_repeated_key="ignore")
+    reading = reading._replace(on_repeated_key="ignore")  # what comes again in a shard is compared too
     if not running.overwrite:
         check_plan(place, "dedup", {"by": by, "key_split": reading.key_split})
     shards = find_shards(urls, place, reading.storage_options)
@@ -93,24 +92,30 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
         return by == CONTENT or (by != KEY and (split(name) or ("", ""))[1].lower() == by)
 
     walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
-    fields: dict[str, frozenset[str]] = {}  # of each key
+    first: dict[str, tuple[frozenset[str], bytes]] = {}  # of each key: fields and hash
     sets: dict[frozenset[str], frozenset[str]] = {}  # few different ones
-    for sample in walk.samples():
-        found += _hash_of(sample, by)
-        if by == KEY:
-            here = frozenset(member.field for member in sample.members)
-            here = sets.setdefault(here, here)
-            if here.isdisjoint(fields.setdefault(sample.key, here)):
-                raise _in_pieces(shard.url, sample)
+    for key, members in walk.samples():
+        sample = Found(without_dots(key) if reading.key_split == "last-dot" else key, members)  # as it is written
+        hashed = _hash_of(sample, by)
+        found += hashed
+        here = frozenset(member.field for member in members)
+        here = sets.setdefault(here, here)
+        fields, other = first.setdefault(sample.key, (here, hashed))
+        if here.isdisjoint(fields) or hashed != other:
+            raise _again(shard.url, sample, in_pieces=here.isdisjoint(fields))
     place.write(task.outputs[0], bytes(found))
     return {"samples": len(found) // 16}
 
 
-def _in_pieces(url: str, sample: Found) -> SampleError:
+def _again(url: str, sample: Found, *, in_pieces: bool) -> SampleError:
+    """Return the error for a sample whose key another one of its shard has, which both stay."""
     shown, offset = redact(url), sample.members[0].start
     return SampleError(
         f"sample {sample.key!r} of shard {shown} is in pieces, of which one begins at byte {offset}: join them first, "
-        "with wds-pipes repair SHARDS NEW",
+        "with wds-pipes repair SHARDS NEW"
+        if in_pieces
+        else f"two different samples of shard {shown} have the key {sample.key!r}, of which one begins at byte "
+        f"{offset}: keep the first, with --by key, or give them other keys",
         url=shown,
         key=sample.key,
         offset=offset,
