@@ -350,6 +350,7 @@ def test_names_with_dots(tmp_path):
         ("t.jsonl", '{"a": {"b": 1, "b": 2}}\n', [], ["line 1 of", "the name 'b' comes twice in it"]),
         ("t.csv", b"id\n\xff\n", [], ["is not UTF-8 text", "iconv -f WINDOWS-1252 -t UTF-8"]),
         ("a.jpg", b"\xff\xd8\xff\xe0\0\x10JFIF", [], ["a.jpg is no text, and a list or table is"]),
+        ("-", "", ["--from", "files"], ["is a list or a table, and --from files reads a directory"]),
         (".", "", ["--from", "csv"], ["is a directory, and --from csv reads a file"]),
         ("a.csv", "x", ["--from", "files"], ["is a file, and --from files reads a directory"]),
         ("t.csv", "id,v\n1,a\n".encode("utf-16"), [], ["is not UTF-8 text", "iconv -f UTF-16 -t UTF-8"]),
@@ -361,11 +362,11 @@ def test_names_with_dots(tmp_path):
         ("t.csv", "id,v\n1,a\n\n\n2\n", [], ["line 5 of", "has 1 column, and the first line has 2"]),
         ("t.jsonl", '\n{"id": 1, "txt": "x"}\n', ["--value", "txt=nope"], ["has no column 'nope'"]),
     ],
-    ids=map(str, range(31)),
+    ids=map(str, range(32)),
 )
 def test_wrong_tables(tmp_path, name, content, options, message):
-    fill(tmp_path, {**FILES, **({} if name == "." else {name: content})})
-    told = refused(tmp_path / name, tmp_path / "out", *options)
+    fill(tmp_path, {**FILES, **({} if name in ".-" else {name: content})})
+    told = refused("-" if name == "-" else tmp_path / name, tmp_path / "out", *options)
     for part in message:
         assert part in told
     assert not (tmp_path / "out").exists()
@@ -377,12 +378,46 @@ def test_what_is_no_parquet_is_named(tmp_path):
     assert "t.parquet is no Parquet file: " in refused(tmp_path / "t.parquet", tmp_path / "out")
 
 
-@pytest.mark.parametrize("value", [b"\xff\xd8", {"bytes": b"\xff\xd8", "path": None}])
-def test_a_column_of_images_has_no_paths(tmp_path, value):
+@pytest.mark.parametrize(
+    ("value", "mend"),
+    [
+        (b"\xff\xd8", "but bytes: pass --value png=image"),
+        ({"bytes": b"\xff\xd8", "path": None}, "but dict: write it with wds-pipes convert"),
+    ],
+)
+def test_a_column_of_images_has_no_paths(tmp_path, value, mend):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"image": [value]}), tmp_path / "t.parquet")
     told = refused(tmp_path / "t.parquet", tmp_path / "out", "--file", "png=image")
-    assert "has no path in column 'image', but the content itself: pass --value png=image, or write it with" in told
+    assert f"has no path in column 'image', {mend}" in told
+
+
+def test_shards_are_no_files_to_pack(tmp_path):
+    """Unless that is said."""
+    fill(tmp_path, {"in/a.tar": b"x", "in/a.tar.idx": b"y", "in/index.json": b"{}"})
+    told = refused(tmp_path / "in", tmp_path / "out")
+    assert "SOURCE has shards, such as a.tar, which would be files in a shard: wds-pipes reshard" in told
+    run(tmp_path / "in", tmp_path / "out", "--key-split", "first-dot")
+    assert "tar.idx" in samples([str(tmp_path / "out/shard-000000.tar")])[0]
+
+
+def test_directories_that_may_be_classes_are_hinted_at(tmp_path):
+    fill(tmp_path, {f"in/{kind}/{number}.txt": b"x" for kind in "ab" for number in range(2)})
+    assert "pass --from classes" in run(tmp_path / "in", tmp_path / "out").stderr
+    for said in (["--from", "files"], ["--from", "classes"]):
+        assert run(tmp_path / "in", tmp_path / said[1], *said).stderr == ""
+
+
+def test_a_problem_is_told_once(tmp_path):
+    """Also if many rows have it."""
+    fill(tmp_path, {"t.csv": "id,caption\n" + "x,y\n" * 20})
+    told = refused(tmp_path / "t.csv", tmp_path / "out", "--value", "caption=caption")
+    assert "--value caption=caption: there is no encoder" in told
+    assert "such as caption.txt" in told
+    told = run(tmp_path / "t.csv", tmp_path / "out", "--key", "id", code=1).stderr
+    assert told.count("two samples have the key 'x'") == 1
+    assert "and 18 more problems" in told
+    run(tmp_path / "t.csv", tmp_path / "out", "--value", "caption.txt=caption")
 
 
 def test_columns_without_names_at_the_end_are_left_out(tmp_path):

@@ -227,7 +227,12 @@ def write(folder, name, members):
     ("kind", "members", "options", "message"),
     [
         ("parquet", [("a.txt", b"\xff")], [], "field 'txt' of sample 'a' is no UTF-8"),
-        ("imagefolder", [("a.jpg", b"x")], [], "sample 'a' has no field 'cls', which names its class: pass --label"),
+        (
+            "imagefolder",
+            [("a.jpg", b"x")],
+            [],
+            "sample 'a' has no field 'cls', which names its class: name it with --label",
+        ),
         ("imagefolder", [("a.cls", b"x")], [], "sample 'a' has no other fields than its class"),
         ("imagefolder", [("../a.jpg", b"x"), ("../a.cls", b"c")], [], "would not be a file in the directory of"),
         ("imagefolder", [("a.jpg", b"x"), ("a.cls", b"../c")], [], "would not be a file in the directory of its class"),
@@ -314,6 +319,17 @@ def test_a_shard_may_lack_the_fields_that_are_written(kind, tmp_path):
     assert told.endswith("2 files, 1 sample; 1 sample left out, which had none of the fields\n")
     message = refused("export", tmp_path / "in", tmp_path / "no", "--to", kind, "--fields", "cap")
     assert "no sample has the field cap: correct --fields, and pass --overwrite" in message
+
+
+def test_a_file_without_values_changes_no_others(tmp_path):
+    """Read as one table, 007 stays what it is."""
+    parquet = pytest.importorskip("pyarrow.dataset")
+    write(tmp_path / "in", "a.tar", [("0.jpg", b"x")])
+    write(tmp_path / "in", "b.tar", [("1.jpg", b"x"), ("1.cls", b"007")])
+    told = run("export", tmp_path / "in", tmp_path / "out", "--to", "parquet", "--fields", "jpg,cls")
+    assert told.stderr == ""
+    files = sorted(map(str, (tmp_path / "out").glob("*.parquet")))
+    assert parquet.dataset(files).to_table()["cls"].to_pylist() == [None, "007"]
 
 
 def test_names_of_shards(tmp_path, monkeypatch):

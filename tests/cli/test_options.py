@@ -96,3 +96,12 @@ def test_messages_name_options_of_commands(tmp_path, monkeypatch):
     )
     assert "and set: pass bytes, or use one of" in told("map", "functions_here:odd", "d", "out", code=1)
     assert "written to a directory, --offsets-to DIRECTORY:" in told("index", "s3://b/x.tar", "--offsets", code=2)
+
+
+@pytest.mark.parametrize("command", ["filter", "dedup", "repair", "reshard", "sort", "download", "export", "concat"])
+def test_a_missing_dest_is_named(command, tmp_path):
+    """It is the last of the arguments, so that is the one which is missing."""
+    make_shards(tmp_path, shards=1, samples=2)
+    told = run_command(command, tmp_path, *(["--to", "jsonl"] if command == "export" else []), code=2).stderr
+    assert "the last argument, is missing: after the shards, name where to write" in told
+    assert "Missing argument 'URLS...'" in run_command("ls", code=2).stderr

@@ -55,6 +55,9 @@ def says(sample):
     print("said", sample["__key__"])
     return sample
 
+def fails(sample):
+    raise ValueError("as always")
+
 def ends(sample):
     raise SystemExit(0)
 """
@@ -246,6 +249,24 @@ def test_a_shard_that_is_named_twice(command, here, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_tables_of_shards_of_one_name(here, tmp_path):
+    """They are in directories, as what is written; elsewhere a name would mean several shards."""
+    for folder, kept in (("x", 0), ("y", 1)):
+        shards(tmp_path / folder, [sample(number) for number in range(2)])
+        (tmp_path / "tables" / folder).mkdir(parents=True)
+        rows = [{"key": sample(number)["__key__"], "n": number == kept} for number in range(2)]
+        (tmp_path / "tables" / folder / "s0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    both = [tmp_path / "x", tmp_path / "y"]
+    run("filter", *both, tmp_path / "out", "--where", "n", "--metadata", tmp_path / "tables")
+    assert read(tmp_path / "out/x") == [sample(0)]
+    assert read(tmp_path / "out/y") == [sample(1)]
+    data = wp.IndexedShards([str(folder / "s0.tar") for folder in both])
+    with pytest.raises(ValueError, match="several shards have one name, such as .*x/s0.tar"):
+        data.select("n", metadata=tmp_path / "tables")
+    message = refused("filter", both[0], tmp_path / "no", "--where", "n", "--metadata", tmp_path / "nowhere")
+    assert message.endswith("Check the directory of the tables")
+
+
 def test_what_a_filter_is_called_with_wrongly(here, tmp_path):
     out = tmp_path / "out"
     assert "say what to keep" in refused("filter", "d", out)
@@ -382,6 +403,16 @@ def test_map_writes_what_the_function_returns(here, tmp_path):
     ]
     assert "24 samples" in told
     assert told.endswith("of 30 samples\n")
+
+
+def test_samples_that_are_skipped_have_a_cause(here, tmp_path):
+    told = run("map", "functions:some_fail", "d", tmp_path / "some", "--decode", "basic", "--on-error", "skip").stdout
+    assert "skipped because of errors, the first: functions:some_fail raised" in told
+    message = failed("map", "functions:fails", "d", tmp_path / "none", "--on-error", "skip")
+    assert (
+        "all samples were skipped because of errors, so nothing is left. The first: functions:fails raised" in message
+    )
+    assert not (tmp_path / "none/index.json").exists()
 
 
 def test_what_a_function_raises_names_the_sample(here, tmp_path):

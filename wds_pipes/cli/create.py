@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, shard_limits, shares, storage_options, values_option
+from wds_pipes.cli.options import check_dest, example, shard_limits, shares, storage_options, values_option
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
@@ -27,7 +27,7 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     )
 )
 @click.argument("source")
-@dest
+@click.argument("dest", callback=lambda context, argument, value: _check_dest(value))
 @click.option(
     "--from",
     "kind",
@@ -111,7 +111,9 @@ def create(
     sizes are as in decode_by_ext. --max-bytes counts the files as they were.
     """  # noqa: D301
     options, columns = storage_options or None, (key, files, values, root)
-    kind = kind or _kind(source)
+    hinted, kind = kind is None, kind or _kind(source)
+    if source == "-" and kind in ("files", "classes"):
+        raise click.UsageError(f"standard input is a list or a table, and --from {kind} reads a directory")
     if os.path.isdir(source) is not (kind in ("files", "classes")) and os.path.exists(source):
         what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
         raise click.UsageError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
@@ -141,6 +143,9 @@ def create(
             of_files.check_outside(source, place.url, ignore)
         if kind == "files":
             records = of_files.of_directory(source, key_split, ignore, problems, options)
+            of_files.check_no_shards(records, key_split)
+            if hinted and (hint := of_files.hint_of_classes(records)):
+                click.echo(hint, err=True)
         elif kind == "classes":
             records, classes = of_files.of_classes(source, key_split, ignore, problems, options)
         elif kind == "list":
@@ -163,6 +168,15 @@ def create(
     from wds_pipes.cli.shards import summary
 
     run_job(make, running, planned, summary)
+
+
+def _check_dest(dest: str) -> str:
+    if os.path.isfile(dest):
+        raise click.UsageError(
+            f"DEST, after the one SOURCE, is the directory to write to, and {dest!r} is a file: name a directory, and "
+            "for several files the one that they are in, or a list of them"
+        )
+    return check_dest(dest)
 
 
 def _kind(source: str) -> str:

@@ -33,7 +33,25 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE = 1, 2
 
-urls = click.argument("urls", nargs=-1, required=True)
+
+class _Urls(click.Argument):
+    """The shards. Of the arguments of a command, the last one is DEST: if there is one, it is the
+    other that is missing.
+    """
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        try:
+            return super().process_value(ctx, value)
+        except click.MissingParameter:
+            last = next((name for name in ("dest", "output") if name in {one.name for one in ctx.command.params}), "")
+            if not last or not any(isinstance(one, click.Argument) and one.name == last for one in ctx.command.params):
+                raise
+            raise click.UsageError(
+                f"{last.upper()}, the last argument, is missing: after the shards, name where to write"
+            ) from None
+
+
+urls = click.argument("urls", nargs=-1, required=True, cls=_Urls)
 
 
 def check_dest(dest: str) -> str:

@@ -10,6 +10,10 @@ from wds_pipes.codecs.table import ROWS
 from wds_pipes.io import compression
 
 
+class NoEncoderError(TypeError):
+    """A field has no encoder for a value that is not bytes."""
+
+
 def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> bytes:
     """Encode a field; bytes are returned unchanged.
 
@@ -41,7 +45,7 @@ def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> b
         return data
     encoder = (own and own.find(name)) or _of_table(name.rpartition(".")[2])
     if encoder is None:
-        raise TypeError(
+        raise NoEncoderError(
             f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes"
             f"{' (text.encode())' if isinstance(value, str) else ''}, a function, as in codecs={{{name!r}: function}}, "
             f"or use one of {', '.join(sorted(name for name, row in ROWS.items() if row.encode))}"

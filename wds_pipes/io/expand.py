@@ -176,7 +176,8 @@ def _no_tars(url: str, path: str) -> list[str]:
     below = itertools.islice(glob.iglob(os.path.join(glob.escape(path), "*", "*")), 10_000)
     inside = next((os.path.dirname(name) for name in below if TAR_NAME.fullmatch(os.path.basename(name))), None)
     if inside is not None:
-        holds = f"its directories have some: name one of them, such as {inside!r}"
+        every = os.path.join(url, "*", "*.tar")
+        holds = f"its directories have some: name one of them, such as {inside!r}, or all, {every!r}"
     elif others:
         holds = (
             f"it holds other files, such as {others[0]!r}, and shards are tars: write them with ShardWriter or "

@@ -168,6 +168,7 @@ def write(export: Export, task: Task, place: Place) -> Facts:
             write_lines(({**sample, "__url__": base} for sample in count), cast(BinaryIO, stream), {})
         elif export.kind == "parquet":
             kinds = _write_parquet(count, stream, export.fields)
+            kinds = kinds if count.number else {}
         elif export.kind == "tfrecord":
             kinds = _write_tfrecord(count, stream)
         else:
@@ -244,6 +245,8 @@ def _kind(field: str, group: list[Sample]) -> str:
     if extension not in _INTEGERS:
         return "string" if extension in _TEXTS else "binary"
     values = [sample[field] for sample in group if field in sample]
+    if not values:
+        return "string"  # as text, the values of other files stay what they are
     if all(exact_integer(data) is not None for data in values):
         return "int64"
     return "string" if all(map(is_text, values)) else "binary"
@@ -338,7 +341,11 @@ def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] 
         key = sample["__key__"]
         fields = {field: data for field, data in sample.items() if not is_metadata(field) and field != label}
         if label not in sample or not fields:
-            what = f"field {label!r}, which names its class: pass --label" if fields else "other fields than its class"
+            what = (
+                f"field {label!r}, which names its class: name it with --label"
+                if fields
+                else "other fields than its class"
+            )
             raise _unfit(sample, f"sample {key!r} has no {what}")
         name = _class(sample[label], classes, label, sample)
         inside = key.removeprefix(f"{name}/")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -61,6 +62,33 @@ def of_classes(
             problems.add(f"sample {record.key!r} has a field 'cls' already: write without classes, --from files")
         record.fields["cls"] = str(classes.index(of_key[record.key])).encode()
     return records, classes
+
+
+def check_no_shards(records: Sequence[Record], key_split: str | None) -> None:
+    """Refuse a directory of shards, unless a rule for names says that its files are meant.
+
+    Raises:
+        ValueError: it is one.
+    """
+    shards = [record.key for record in records if "tar" in record.fields]
+    if key_split is None and shards and 2 * len(shards) >= len(records):
+        raise ValueError(
+            f"SOURCE has shards, such as {shards[0]}.tar, which would be files in a shard: wds-pipes reshard and "
+            "others write their samples. If they are the files to pack, pass --key-split first-dot"
+        )
+
+
+def hint_of_classes(records: Sequence[Record]) -> str | None:
+    """Say that directories may be classes, if each has several samples of one file; None: no."""
+    folders = Counter(record.key.rpartition("/")[0] for record in records)
+    flat = all(len(record.fields) == 1 and record.key.count("/") == 1 for record in records)
+    if not flat or len(folders) < 2 or min(folders.values()) < 2:
+        return None
+    shown = next(iter(folders))
+    return (
+        f"note: the files are in directories such as {shown}/, and their samples have no labels. If these are classes, "
+        "pass --from classes"
+    )
 
 
 def check_outside(source: str, dest: str, ignore: Sequence[str]) -> None:

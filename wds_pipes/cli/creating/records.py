@@ -59,19 +59,20 @@ class Problems:
     """
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._lines: dict[str, None] = {}
         self.count = 0
 
     def add(self, line: str) -> None:
         """Note a problem, with its mend."""
         self.count += 1
         if len(self._lines) < _SHOWN:
-            self._lines.append(line.rstrip("."))
+            self._lines[line.rstrip(".")] = None
 
     def check(self) -> None:
         """Raise SampleError if there are problems."""
         if self.count:
-            more = [f"and {plural(self.count - _SHOWN, 'more problem')}"] * (self.count > _SHOWN)
+            left = self.count - len(self._lines)
+            more = [f"and {plural(left, 'more problem')}"] * (left > 0)
             lines = "\n".join(f"  {line}" for line in [*self._lines, *more])
             raise SampleError(f"{plural(self.count, 'problem')} in the input, so nothing was written:\n{lines}")
 

@@ -101,7 +101,7 @@ def of_table(
     Raises:
         ValueError: the table has no such column, or is none.
     """
-    from wds_pipes.codecs.encoding import encode
+    from wds_pipes.codecs.encoding import NoEncoderError, encode
 
     base, records = _base(source, columns.root), list[Record]()
     numbers: list[int] = []  # the rows of the records
@@ -111,9 +111,11 @@ def of_table(
         for number, row in ahead:
             for name, column in columns.files:
                 if isinstance(row.get(column), (bytes, dict, list)):
+                    bare = isinstance(row[column], bytes)
+                    mend = f"pass --value {name or 'jpg'}={column}" if bare else "write it with wds-pipes convert"
                     raise ValueError(
-                        f"row {number} of {redact(source)} has no path in column {column!r}, but the content itself: "
-                        f"pass --value {name or 'jpg'}={column}, or write it with wds-pipes convert"
+                        f"row {number} of {redact(source)} has no path in column {column!r}, but "
+                        f"{type(row[column]).__name__}: {mend}"
                     )
         wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
         found = dict(zip(wanted, _contents([_join(base, path) for path in wanted], storage_options), strict=True))
@@ -147,6 +149,11 @@ def of_table(
                 elif value is not None:
                     try:
                         fields[name] = encode(name, value)
+                    except NoEncoderError as error:
+                        raise ValueError(
+                            f"--value {name}={columns.values.get(name)}: there is no encoder for a field {name!r} and "
+                            f"{type(value).__name__}. The end of its name says how it is written, such as {name}.txt"
+                        ) from error
                     except Exception as error:
                         problems.add(f"row {number}: field {name!r} cannot be encoded: {error}")
             key = f"{number - 1:09d}" if columns.key is None else row.get(columns.key)

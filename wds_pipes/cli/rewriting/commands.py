@@ -50,7 +50,8 @@ def _place(dest: str, storage_options: dict[str, Any]) -> Place:
 @click.option(
     "--metadata",
     metavar="PATH",
-    help="The table for --where, or a directory of tables.  [default: beside each X.tar, X.parquet or X.jsonl]",
+    help="The table for --where, with the keys in a column 'key', or a directory of tables.  [default: beside each "
+    "X.tar, X.parquet or X.jsonl]",
 )
 @click.option("--keys", metavar="FILE", help="Samples whose key is in this file, which has a key on each line.")
 @click.option("--exclude", metavar="FILE", help="Leave out samples whose key is in this file.")
