@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from remote import content
 from tars import filled, pairs, put, samples, tar
 
-from wds_pipes import SampleError, ShardError, ShardWarning
+from wds_pipes import IndexedShards, SampleError, ShardError, ShardWarning
 from wds_pipes.cli import main
 from wds_pipes.cli.look.duplicates import Keys
 from wds_pipes.cli.look.verify import KINDS
@@ -70,8 +70,52 @@ def test_the_index_of_dali_of_a_shard_that_ends_in_no_sample(tmp_path):
     with pytest.warns(ShardWarning, match="is a symbolic link"):
         index_shards(path, dali=True)
     assert {finding["kind"] for finding in found(path)} == {"link"}
-    put(tmp_path / "a.tar", tar([*good(4), link]))
-    assert {finding["kind"] for finding in found(path)} == {"link", "stale-index"}
+    put(tmp_path / "a.tar", tar([folder, *good(1), folder, *good(3)[2:], link]))
+    with pytest.warns(ShardWarning, match="is a symbolic link"):
+        index_shards(path, dali=True)
+    assert {finding["kind"] for finding in found(path)} == {"link"}
+    for members in ([*good(4), link], [folder, *good(1), folder, *good(3)[2:], ("0002.wav", b""), link]):
+        put(tmp_path / "a.tar", tar(members))
+        assert {finding["kind"] for finding in found(path, "--ignore", "some-fields")} == {"link", "stale-index"}
+        with pytest.raises(ShardError, match=r"index .*/a\.idx of shard .* cannot be used"):
+            list(IndexedShards(path))
+
+
+def test_an_appended_archive_is_not_overlooked(tmp_path):
+    """By an index of what came before."""
+    path = put(tmp_path / "a.tar", filled(tar(good(3))))
+    index_shards(path, offsets=True)
+    put(tmp_path / "a.tar", filled(tar(good(3))) + filled(tar(good(2, 3))))
+    for command in (["get", "3", path], ["cat", path, "--slice", "0:9"]):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 1
+        assert "another archive was appended to it" in result.stderr
+
+
+def test_a_directory_that_is_not_finished_is_noted(tmp_path):
+    (tmp_path / "in").mkdir()
+    put(tmp_path / "in/a.tar", tar(good(3)))
+    put(tmp_path / "in/b.tar", tar([*good(3, 3), *good(1, 3)]))
+    assert CliRunner().invoke(main, ["repair", str(tmp_path / "in"), str(tmp_path / "out")]).exit_code == 1
+    assert "out/ is not finished: 1 of 2 tasks of wds-pipes repair are left" in run(tmp_path / "out").stdout
+    assert "not finished" not in run(tmp_path / "in").stdout
+
+
+def test_the_mending_commands_are_named_once_and_in_order(tmp_path):
+    put(tmp_path / "a.tar", flipped(filled(tar([*good(9), ("0003.cls", b"1"), ("0003.txt", b"1")])), 2053))
+    put(tmp_path / "b.tar", tar(good(3, 8)))
+    lines = run(tmp_path).stdout.splitlines()
+    assert lines[-4].startswith("These commands mend it, one after the other")
+    assert lines[-3:-1] == [
+        f"  -> wds-pipes repair {tmp_path} NEW --drop-repeated",
+        f"  -> wds-pipes dedup {tmp_path} NEW",
+    ]
+
+
+def test_one_shard_that_does_not_exist_is_a_wrong_name(tmp_path):
+    result = run(tmp_path / "no.tar")
+    assert result.exit_code == 2
+    assert "no.tar does not exist" in result.stderr
 
 
 INDEX = {"wids_version": 1, "shardlist": [{"url": "a.tar", "nsamples": 3, "filesize": 1, "md5sum": "0" * 32}]}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.outputs import info_of, size_of
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
@@ -318,7 +319,7 @@ class _Matcher:
                 break
         if found is None:
             example = (
-                f"; it lists {len(self._entries)} others, such as {redact(self._entries[0][0])}"
+                f"; it lists {plural(len(self._entries), 'other')}, such as {redact(self._entries[0][0])}"
                 if self._entries
                 else ", it is empty"
             )

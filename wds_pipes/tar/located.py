@@ -93,6 +93,7 @@ class Located:
     ) -> None:
         self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
         self._held_bytes = held_bytes
+        self._of_dali: dict[str, str] = {}  # the indexes of DALI that are used, by their shards
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the indexes that were read last, by shard and ending, and the size of each in bytes
@@ -270,6 +271,7 @@ class Located:
             if content.startswith(b"v1."):
                 *starts, end = unpack_dali(content, other)
                 url, data = other, pack_offsets([*starts, self._end_after(shard, end)])
+                self._of_dali[self.urls[shard]] = other
         if data is None:
             raise self._missing(shard, url)
         found = unpack(data, url)
@@ -339,7 +341,8 @@ class Located:
 
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""
-        return unusable(self._place_of(url, OFFSETS), f"the shard is another than the indexed one: {what}", shard=url)
+        place = self._of_dali.get(url) or self._place_of(url, OFFSETS)
+        return unusable(place, f"the shard is another than the indexed one: {what}", shard=url)
 
 
 def _begins_archive(data: bytes) -> bool:

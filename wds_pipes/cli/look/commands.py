@@ -55,7 +55,8 @@ def ls(
                         click.echo(f"{one.offset:>14,}  {one.size:>12,}  {plain(one.name)}")
                 else:
                     names = " ".join(one.field for one in files)
-                    click.echo(f"{start:>14,}  {end - start:>12,}  {plain(f'{number} {sample.key}: {names}')}")
+                    text = plain(f"{number} {sample.key}: {names}").replace("\n", "\\n")
+                    click.echo(f"{start:>14,}  {end - start:>12,}  {text}")
 
 
 @click.command(epilog=example("wds-pipes head -n 3 s3://bucket/train-000000.tar"))

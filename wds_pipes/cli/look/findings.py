@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import shlex
+import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,6 +17,9 @@ from wds_pipes.cli.look.checking import NEW, Checked, FieldSet, Finding, Options
 from wds_pipes.cli.look.duplicates import Keys, same_key
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WorkerError
+from wds_pipes.io.tasks.engines import without_interrupts
+from wds_pipes.io.tasks.journal import unfinished
+from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import exists, find_facts, is_index, list_shards
 from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
@@ -84,6 +89,7 @@ def verify(
     options = options._replace(urls=tuple(urls), index_url=named)
     report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
     known, missing = _known(shards, facts, index, options)
+    report.notes |= set(_unfinished(shards, options))
     with Keys() as keys:
         for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
             on_shard(checked)
@@ -159,6 +165,19 @@ def _known(
     return [found.get(url) for url in shards], findings
 
 
+def _unfinished(shards: Sequence[str], options: Options) -> Iterator[str]:
+    """Say of which directories shards are missing, since the job that writes them has not ended."""
+    for folder in dict.fromkeys(folder_of(url) for url in shards if url != "-" and not url.startswith("pipe:")):
+        with contextlib.suppress(Exception):  # a store that may not be listed, or a damaged plan: it is only a note
+            found = unfinished(Place(folder or ".", options.storage_options or None))
+            if found is not None:
+                command, left, total = found
+                yield (
+                    f"{redact(folder) or 'the working directory'} is not finished: {left:,} of "
+                    f"{plural(total, 'task')} of wds-pipes {command} are left. Run that command again"
+                )
+
+
 def _each(
     shards: Sequence[str],
     known: Sequence[ShardFacts | None],
@@ -173,12 +192,18 @@ def _each(
             yield check_shard(url, facts, options)
         return
     # not forked: other threads of this process may hold locks
-    pool = executor or ProcessPoolExecutor(min(jobs, len(shards)), multiprocessing.get_context("spawn"))
+    spawn = multiprocessing.get_context("spawn")
+    pool = executor or ProcessPoolExecutor(min(jobs, len(shards)), spawn, initializer=_end_at_interrupts)
+
+    def submit(count: int) -> list[Future[Checked]]:
+        with without_interrupts():  # which a process that starts now inherits
+            return [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, count)]
+
     try:
-        waiting = [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, 2 * jobs)]
+        waiting = submit(2 * jobs)
         while waiting:
             yield waiting.pop(0).result()
-            waiting += [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, 1)]
+            waiting += submit(1)
     except BrokenProcessPool as error:
         raise WorkerError(
             "a process that read shards died, maybe because memory is short: try again with fewer, -j 1"
@@ -186,6 +211,11 @@ def _each(
     finally:
         if executor is None:
             pool.shutdown(cancel_futures=True)
+
+
+def _end_at_interrupts() -> None:
+    """Let Ctrl-C end a process that reads shards, without a word: the command says it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _duplicates(

@@ -69,9 +69,9 @@ def diff(*, first: str, second: str) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
 @click.option("--moved", is_flag=True, help="The shards of all ranks are the same, whatever their names are.")
 def merge(*, files: tuple[str, ...], output: str, overwrite: bool, moved: bool) -> None:
-    """Merge the states of all ranks into one, which PipeLoader loads on any number of ranks.
+    """Merge the states of all ranks into one, for any number of ranks.
 
-    The states must be of one step.
+    PipeLoader loads the result. The states must be of one step.
     """
     with in_one_line():
         from wds_pipes.cli.look.state_files import Placed, in_words, write_state

@@ -54,7 +54,7 @@ class Dedup:
 
 def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, running: Running) -> Job:
     """Write the hashes of all samples, and make the job that writes the shards; with ``dry_run``,
-    the job that writes the hashes, unless they are there.
+    nothing is written.
 
     Raises:
         ValueError: nothing matches.
@@ -69,7 +69,7 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
     if not running.dry_run:
         first_pass(hashes, running.how)
     elif not run(hashes, overwrite=True, dry_run=True).complete:
-        return hashes
+        return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by})  # only for its names
     of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
     return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by}, of_shards=of_shards)
 

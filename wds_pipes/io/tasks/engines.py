@@ -78,7 +78,7 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, call))
-        with _without_interrupts():
+        with without_interrupts():
             self.process.start()
         theirs.close()
         self.task: Task | None = None
@@ -138,7 +138,7 @@ def _ended(workers: list[_Worker]) -> Iterator[Outcome]:
 
 
 @contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
+def without_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C in the processes that are started meanwhile, from their first moment on."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -148,6 +148,22 @@ def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
             raise _other(place, known, wanted)
 
 
+def unfinished(place: Place) -> tuple[str, int, int] | None:
+    """The job of which a directory lacks outputs: its command, how many of its tasks are left, and
+    how many there are. None: there is none.
+
+    Raises:
+        StateError: its plan is damaged.
+        ShardError: the store cannot be read.
+    """
+    known = _read(place, PLAN)
+    if known is None:
+        return None
+    receipts = [_receipt(name) for name, *_ in known["tasks"]]
+    left = len(receipts) - len(place.sizes(receipts))
+    return (known["command"], left, len(receipts)) if left else None
+
+
 def _other(place: Place, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> StateError:
     return StateError(f"{shown_place(place)} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
 
