@@ -288,7 +288,7 @@ def join(
 @urls
 @dest
 @click.option("--decode", is_flag=True, help="Also leave out samples with a field that cannot be decoded.")
-@click.option("--drop-repeated", is_flag=True, help="Leave out a sample whose key came before in its shard.")
+@click.option("--drop-repeated", is_flag=True, help="Leave out a sample whose key and fields came before in its shard.")
 @key_split
 @storage_options
 @job_options
@@ -311,7 +311,9 @@ def repair(
     lost too, since it may be incomplete. If a shard may have been cut at its end, a line says so.
 
     Members of one sample that are apart from each other, as in a tar that is not sorted, are
-    joined; they are held in memory until the last one. With --key-split last-dot, dots in keys
+    joined; they are held in memory until the last one. If one of these pieces is lost, so is the
+    sample. If files of a key come again, --drop-repeated keeps the first sample; where it is not
+    clear which files belong together, all of the key are lost. With --key-split last-dot, dots in keys
     become underscores, so that all readers find the keys. wds-pipes verify says which shards need
     repair.
     """
