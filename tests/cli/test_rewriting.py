@@ -249,6 +249,12 @@ def test_a_shard_that_is_named_twice(command, here, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_keys_that_no_sample_has_are_counted(here, tmp_path):
+    told = run("filter", "d", tmp_path / "out", "--keys", "keys.txt").stderr
+    assert told == "warning: 4 of 14 keys of --keys belong to no sample\n"
+    assert run("filter", "d", tmp_path / "exact", "--every", 3).stderr == ""
+
+
 def test_tables_of_shards_of_one_name(here, tmp_path):
     """They are in directories, as what is written; elsewhere a name would mean several shards."""
     for folder, kept in (("x", 0), ("y", 1)):

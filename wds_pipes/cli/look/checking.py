@@ -29,7 +29,6 @@ from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offse
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples, scan
 
-NEW = "NEW"  # the directory that a command to mend writes, for the user to replace
 MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
 _MOST_SETS = 1000  # different sets of fields of a shard that are kept
 
@@ -72,8 +71,9 @@ class Options(NamedTuple):
     index_url: str | None = None
 
     def rewriting(self, command: str, *more: str) -> str:
-        """Return a command that writes the shards anew."""
-        return shlex.join(["wds-pipes", command, *map(redact, self.urls), NEW, *more, *self._key_split(more)])
+        """Return a command that writes the shards anew, into a directory that the user names."""
+        new = "NEW" if "NEW" not in self.urls else "NEWER"
+        return shlex.join(["wds-pipes", command, *map(redact, self.urls), new, *more, *self._key_split(more)])
 
     def indexing(self, shard: str, *more: str) -> str:
         """Return a command that writes an index of a shard."""

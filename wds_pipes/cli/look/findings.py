@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 
-from wds_pipes.cli.look.checking import NEW, Checked, FieldSet, Finding, Options, check_shard
+from wds_pipes.cli.look.checking import Checked, FieldSet, Finding, Options, check_shard
 from wds_pipes.cli.look.duplicates import Keys, same_key
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WorkerError
@@ -130,10 +130,12 @@ def in_order(mends: Iterable[str]) -> list[str]:
     others.sort(key=lambda mend: mend.startswith("wds-pipes index "))
     if not repairs:
         return others
-    start = repairs[0].index(NEW) + 1
-    options = " ".join(shlex.join(words[start:]) for words in repairs).replace(" --", "\n--").split("\n")
-    joined = " ".join(dict.fromkeys(option.strip() for option in options if option.strip()))
-    return [f"{shlex.join(repairs[0][:start])} {joined}".strip(), *others]
+    options: dict[str, None] = {}
+    for words in repairs:
+        named = [place for place, word in enumerate(words) if word.startswith("--")] or [len(words)]
+        for place, after in pairwise([*named, len(words)]):
+            options[shlex.join(words[place:after])] = None
+    return [" ".join(filter(None, [shlex.join(words[: named[0]]), *options])), *others]
 
 
 def _known(

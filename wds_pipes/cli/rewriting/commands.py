@@ -313,9 +313,10 @@ def repair(
     Members of one sample that are apart from each other, as in a tar that is not sorted, are
     joined; they are held in memory until the last one. If one of these pieces is lost, so is the
     sample. If files of a key come again, --drop-repeated keeps the first sample; where it is not
-    clear which files belong together, all of the key are lost. With --key-split last-dot, dots in keys
-    become underscores, so that all readers find the keys. wds-pipes verify says which shards need
-    repair.
+    clear which files belong together, all of the key are lost.
+
+    With --key-split last-dot, dots in keys become underscores, so that all readers find the keys.
+    wds-pipes verify says which shards need repair.
     """
 
     def make() -> Job:

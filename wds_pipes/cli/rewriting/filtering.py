@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,7 +15,8 @@ from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
 from wds_pipes.cli.shards import marks, write_indexes
 from wds_pipes.core.counts import NothingKeptError
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.index_formats import make_opener
@@ -63,6 +65,8 @@ class Filter:
             try:
                 for sample in samples:
                     absent.difference_update(sample)
+                    if self.only is not None:
+                        facts["named"] = facts.get("named", 0) + (sample["__key__"] in self.only)
                     if self._chosen(sample, passing):
                         yield sample
             except NothingKeptError as error:  # other shards may have the fields: see ``_finish``
@@ -155,12 +159,12 @@ def plan_filter(
     of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
     return plan_rewrite(
         "filter", shards, place, chosen, reading=reading, options=options, of_shards=of_shards,
-        finish=partial(_finish, chosen.kept_fields),
+        finish=partial(_finish, chosen.kept_fields, 0 if fields else len(chosen.only or ())),
     )  # fmt: skip
 
 
-def _finish(kept_fields: Sequence[str] | None, place: Place, facts: Sequence[Facts]) -> None:
-    """Write the indexes.
+def _finish(kept_fields: Sequence[str] | None, keys: int, place: Place, facts: Sequence[Facts]) -> None:
+    """Write the indexes, and warn if fewer samples were found than ``keys`` were named.
 
     Raises:
         NothingKeptError: no sample of any shard has one of the fields that are kept.
@@ -169,6 +173,12 @@ def _finish(kept_fields: Sequence[str] | None, place: Place, facts: Sequence[Fac
     if kept_fields and len(absent) == len(facts) and any(fact["read"] for fact in facts):
         raise NothingKeptError(
             f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite"
+        )
+    if (found := sum(fact.get("named", 0) for fact in facts)) < keys:
+        warnings.warn(
+            f"{keys - found:,} of {plural(keys, 'key')} of --keys belong to no sample",
+            ShardWarning,
+            stacklevel=2,
         )
     write_indexes(place, facts)
 
