@@ -261,7 +261,7 @@ class Extra:
                 or not equals
                 or value[-1:] != b"\n"
                 or end > len(content)
-                or (key == b"path" and b"\0" in value)
+                or (key in (b"path", b"GNU.sparse.name") and b"\0" in value)
             ):
                 raise Damage("has a pax header that cannot be read. Write or fetch it again", offset, size=0)
             if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):

@@ -7,8 +7,11 @@ import logging
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.headers import BLOCK, Damage, is_header
+from wds_pipes.tar.headers import BLOCK, Damage, is_header, parse_header
 from wds_pipes.tar.source import TarSource
+
+_NAME = 100  # bytes of the name in a header
+_MOST = 1 << 62
 
 logger = logging.getLogger("wds_pipes")
 
@@ -28,12 +31,38 @@ def damage_of(error: Exception, offset: int) -> Damage:
 def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[bytes | None, int]:
     """The next valid header after damage, or None at the end.
 
-    Rule 5 of ``tar.reader``. It sets ``found.sure`` if the header is not inside another member.
+    Rule 5 of ``tar.reader``. It sets ``found.sure`` if the header is not inside another member. A
+    file whose real name may have been in a damaged extended header is passed over: its own header
+    has another name, as of another sample.
 
     Returns:
-        The header; and where it starts, or if there is none, how far blocks could be read
-        (``offset``: not at all).
+        The header, or what comes after such a file; and where it starts, or if there is none, how
+        far blocks could be read (``offset``: not at all).
     """
+    head, offset = _find_header(source, found, offset, url)
+    while head is not None and _may_have_another_name(head):
+        try:
+            size = parse_header(head, offset, _MOST).size
+            source.position = offset + BLOCK
+            source.pass_over(size, "after damage", offset)
+            offset = source.position
+            head = source.stream.read(BLOCK) or None
+        except Damage:
+            return None, offset
+        except unreadable():
+            return None, offset
+    return head, offset
+
+
+def _may_have_another_name(head: bytes) -> bool:
+    """Whether the name in the header of a file is one that stands for a name in an extended header:
+    cut to its 100 bytes, or with question marks for what is not ASCII.
+    """
+    name, nul, _ = head[:_NAME].partition(b"\0")
+    return is_header(head) and head[156] in b"0\0S7" and (not nul or b"?" in name)
+
+
+def _find_header(source: TarSource, found: Damage, offset: int, url: str) -> tuple[bytes | None, int]:
     if found.head is not None:
         return found.head, source.position
     try:

@@ -22,6 +22,7 @@ from wds_pipes.io.versions import version_of
 
 _REQUESTS = 16
 _OF_PAGE = re.compile(r"[?#]")  # in links that sort a page
+_OF_SHARD = frozenset(("tar", "tar.idx", "tar.keys", "idx"))
 Options = dict[str, Any] | None
 
 
@@ -70,7 +71,7 @@ def check_no_shards(records: Sequence[Record], key_split: str | None) -> None:
     Raises:
         ValueError: it is one.
     """
-    shards = [record.key for record in records if "tar" in record.fields]
+    shards = [record.key for record in records if "tar" in record.fields and record.fields.keys() <= _OF_SHARD]
     if key_split is None and shards and 2 * len(shards) >= len(records):
         raise ValueError(
             f"SOURCE has shards, such as {shards[0]}.tar, which would be files in a shard: wds-pipes reshard and "

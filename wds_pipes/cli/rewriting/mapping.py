@@ -111,6 +111,6 @@ def _finish(place: Place, facts: list[Facts]) -> None:
     """
     skipped = sum(fact["skipped"] for fact in facts)
     if skipped and skipped == sum(fact["read"] for fact in facts):
-        first = next(fact["first_error"] for fact in facts if fact["skipped"])
+        first = next((fact["first_error"] for fact in facts if "first_error" in fact), "see the report")
         raise SampleError(f"all samples were skipped because of errors, so nothing is left. The first: {first}")
     write_indexes(place, facts)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -26,6 +27,7 @@ class Piece:
         start: its first byte.
         key: the key; None: it is a damaged place.
         fields: the fields.
+        follows: whether it comes directly after another piece of its key.
         came: whether it came out, so that it is whole.
         why: why it is lost; None: it is not, or the damage near it says why.
     """
@@ -33,6 +35,7 @@ class Piece:
     start: int
     key: str | None
     fields: frozenset[str] = frozenset()
+    follows: bool = False
     came: bool = False
     why: str | None = None
 
@@ -54,6 +57,8 @@ class Noted:
         self._by_start: dict[int, Piece] = {}
         self._sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
         self._key: str | None = None  # of the piece that goes on
+        self._fields = set[str]()  # that it has so far
+        self.doubtful = False  # whether there is damage, or an end mark inside, which may be a zeroed page
         self._errors: list[Exception] = []
         self._files: list[dict[str, Any]] = []  # files of samples that are not written, as entries of the list
         self.odd_ends = 0  # 1: the shard may have been cut at its end
@@ -76,22 +81,31 @@ class Noted:
             error = reserved_name(self._name, key, field, name, offset=offset)
             self._add_file(name, key, offset, end, str(error).partition(", or write the shard")[0])
             return None
-        if not name and data in (GAP, ASTRAY):
-            self._key = None
+        if name:
+            return name
+        self.doubtful = True
+        if data in (GAP, ASTRAY):
+            self._end_piece()
             why = str(self._errors.pop()) if self._errors else "members were lost there"
             self.pieces.append(Piece(offset, None, why=why))
         return name
 
     def _goes_on(self, key: str, field: str, offset: int) -> str:
         """Note a file of a sample; return a name that ``split_piece`` takes apart."""
-        if key != self._key or field in self.pieces[-1].fields:
+        if key != self._key or field in self._fields:
+            follows = key == self._key
+            self._end_piece()
             self._key = key
-            self.pieces.append(Piece(offset, key))
+            self.pieces.append(Piece(offset, key, follows=follows))
             self._by_start[offset] = self.pieces[-1]
-        piece = self.pieces[-1]
-        fields = piece.fields | {field}
-        piece.fields = self._sets.setdefault(fields, fields)
-        return f"{piece.start}\0{field}\0{key}"
+        self._fields.add(field)
+        return f"{self.pieces[-1].start}\0{field}\0{key}"
+
+    def _end_piece(self) -> None:
+        if self._key is not None:
+            fields = frozenset(self._fields)
+            self.pieces[-1].fields = self._sets.setdefault(fields, fields)
+        self._key, self._fields = None, set()
 
     def link(self, link: Link) -> None:
         """Note a link."""
@@ -103,7 +117,8 @@ class Noted:
         self._files.append({"shard": self._name, "start": start, "end": end, "key": key, "file": name, "why": why})
 
     def end(self, offset: int) -> None:
-        """Note where the members of the shard end, if reading has warned of the end."""
+        """Note where the members of the shard end, and whether reading has warned of the end."""
+        self._end_piece()
         if doubts := [one for one in self.warned if issubclass(one.category, ShardWarning)]:
             self.odd_ends = 1
             self.pieces.append(Piece(offset, None, why=" ".join(str(one.message) for one in doubts)))
@@ -118,25 +133,29 @@ class Noted:
 
     def lost(self) -> list[dict[str, Any]]:
         """Return what was lost, in the order of the shard."""
-        lost = list[dict[str, Any]]()
-        for number, (piece, after) in enumerate(zip_longest(self.pieces, self.pieces[1:])):
+        lost, before, damage = list[dict[str, Any]](), None, None
+        for piece, after in zip_longest(self.pieces, self.pieces[1:]):
             end = None if after is None else after.start
-            why = piece.why if piece.why is not None or piece.came else self._reason(number, piece.start, end)
+            why = piece.why
+            if why is None and not piece.came:
+                beside = next((one for one in (before, after) if one is not None and one.key is None), None)
+                why = self._reason(piece, beside, damage)
             if why is not None:
                 lost.append({"shard": self._name, "start": piece.start, "end": end, "key": piece.key, "why": why})
+            before, damage = piece, piece if piece.key is None else damage
         return sorted([*lost, *self._files], key=lambda entry: entry["start"])
 
-    def _reason(self, number: int, start: int, end: int | None) -> str:
-        """Return why a piece did not come out."""
+    def _reason(self, piece: Piece, beside: Piece | None, damage: Piece | None) -> str:
+        """Return why a piece did not come out: the damage beside it, or the last one before."""
+        named = f"'{piece.start}\\x00"  # as an error shows its key
         for error in self._errors:
-            offset = getattr(error, "offset", None)
-            if offset is not None and start <= offset and (end is None or offset <= end):
+            if named in str(error):
                 return without_starts(str(error))
-        beside = [one.start for one in self.pieces[max(0, number - 1) : number + 2] if one.key is None]
-        if beside:
-            return f"it is next to the damage at byte {beside[0]}, and may be incomplete"
-        before = [one.start for one in self.pieces[:number] if one.key is None]
-        return f"it comes after the damage at byte {before[-1] if before else start}, and may be a file inside a file"
+        if beside is not None:
+            return f"it is next to the damage at byte {beside.start}, and may be incomplete"
+        if damage is not None:
+            return f"it comes after the damage at byte {damage.start}, and may be a file inside a file"
+        return "it is next to a doubtful end mark, and may be incomplete"
 
 
 def split_piece(name: str) -> tuple[str, str] | None:
@@ -162,11 +181,11 @@ class Joined:
        asked for, and else is an error.
     4. If it also has other fields, or other pieces follow it, it is not clear which of them belong
        together, and all of them are lost.
-    5. If there is damage, a sample in one piece that lacks a field of all samples in several pieces
-       is lost too: the piece with it may have been in the damage.
+    5. If there is damage, and most samples come in pieces, a sample that lacks some of the usual
+       fields, and has no others, is lost too: a piece of it may have been in the damage.
 
     Args:
-        pieces: those of the whole shard.
+        noted: what was noted of the whole shard.
         shown: the shard, for messages.
         drop_repeated: whether samples whose keys came before are left out.
 
@@ -178,61 +197,67 @@ class Joined:
         kept: the first bytes of those pieces that are joined, by their keys.
     """
 
-    def __init__(self, pieces: Sequence[Piece], shown: str, *, drop_repeated: bool) -> None:
+    def __init__(self, noted: Noted, shown: str, *, drop_repeated: bool) -> None:
         self._shown, self._drops = shown, drop_repeated
         self.lost: dict[int, str] = {}
         self.kept: dict[str, list[int]] = {}
         of_key: dict[str, list[Piece]] = {}
-        for piece in pieces:
+        for piece in noted.pieces:
             if piece.key is not None:
                 of_key.setdefault(piece.key, []).append(piece)
-        joined: list[frozenset[str]] = []
         for key, found in of_key.items():
             if len(found) > 1:
-                joined += self._join(key, found)
-        if joined and any(piece.key is None for piece in pieces):
-            self._lose_halves(frozenset.intersection(*joined), [one[0] for one in of_key.values() if len(one) == 1])
+                self._join(key, found)
+        if noted.doubtful:
+            self._lose_halves(of_key)
 
-    def _join(self, key: str, pieces: Sequence[Piece]) -> list[frozenset[str]]:
-        """Decide about the pieces of a key; return the fields if several are joined."""
+    def _join(self, key: str, pieces: Sequence[Piece]) -> None:
+        """Decide about the pieces of a key."""
         gone = next((piece for piece in pieces if not piece.came), None)
         if gone is not None:
             self._lose(pieces, f"the files of its key at byte {gone.start} are lost, and may be a piece of it")
-            return []
+            return
         kept, fields, dropped = [pieces[0]], pieces[0].fields, dict[int, str]()
         for piece in pieces[1:]:
             twice = sorted(piece.fields & fields)
             if twice and not self._drops:
                 raise SampleError(
                     f"two samples of shard {self._shown} have the key {key!r} and field {twice[0]!r}: pass "
-                    "--drop-repeated to keep the first one",
+                    "--drop-repeated to keep the first one, where that is clear",
                     url=self._shown,
                     key=key,
                 )
-            if piece.fields <= fields:
+            # Beside each other, a smaller one may begin in the middle of the second sample.
+            if piece.fields == fields if piece.follows else piece.fields <= fields:
                 dropped[piece.start] = f"a sample with its key, and field {twice[0]!r}, came before"
             elif twice or dropped:
-                other = min(piece.fields - fields)
                 self._lose(
                     pieces,
-                    f"files of its key come again, and at byte {piece.start} with field {other!r}, so it is not clear "
-                    "which of them belong together",
+                    f"files of its key come again, at byte {piece.start} with other fields than before, so it is not "
+                    "clear which of them belong together",
                 )
-                return []
+                return
             else:
                 kept.append(piece)
                 fields |= piece.fields
         self.lost |= dropped
         self.kept[key] = [piece.start for piece in kept]
-        return [fields] if len(kept) > 1 else []
 
     def _lose(self, pieces: Sequence[Piece], why: str) -> None:
-        self.lost.update((piece.start, why) for piece in pieces if piece.came)
+        self.lost.update((piece.start, why) for piece in pieces if piece.came and piece.start not in self.lost)
 
-    def _lose_halves(self, usual: frozenset[str], pieces: Sequence[Piece]) -> None:
-        for piece in pieces:
-            if piece.came and (lacks := sorted(usual - piece.fields)):
-                self.lost[piece.start] = (
-                    f"it has no {', '.join(lacks)}, unlike all samples in several pieces: a piece of it may be lost in "
-                    "the damage"
-                )
+    def _lose_halves(self, of_key: Mapping[str, Sequence[Piece]]) -> None:
+        """Lose samples that may lack a piece, if most samples come in pieces."""
+        fields = {key: frozenset[str]().union(*(one.fields for one in pieces)) for key, pieces in of_key.items()}
+        counts = Counter(fields.values())
+        usual = max(counts, key=lambda names: (counts[names], len(names)))
+        in_pieces = [
+            usual not in {one.fields for one in of_key[key]} for key, names in fields.items() if names == usual
+        ]
+        if 2 * sum(in_pieces) <= len(in_pieces):
+            return
+        for key, pieces in of_key.items():
+            if fields[key] < usual:
+                what = ", ".join(sorted(usual - fields[key]))
+                self._lose(pieces, f"it has no {what}, unlike most samples: a piece of it may be lost in the damage")
+                self.kept.pop(key, None)

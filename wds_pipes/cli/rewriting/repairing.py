@@ -99,8 +99,8 @@ def summed_repair(report: Report) -> str:
     odd_ends = sum(fact.get("odd_ends", 0) for fact in report.facts.values())
     if len(lost) > odd_ends:
         files = sum("file" in entry for entry in lost)
-        samples = sum(entry["key"] is not None for entry in lost) - files
-        places, shards = len(lost) - samples - files - odd_ends, len({entry["shard"] for entry in lost})
+        samples = len({(one["shard"], one["key"]) for one in lost if one["key"] is not None and "file" not in one})
+        places, shards = sum(one["key"] is None for one in lost) - odd_ends, len({one["shard"] for one in lost})
         counts = [plural(samples, "sample")] if samples or not files else []
         what = " and ".join([*counts, *([f"{plural(files, 'file')} of samples"] if files else [])])
         damage = f", and what was in {plural(places, 'damaged place')}," if places else ""
@@ -129,7 +129,7 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
                 samples = with_writable_keys(one.samples(shard.url), repair.reading.key_split)
                 written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
         except _AgainError:
-            joined = Joined(one.noted.pieces, one.shown, drop_repeated=repair.drop_repeated)
+            joined = Joined(one.noted, one.shown, drop_repeated=repair.drop_repeated)
             continue
         for warning in one.noted.warned:
             warnings.warn(without_starts(str(warning.message)), warning.category, stacklevel=2)

@@ -92,7 +92,7 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
         return by == CONTENT or (by != KEY and (split(name) or ("", ""))[1].lower() == by)
 
     walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
-    first: dict[str, tuple[frozenset[str], bytes]] = {}  # of each key: fields and hash
+    first: dict[str, tuple[str, frozenset[str], bytes]] = {}  # of each key that is written: key, fields, hash
     sets: dict[frozenset[str], frozenset[str]] = {}  # few different ones
     for key, members in walk.samples():
         sample = Found(without_dots(key) if reading.key_split == "last-dot" else key, members)  # as it is written
@@ -100,26 +100,39 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
         found += hashed
         here = frozenset(member.field for member in members)
         here = sets.setdefault(here, here)
-        fields, other = first.setdefault(sample.key, (here, hashed))
-        if here.isdisjoint(fields) or hashed != other:
-            raise _again(shard.url, sample, in_pieces=here.isdisjoint(fields))
+        before = first.get(sample.key)
+        if before is None:
+            first[sample.key] = key, here, hashed
+        elif problem := _problem(sample.key, hashed, (key, here), before):
+            offset = members[0].start
+            text = f"shard {redact(shard.url)}, byte {offset}: {problem}"
+            raise SampleError(text, url=redact(shard.url), key=key, offset=offset)
     place.write(task.outputs[0], bytes(found))
     return {"samples": len(found) // 16}
 
 
-def _again(url: str, sample: Found, *, in_pieces: bool) -> SampleError:
-    """Return the error for a sample whose key another one of its shard has, which both stay."""
-    shown, offset = redact(url), sample.members[0].start
-    return SampleError(
-        f"sample {sample.key!r} of shard {shown} is in pieces, of which one begins at byte {offset}: join them first, "
-        "with wds-pipes repair SHARDS NEW"
-        if in_pieces
-        else f"two different samples of shard {shown} have the key {sample.key!r}, of which one begins at byte "
-        f"{offset}: keep the first, with --by key, or give them other keys",
-        url=shown,
-        key=sample.key,
-        offset=offset,
-    )
+def _problem(
+    written: str, hashed: bytes, this: tuple[str, frozenset[str]], first: tuple[str, frozenset[str], bytes]
+) -> str | None:
+    """Return why a sample cannot be left out as one that comes again in its shard; None: it can.
+
+    Args:
+        written: the key that both are written with.
+        hashed: its hash.
+        this: its key and fields.
+        first: key, fields and hash of the first one.
+    """
+    (key, fields), (other, before, first_hash) = this, first
+    if key != other:
+        return f"keys {other!r} and {key!r} would both be written as {written!r}: rename one of them"
+    if not fields <= before:
+        return (
+            f"files of key {key!r} come again, with fields that did not come before, such as {min(fields - before)!r}: "
+            "join pieces first, or leave out what is not clear, with wds-pipes repair SHARDS NEW --drop-repeated"
+        )
+    if hashed != first_hash or hashed == _NONE:
+        return f"another sample has the key {key!r} before: keep the first, with --by key, or give them other keys"
+    return None
 
 
 def _hash_of(sample: Found, by: str) -> bytes:
