@@ -123,6 +123,20 @@ def run_job(
             on_task=_tell,
             progress=running.progress,
         )
+    with in_one_line():
+        _show(job, report, running, planned, summary)
+    if report.failed:
+        raise Damaged(
+            f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
+            "what is finished is kept. With other options, also pass --overwrite."
+        )
+
+
+def _show(
+    job: Job, report: Report, running: Running, planned: Callable[[Task], str], summary: Callable[[Report], str]
+) -> None:
+    from wds_pipes.core.words import plural
+
     if running.as_json:
         click.echo(json.dumps(_as_json(job, report, running.dry_run)))
     elif running.dry_run:
@@ -135,11 +149,6 @@ def run_job(
         left = report.total - len(report.facts)
         whole = summary(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
         click.echo(f"{report.place}: {done}; {whole}")
-    if report.failed:
-        raise Damaged(
-            f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
-            "what is finished is kept. With other options, also pass --overwrite."
-        )
 
 
 def _tell(outcome: Outcome) -> None:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from wds_pipes.io.tasks.task import Facts, Job, Place, Report
 
+T = TypeVar("T")
 CLASSES = "classes.json"
 _INDEX = "index.json"
 _REQUESTS = 16
@@ -78,9 +79,28 @@ def check_size(url: str, size: int | None, facts: ShardFacts) -> None:
 def check_same(url: str, mark: str, storage_options: dict[str, Any] | None) -> None:
     """Raise StateError if a shard has another mark than when it was listed."""
     if _mark(url, storage_options)[1] != mark:
-        raise StateError(
-            f"shard {redact(url)} was changed after it was listed: run the command again when no program writes it"
-        )
+        raise changed(url)
+
+
+def changed(url: str) -> StateError:
+    """Return the error for a shard that is another one than when it was listed."""
+    return StateError(
+        f"shard {redact(url)} was changed after it was listed: run the command again when no program writes it"
+    )
+
+
+def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: dict[str, Any] | None) -> Iterator[T]:
+    """Yield samples; at the end, before what is made of them gets its name, raise StateError if a
+    shard has another mark than when it was listed.
+
+    Args:
+        samples: those of the shards.
+        shards: the marks of the shards by their URLs.
+        storage_options: how to reach them.
+    """
+    yield from samples
+    for url, mark in shards.items():
+        check_same(url, mark, storage_options)
 
 
 def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None, str]:

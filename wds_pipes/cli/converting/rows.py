@@ -102,7 +102,7 @@ def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
         for name, value in row.items():
             found = _own_fields(name, value, columns, key)
             if found is None:
-                rest[name] = _plain(value)
+                rest[name] = plain_value(value)
             for field, content in found or ():
                 if field in fields:
                     raise SampleError(
@@ -263,17 +263,17 @@ def _key_again(value: Any) -> str:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
     """A value as JSON can hold it."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         return data.decode("utf-8") if is_text(data) else {"base64": base64.b64encode(data).decode()}
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain_value(value.tolist())
     if value is None or isinstance(value, (str, int, float)):  # json writes and reads NaN and Infinity
         return value
     if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): plain_value(item) for name, item in value.items()}
     if isinstance(value, Iterable):
-        return [_plain(item) for item in value]
+        return [plain_value(item) for item in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

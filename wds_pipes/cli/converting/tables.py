@@ -105,9 +105,25 @@ def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Ro
         for start in range(0, batch.num_rows, _ROWS):
             part = batch.slice(start, _ROWS)
             part.validate(full=True)  # offsets that are damaged would be read anywhere in memory
-            yield from part.to_pylist()
+            yield from values_of(part)
         if not left:
             return
+
+
+def values_of(batch: Any) -> list[Row]:
+    """Return the rows of a batch. Times in nanoseconds, which Python does not have, are text, and
+    durations numbers.
+    """
+    arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
+    columns = []
+    for column in batch.columns:
+        if arrow.types.is_duration(column.type) and column.type.unit == "ns":
+            column = column.cast(arrow.int64())
+        elif (arrow.types.is_timestamp(column.type) or arrow.types.is_time64(column.type)) and column.type.unit == "ns":
+            column = column.cast(arrow.string())
+        columns.append(column)
+    rows: list[Row] = arrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    return rows
 
 
 @contextmanager

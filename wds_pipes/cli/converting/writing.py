@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.shards import check_names, check_size, classes_of, names_of
+from wds_pipes.cli.shards import changed, check_names, check_size, classes_of, names_of
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
@@ -160,7 +160,7 @@ def write(export: Export, task: Task, place: Place) -> Facts:
         fields = (*fields, export.label)
     source, kinds = Source([url], export.storage_options or {}, export.key_split, fields), dict[str, str]()
     with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
-        count = _Counted(source.read())
+        count = _Counted(_unchanged(source.read(), task, export.storage_options))
         if export.kind == "jsonl":
             from wds_pipes.cli.look.output import write_lines
 
@@ -179,6 +179,15 @@ def write(export: Export, task: Task, place: Place) -> Facts:
     if without := count.without_fields or source.without_fields:
         facts["without_fields"] = without
     return facts
+
+
+def _unchanged(samples: Iterator[Sample], task: Task, storage_options: Options) -> Iterator[Sample]:
+    """Yield samples; StateError at the end if the shard is another one than when it was listed."""
+    yield from samples
+    url, names = task.arguments
+    file = file_of(url, storage_options)
+    if fingerprint(file.size, file.identity, names) != task.fingerprint:
+        raise changed(url)
 
 
 class _Counted:

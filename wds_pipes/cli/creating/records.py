@@ -35,8 +35,9 @@ class Content(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What distinguishes it from another file, independent of where a directory is."""
-        return self.mark if local_path(self.url) is not None else f"{self.mark} {identify(self.url)}"
+        """What distinguishes it from another file, independent of where its directory is."""
+        name = os.path.basename(self.url) if local_path(self.url) is not None else identify(self.url)
+        return f"{self.mark} {name}"
 
 
 class Record(NamedTuple):

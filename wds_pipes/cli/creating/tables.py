@@ -27,6 +27,7 @@ from wds_pipes.tar.keys import without_dots
 
 LABEL = "cls"  # the field of a label
 _REQUESTS, _AHEAD = 16, 1024
+_MOST_OF_FIELD = 1 << 30  # characters
 
 Options = dict[str, Any] | None
 
@@ -65,6 +66,8 @@ def of_list(
         for number, line in enumerate(text, 1):
             if line := line.strip():
                 path, *rest = line.rsplit("\t", 1) if "\t" in line else line.rsplit(None, 1)
+                if rest and "\t" not in line and os.path.isfile(_join(base, line)):
+                    path, rest = line, []  # a path with blanks, and no label
                 lines.append((number, path.strip(), rest[0].strip() if rest else None))
     contents = _contents([_join(base, path) for _, path, _ in lines], storage_options)
     for (number, path, label), content in zip(lines, contents, strict=True):
@@ -101,6 +104,7 @@ def of_table(
     Raises:
         ValueError: the table has no such column, or is none.
     """
+    from wds_pipes.cli.converting.rows import plain_value
     from wds_pipes.codecs.encoding import NoEncoderError, encode
 
     base, records = _base(source, columns.root), list[Record]()
@@ -140,7 +144,7 @@ def of_table(
                     fields[label] = content
             values: dict[str, Any] = {name: row.get(column) for name, column in columns.values.items()}
             if not columns.values and not columns.files:
-                values["json"] = row
+                values["json"] = row if kind != "parquet" else plain_value(row)
             for name, value in values.items():
                 if name == LABEL and isinstance(value, (str, int)) and not isinstance(value, bool):
                     labels[number] = str(value).strip()
@@ -190,8 +194,10 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
             raise ValueError(f"{redact(source)} is no Parquet file: {error}") from error
         check_columns(table.schema_arrow.names, source)
         _check(named, table.schema_arrow.names, source)
+        from wds_pipes.cli.converting.tables import values_of
+
         for batch in table.iter_batches():
-            yield from batch.to_pylist()
+            yield from values_of(batch)
         return
     with _text(source, storage_options) as text:
         if kind == "jsonl":
@@ -210,6 +216,7 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
                     yield row
             return
         lines, comma = _separated(text, kind)
+        csv.field_size_limit(_MOST_OF_FIELD)
         table, start = csv.reader(lines, delimiter=comma, strict=True), 1  # start: the first line of a row
         try:
             names = next(table, [])

@@ -184,7 +184,7 @@ def concat(
     with in_one_line(), ended_by_sigterm():
         from wds_pipes.cli.look.reading import Source
         from wds_pipes.cli.reshaping.plan import with_own_keys
-        from wds_pipes.cli.shards import check_outputs, marks
+        from wds_pipes.cli.shards import check_outputs, marks, unchanged
         from wds_pipes.core.words import plural
         from wds_pipes.io.compression import kind_of_name
         from wds_pipes.io.outputs import exists, target_of
@@ -201,11 +201,11 @@ def concat(
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
         check_outputs(shards, [target])
-        if known is not None:
-            marks(shards, options, known)  # whether they are those of the index
+        files = [url for url in shards if url != "-" and not url.startswith("pipe:")]
+        before = dict(zip(files, marks(files, options, known), strict=True))
         if not overwrite and exists(target, options):
             raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
-        samples = with_own_keys(Source(shards, storage_options).read())
+        samples = unchanged(with_own_keys(Source(shards, storage_options).read()), before, options)
         facts = write_shard(target, samples, md5=as_json, storage_options=options)  # only JSON shows the MD5
         if as_json:
             click.echo(json.dumps({"command": "concat", "facts": {redact(target): facts._asdict()}}))

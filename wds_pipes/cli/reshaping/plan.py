@@ -166,6 +166,11 @@ def plan(
             shard = f"{prefix}-{number:06d}.tar"
             mark = fingerprint(identity, name, start, stop)
             tasks.append(Task(shard, shard_files(shard), _part(order, start, stop), mark))
+    if not tasks:
+        raise ValueError(
+            "there is no sample to write: a data set has none, and with --exhausted stop the mixture ends where one "
+            "has no more"
+        )
     check_outputs(inputs.urls, [place.at(task.name) for task in tasks], given)
     job = Job(
         command,

@@ -81,6 +81,7 @@ class Reader:
         self._opener = make_opener(options)
         self._files: OrderedDict[str, io.RawIOBase] = OrderedDict()
         self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
+        self._opened = set[str]()  # the shards that were read from this disk, or decompressed
         self._parser = SampleParser(fields, "first-dot", inputs.stale)
 
     def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
@@ -121,6 +122,8 @@ class Reader:
                     yield held.pop(following)
                     following += 1
             first = next(parts, None)
+        for url in self._opened:
+            self._inputs.check_same(url)  # else some samples may be those of another shard
 
     def _windows(self, numbers: npt.NDArray[np.int64]) -> Iterator[list[_Wanted]]:
         """Divide numbers into windows, each in the order of the input."""
@@ -192,6 +195,7 @@ class Reader:
         file = self._files.get(url)
         if file is None:
             self._inputs.check_same(url)
+            self._opened.add(url)
             buffered = cast("io.BufferedReader", self._opener.open(url))
             file = self._files[url] = buffered.detach()  # without its buffer, which is as large as many samples
             if len(self._files) > _MOST_OPEN:
@@ -209,6 +213,7 @@ class Reader:
             stream = self._unpacked.get(url)
             if stream is None or start < stream.base:
                 self._inputs.check_same(url)
+                self._opened.add(url)
                 stream = self._unpacked[url] = _Unpacked(self._opener.open(url), url)
                 if len(self._unpacked) > CONNECTIONS:
                     self._unpacked.popitem(last=False)[1].close()

@@ -198,5 +198,5 @@ def plan_join(
         contents.append(fingerprint(marks(found.urls, storage_options)))
         found.check_indexed()
     join = Join(tuple(partners), missing, prefer, storage_options)
-    options = {"with": contents, "missing": missing, "prefer": prefer}
+    options = {"what --with names, as a hash,": contents, "missing": missing, "prefer": prefer}
     return plan_rewrite("join", shards, place, join, reading=reading, options=options)

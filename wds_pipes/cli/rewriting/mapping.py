@@ -15,6 +15,7 @@ from wds_pipes.codecs.encoding import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.tasks.task import Facts, Job, Place
 from wds_pipes.stages.map_samples import OF_CODE
+from wds_pipes.tar.encoded import check_name
 from wds_pipes.tar.keys import is_metadata
 
 
@@ -58,7 +59,7 @@ class Map:
         try:
             made = call(self.function, given)
         except Exception as error:
-            what = f"raised {type(error).__name__} on sample {key!r} of shard {url}: {error}"
+            what = f"raised {type(error).__name__} on sample {key!r} of shard {url}: {error}".rstrip(": ")
             raise SampleError(f"{self.function} {what}", url=url, key=key) from error
         if made is None:
             return None
@@ -72,6 +73,8 @@ class Map:
         encoded = {"__key__": key}
         for field, value in made.items():
             try:
+                if not is_metadata(str(field)):
+                    check_name(str(made.get("__key__", key)), field, known=isinstance(field, str))
                 encoded[field] = value if is_metadata(str(field)) else encode(field, value)
             except Exception as error:
                 raise SampleError(

@@ -20,7 +20,7 @@ from wds_pipes.cli.look.decoders import fault_of, of_all_fields
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.rewriting.pieces import Joined, Noted, Piece, split_piece, without_starts
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, summed, with_writable_keys
-from wds_pipes.cli.shards import check_same, shard_facts, write_indexes
+from wds_pipes.cli.shards import check_same, shard_facts, unchanged, write_indexes
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardWarning
@@ -127,6 +127,7 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
         try:
             with _quiet() as one.noted.warned:
                 samples = with_writable_keys(one.samples(shard.url), repair.reading.key_split)
+                samples = unchanged(samples, {shard.url: shard.mark}, repair.reading.storage_options)
                 written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
         except _AgainError:
             joined = Joined(one.noted, one.shown, drop_repeated=repair.drop_repeated)

@@ -16,6 +16,7 @@ from wds_pipes.cli.shards import (
     names_of,
     shard_facts,
     summary,
+    unchanged,
     with_classes,
     write_indexes,
 )
@@ -161,6 +162,7 @@ def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Fact
     )
     found = _counted(with_writable_keys(source.read(), reading.key_split), facts)
     samples = rewrite.samples(found, shard.url, of_shard, facts)
+    samples = unchanged(samples, {shard.url: shard.mark}, reading.storage_options)
     written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
     facts["read"] += source.without_fields
     return {**shard_facts(task.name, written), **facts}

@@ -10,6 +10,7 @@ from typing import Any
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, is_inside, shown_place
+from wds_pipes.io.versions import Version, version_of
 
 FOLDER = ".wds-pipes"
 PLAN = f"{FOLDER}/plan.json"
@@ -146,6 +147,35 @@ def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
         wanted = {**known, "command": command, "options": json.loads(json.dumps(dict(options)))}
         if known != wanted:
             raise _other(place, known, wanted)
+
+
+def check_own(place: Place, plan: Version, task: Task) -> None:
+    """Refuse to go on in a directory that another job has taken over since.
+
+    Args:
+        place: the directory.
+        plan: the version of the plan of this job.
+        task: a task of it; its outputs that are not those of the other job are removed.
+
+    Raises:
+        StateError: the directory has another plan.
+    """
+    if plan_version(place) == plan:
+        return
+    known = _read(place, PLAN)
+    names = {name for _, _, outputs in known["tasks"] for name in outputs} if known is not None else set()
+    for name in task.outputs:
+        if name not in names:
+            place.remove(name)
+    raise StateError(
+        f"another command writes to {shown_place(place)} now, which was started with --overwrite (overwrite=True) "
+        "after this one"
+    )
+
+
+def plan_version(place: Place) -> Version:
+    """The version of the plan in a directory."""
+    return version_of(place.at(PLAN), place.storage_options)._replace(sure=True)
 
 
 def unfinished(place: Place) -> tuple[str, int, int] | None:

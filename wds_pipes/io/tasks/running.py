@@ -11,8 +11,9 @@ from itertools import count
 
 from wds_pipes.core.importing import library
 from wds_pipes.io.tasks.engines import Processes, in_this_process
-from wds_pipes.io.tasks.journal import Journal, facts_of, write_receipt
+from wds_pipes.io.tasks.journal import Journal, check_own, facts_of, plan_version, write_receipt
 from wds_pipes.io.tasks.task import Engine, Job, Outcome, Place, Report, Task, Work, shown_place
+from wds_pipes.io.versions import Version
 
 logger = logging.getLogger("wds_pipes")
 
@@ -68,10 +69,9 @@ def run(
         raise ValueError(f"share i of n needs 0 <= i < n, not {index} of {shares}: shares are counted from 0")
     if jobs < 1 or attempts < 1:
         raise ValueError(f"jobs and attempts must be at least 1, not {jobs} and {attempts}")
-    call = partial(attempt, job.work, job.place)
     if jobs > 1 or engine is not None:
         try:
-            pickle.dumps(call)
+            pickle.dumps(job.work)
         except Exception as error:
             raise TypeError(f"work is a function of a module, which other processes can import: {error}") from error
     engine = engine or (Processes(jobs) if jobs > 1 else in_this_process)
@@ -88,6 +88,8 @@ def run(
         return report
     if pending and job.prepare is not None:
         job.prepare()
+    plan = plan_version(job.place)
+    call = partial(attempt, job.work, job.place, plan)
     bar = None
     if tqdm is not None:
         total, left = sum(task.size for task in own), sum(task.size for task in pending)
@@ -110,6 +112,8 @@ def run(
         facts |= journal.finished(others, overwrite=overwrite)
     report.facts = _in_order(job, facts)
     if report.complete:
+        if job.tasks:
+            check_own(job.place, plan, job.tasks[-1])
         if job.finish is not None:
             job.finish(job.place, list(report.facts.values()))
         journal.remove_listed()
@@ -159,13 +163,17 @@ def _round(
     return again
 
 
-def attempt(work: Work, place: Place, task: Task) -> Outcome:
-    """Run a task, and write its receipt, unless another run has finished it meanwhile."""
+def attempt(work: Work, place: Place, plan: Version, task: Task) -> Outcome:
+    """Run a task, and write its receipt, unless another run has finished it meanwhile, or another
+    job, with another plan, has taken over the directory.
+    """
     try:
+        check_own(place, plan, task)
         if (known := facts_of(task, place)) is not None:
             return Outcome(task.name, known)
         place.make(task.outputs)
         facts = work(task, place)
+        check_own(place, plan, task)
         write_receipt(task, place, facts)
     except Exception as error:
         return Outcome.failed(task.name, error)
