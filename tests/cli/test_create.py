@@ -408,6 +408,56 @@ def test_directories_that_may_be_classes_are_hinted_at(tmp_path):
         assert run(tmp_path / "in", tmp_path / said[1], *said).stderr == ""
 
 
+def test_another_file_of_one_size_and_time_is_another_one(tmp_path):
+    """In a table: its name shows it."""
+    fill(tmp_path, {"a.bin": b"AAAA", "b.bin": b"BBBB"})
+    for name in "ab":
+        os.utime(tmp_path / f"{name}.bin", (1e9, 1e9))
+    for name in "ab":
+        fill(tmp_path, {"t.csv": f"id,f\nk,{name}.bin\n"})
+        more = ["--overwrite"] if name == "b" else []
+        if more:
+            assert "1 of 1 task would be other" in refused(
+                tmp_path / "t.csv", tmp_path / "out", "--key", "id", "--file", "f"
+            )
+        run(tmp_path / "t.csv", tmp_path / "out", "--key", "id", "--file", "f", *more)
+    assert samples([str(tmp_path / "out/shard-000000.tar")])[0]["bin"] == b"BBBB"
+
+
+def test_long_fields_of_a_table(tmp_path):
+    fill(tmp_path, {"t.csv": "id,v\n1," + "x" * 200_000 + "\n"})
+    run(tmp_path / "t.csv", tmp_path / "out", "--value", "txt=v")
+    assert len(samples([str(tmp_path / "out/shard-000000.tar")])[0]["txt"]) == 200_000
+
+
+def test_paths_with_blanks_in_a_list(tmp_path):
+    """Without labels, they need no tab."""
+    fill(tmp_path, {"my pics/my cat.txt": b"1", "dog.txt": b"2", "l.txt": "my pics/my cat.txt\ndog.txt\n"})
+    run(tmp_path / "l.txt", tmp_path / "out", "--from", "list")
+    assert [one["__key__"] for one in samples([str(tmp_path / "out/shard-000000.tar")])] == ["my pics/my cat", "dog"]
+
+
+def test_times_of_parquet(tmp_path):
+    """As in convert: text, also those in nanoseconds."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = {
+        "us": pyarrow.array([10**15], pyarrow.timestamp("us")),
+        "ns": pyarrow.array([1], pyarrow.timestamp("ns", tz="UTC")),
+        "took": pyarrow.array([7], pyarrow.duration("ns")),
+        "day": pyarrow.array([1], pyarrow.date32()),
+        "raw": pyarrow.array([b"\xff"]),
+    }
+    parquet.write_table(pyarrow.table(table), tmp_path / "t.parquet")
+    run(tmp_path / "t.parquet", tmp_path / "out")
+    run_command("convert", tmp_path / "t.parquet", tmp_path / "same", "--from", "parquet")
+    [made] = samples([str(tmp_path / "out/shard-000000.tar")])
+    row = json.loads(made["json"])
+    assert row["us"] == "2001-09-09T01:46:40"
+    assert row["ns"].startswith("1970-01-01 00:00:00.000000001")
+    assert (row["took"], row["day"], row["raw"]) == (7, "1970-01-02", {"base64": "/w=="})
+    assert len(samples([str(tmp_path / "same/shard-000000.tar")])) == 1
+
+
 def test_a_problem_is_told_once(tmp_path):
     """Also if many rows have it."""
     fill(tmp_path, {"t.csv": "id,caption\n" + "x,y\n" * 20})

@@ -1,5 +1,6 @@
 """What the options of all commands have in common."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -105,3 +106,18 @@ def test_a_missing_dest_is_named(command, tmp_path):
     told = run_command(command, tmp_path, *(["--to", "jsonl"] if command == "export" else []), code=2).stderr
     assert "the last argument, is missing: after the shards, name where to write" in told
     assert "Missing argument 'URLS...'" in run_command("ls", code=2).stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
+    make_shards(tmp_path / "d", shards=1, samples=2)
+    with open("/dev/full", "w") as full:
+        made = subprocess.run(
+            [sys.executable, "-m", "wds_pipes", "reshard", tmp_path / "d", tmp_path / "out"],
+            check=False,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (made.returncode, made.stderr.count("Traceback")) == (1, 0)
+    assert "No space left on device" in made.stderr

@@ -24,6 +24,7 @@ from wds_pipes.cli.shards import shard_ends
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.tasks import running
 from wds_pipes.tar.writer import whole
+from wds_pipes.tasks import write_shard
 
 
 def refused(*arguments, code=2):
@@ -324,6 +325,12 @@ def test_concat(source, expected, tmp_path):
     assert told["facts"][str(out)]["samples"] == 120
     assert told["facts"][str(out)]["md5"] == hashlib.md5(out.read_bytes()).hexdigest()
     assert outputs(tmp_path) == before
+
+
+def test_a_mixture_with_an_empty_data_set_has_nothing_to_write(source, tmp_path):
+    write_shard(str(tmp_path / "none.tar"), [])
+    told = refused("mix", f"{source}/*.tar=1", f"{tmp_path}/none.tar=1", tmp_path / "out")
+    assert "there is no sample to write: a data set has none" in told
 
 
 @pytest.mark.parametrize("files", range(3))

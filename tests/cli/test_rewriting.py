@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from tars import by_tarfile, filled, put, samples, tar
 
 import wds_pipes as wp
+from wds_pipes.tar import TarReader
+from wds_pipes.tar.samples import SampleParser
 from wds_pipes.tasks import write_shard
 
 FUNCTIONS = """
@@ -419,6 +421,55 @@ def test_samples_that_are_skipped_have_a_cause(here, tmp_path):
         "all samples were skipped because of errors, so nothing is left. The first: functions:fails raised" in message
     )
     assert not (tmp_path / "none/index.json").exists()
+
+
+@pytest.mark.parametrize("command", ["map", "filter", "repair", "reshard", "concat", "export"])
+def test_a_shard_that_changes_while_it_is_read(command, tmp_path, monkeypatch):
+    """As long as it keeps its size, nothing else shows it: no output is half of each."""
+    path = Path(put(tmp_path / "a.tar", filled(tar(good(40)))))
+    other = filled(tar([(name, data[::-1]) for name, data in good(40)]))
+    true, read_so_far = TarReader.__iter__, []
+
+    def changing(reader):
+        for member in true(reader):
+            yield member
+            read_so_far.append(member)
+            if len(read_so_far) == 50:
+                path.write_bytes(other)
+                os.utime(path, ns=(1, 1))
+
+    if command == "reshard":
+        run("index", path, "--offsets")
+        parse = SampleParser.parse
+        monkeypatch.setattr(
+            SampleParser, "parse", lambda *given: (path.write_bytes(other), os.utime(path, ns=(1, 1)), parse(*given))[2]
+        )
+    else:
+        monkeypatch.setattr(TarReader, "__iter__", changing)
+    more = {"map": ["functions_of_test:same"], "filter": ["--drop-fields", "x"], "export": ["--to", "jsonl"]}
+    (tmp_path / "functions_of_test.py").write_text("def same(sample):\n    return sample\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before = more.get(command, []) if command == "map" else []
+    after = more.get(command, []) if command != "map" else []
+    out = "out.tar" if command == "concat" else "out"
+    result = run(command, *before, path, out, *after, code=(1, 2))
+    assert "was changed after it was listed: run the command again" in result.stderr
+    assert not [name for name in tmp_path.glob("out/*") if name.suffix in (".tar", ".jsonl")]
+    assert not (tmp_path / "out.tar").exists()
+
+
+def test_map_skips_what_cannot_be_written(tmp_path, monkeypatch):
+    """And names the function and the sample."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "odd_names.py").write_text(
+        "def odd(sample):\n    return {'a/b': b'x'} if sample['cls'] == b'1' else {'cls': b'y'}\n"
+    )
+    path = put(tmp_path / "a.tar", tar(good(3)))
+    told = run("map", "odd_names:odd", path, "out", "--on-error", "skip").stdout
+    assert "1 sample skipped because of errors, the first: odd_names:odd returned field 'a/b' for sample '0001'" in told
+    assert len(read(tmp_path / "out")) == 2
 
 
 def test_what_a_function_raises_names_the_sample(here, tmp_path):

@@ -53,7 +53,8 @@ def make(folder, values=range(5), work=write, **options):
 
 def outputs(folder):
     """The contents of the outputs."""
-    return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder)) if name[0] != "."}
+    names = sorted(name for name in os.listdir(folder) if name[0] != "." and (folder / name).is_file())
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +371,38 @@ def test_of_two_jobs_that_begin_at_once_the_second_is_refused(tmp_path, monkeypa
         run(make(tmp_path, size=2))
     assert '"size":1' in (tmp_path / ".wds-pipes/plan.json").read_text()
     assert "total.json" in outputs(tmp_path)
+
+
+def test_a_job_whose_directory_is_taken_over_says_so(tmp_path):
+    """With overwrite, while it runs: it goes on with nothing, and leaves nothing of its own."""
+    first, second = make(tmp_path, size=1), make(tmp_path, values=range(2), size=2)
+
+    def engine(call, tasks):
+        yield call(tasks[0])
+        run(second, overwrite=True)
+        yield from map(call, tasks[1:])
+
+    report = run(first, engine=engine)
+    assert sorted(report.failed) == ["part-1", "part-2", "part-3", "part-4"]
+    assert "another command writes to" in report.failed["part-1"]
+    assert not report.complete
+    expected = tmp_path / "expected"
+    run(make(expected, values=range(2), size=2))
+    assert outputs(tmp_path) == outputs(expected)
+    assert run(second).skipped == ["part-0", "part-1"]
+
+
+def test_what_a_job_was_writing_when_it_was_taken_over_is_removed(tmp_path):
+    def work(task, place):
+        facts = write(task, place)
+        if task.name == "part-4":
+            run(make(tmp_path, values=range(2), size=2), overwrite=True)
+        return facts
+
+    report = run(make(tmp_path, work=work, size=1))
+    assert list(report.failed) == ["part-4"]
+    run(make(tmp_path / "expected", values=range(2), size=2))
+    assert outputs(tmp_path) == outputs(tmp_path / "expected")
 
 
 def test_a_file_that_another_process_writes_is_waited_for(tmp_path):

@@ -16,6 +16,7 @@ from wds_pipes import ShardError, ShardWarning
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.tar import TarReader
+from wds_pipes.tar.headers import is_header
 from wds_pipes.tar.indexing import index_shards
 from wds_pipes.testing import check_resume
 
@@ -82,7 +83,30 @@ def test_every_zeroed_page(tmp_path, on_error, size):
         ), start
 
 
+@pytest.mark.parametrize("stem", ["é", "n" * 120, "d/" * 60], ids=["not ASCII", "long", "in directories"])
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT], ids=["pax", "gnu"])
+def test_every_damaged_block_of_names_in_extended_headers(tmp_path, form, stem):
+    """Without its extended header, a file has another name, as of another sample."""
+    members = [(f"{stem}{number:03d}.{field}", FIELDS[field]) for number in range(6) for field in FIELDS]
+    data = tar(members, format=form)
+    keys = {f"{stem}{number:03d}" for number in range(6)}
+    for start in range(0, data.rindex(b"caption"), 512):
+        if form == tarfile.GNU_FORMAT and not is_header(data[start : start + 512]):
+            continue  # nothing shows that the bytes of a name are others
+        for change in (bytes([data[start] ^ 1]), b"\xff" * 512)[not is_header(data[start : start + 512]) :]:
+            damaged = data[:start] + change + data[start + len(change) :]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                stream = Stream(group([put(tmp_path / "x.tar", damaged)], {"on_error": "skip"}, on_error="skip"))
+                found = list(stream)
+            assert all(sample.keys() >= FIELDS.keys() for sample in found), start
+            assert {sample["__key__"] for sample in found} <= keys, start
+            assert len(found) >= 3 or start < len(data) // 6  # then no fields are known
+
+
+EXTENDED = tar([(f"é{n}.{field}", data) for n in range(6) for field, data in FIELDS.items()], format=tarfile.PAX_FORMAT)
 DAMAGE = {
+    "names in extended headers": EXTENDED[:9000] + b"?" + EXTENDED[9001:],
     "cut after a member": shard(5)[: 4 * 3072 + 1024],
     "cut after a sample": shard(5)[: 4 * 3072],
     "cut after the first sample": shard(5)[:3072],
