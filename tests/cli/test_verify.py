@@ -132,8 +132,8 @@ def test_no_index_is_advised_of_a_damaged_shard(tmp_path):
 def test_the_command_that_indexes_a_remote_shard_works(remote, tmp_path, monkeypatch):
     """It writes to this machine."""
     monkeypatch.chdir(tmp_path)
-    url = remote.put("d/a.tar", tar(good(9)))
-    remote.put("d/index.json", json.dumps(INDEX).encode())
+    url = remote.put("indexed-anew/a.tar", tar(good(9)))
+    remote.put("indexed-anew/index.json", json.dumps(INDEX).encode())
     options = ["--storage-options", json.dumps(remote.storage_options)]
     [finding] = found(url, *options)
     command = shlex.split(finding["mend"])

@@ -5,6 +5,6 @@
 - ``tfrecord``, ``lmdbs``, ``tables``, ``mds``, ``litdata``: the formats. ``messages``: the protobuf
   messages in them. ``chunks``: what MDS and LitData have in common. ``litdata_types``: the types of
   values in LitData.
-- ``export``: the command. ``writing``: what its tasks write.
+- ``export``: the command. ``writing``: what its tasks write. ``imagefolder``: images by classes.
 - ``download``: the command. ``copying``: its tasks.
 """

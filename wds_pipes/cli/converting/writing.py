@@ -11,9 +11,7 @@ Rules of the columns of Parquet and TFRecord:
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,15 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from wds_pipes.cli.converting.imagefolder import check_lists, read_classes, unfit, write_images
 from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.shards import changed, check_names, check_size, classes_of, names_of
+from wds_pipes.cli.shards import changed, check_names, check_size, names_of
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.importing import library
-from wds_pipes.core.order import hash_text
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import ShardWarning
 from wds_pipes.io.outputs import OutputFile, open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
@@ -96,7 +94,7 @@ def plan(
         check_size(file.url, file.size, facts)
     classes = {}
     if kind == "imagefolder":
-        classes = {folder: _classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
+        classes = {folder: read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
     tasks = []
     outputs = [_TAR.sub("", name) + _ENDINGS[kind] for name in names_of(shards)]
     check_names(shards, outputs)
@@ -126,7 +124,7 @@ def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place
             f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite"
         )
     if kind == "imagefolder":
-        _check_lists(names, place)
+        check_lists(names, place)
     else:
         _warn_of_columns(names, facts)
 
@@ -172,7 +170,7 @@ def write(export: Export, task: Task, place: Place) -> Facts:
         elif export.kind == "tfrecord":
             kinds = _write_tfrecord(count, stream)
         else:
-            for line in _write_images(count, export.label, classes, place):
+            for line in write_images(count, export.label, classes, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
     facts: Facts = {"samples": count.number, **({"columns": kinds} if kinds else {})}
@@ -233,12 +231,6 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def _unfit(sample: Sample, what: str) -> SampleError:
-    """The error for a sample that a format cannot hold, without the credentials in its URL."""
-    shown = redact(sample["__url__"])
-    return SampleError(f"shard {shown}: {what}", key=sample["__key__"], url=shown)
-
-
 def _columns(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     """The key and the fields of a sample; fields of integers are integers, others are bytes."""
     columns: dict[str, Any] = {"__key__": sample["__key__"].encode("utf-8", "surrogateescape")}
@@ -264,7 +256,7 @@ def _kind(field: str, group: list[Sample]) -> str:
 def _integer(sample: Sample, field: str, data: bytes) -> int:
     number = exact_integer(data)
     if number is None:
-        raise _unfit(
+        raise unfit(
             sample,
             f"field {field!r} of sample {sample['__key__']!r} is {data!r:.80}, and the first samples have integers in "
             "it: leave it out with --fields, or divide the shard with wds-pipes reshard --max-bytes 64MB",
@@ -324,7 +316,7 @@ def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
         if is_metadata(field):
             continue
         if field not in kinds:
-            raise _unfit(
+            raise unfit(
                 sample,
                 f"sample {key!r} has field {field!r}, which the first samples do not have: name the columns, as in "
                 f"--fields {','.join([*kinds, field])}",
@@ -334,88 +326,11 @@ def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
             try:
                 row[field] = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                raise _unfit(
+                raise unfit(
                     sample, f"field {field!r} of sample {key!r} is no UTF-8 ({error}): leave it out with --fields"
                 ) from error
     try:
         key.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise _unfit(sample, f"key {key!r} is no UTF-8, which parquet needs") from error
+        raise unfit(sample, f"key {key!r} is no UTF-8, which parquet needs") from error
     return {"__key__": key, **row}
-
-
-def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
-    """Write the fields of samples as files, and yield the lines of their list."""
-    for sample in samples:
-        key = sample["__key__"]
-        fields = {field: data for field, data in sample.items() if not is_metadata(field) and field != label}
-        if label not in sample or not fields:
-            what = (
-                f"field {label!r}, which names its class: name it with --label"
-                if fields
-                else "other fields than its class"
-            )
-            raise _unfit(sample, f"sample {key!r} has no {what}")
-        name = _class(sample[label], classes, label, sample)
-        inside = key.removeprefix(f"{name}/")
-        parts = [*inside.split("/"), name]
-        bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
-        if bad or any(control in name + key for control in "\0\t\n\r"):
-            raise _unfit(
-                sample,
-                f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
-                "wds-pipes get",
-            )
-        for field, data in fields.items():
-            path = f"images/{name}/{inside}.{field}"
-            place.write(path, data)
-            yield f"{path}\t{name}\n"
-
-
-def _check_lists(lists: Sequence[str], place: Place) -> None:
-    """Check that shards did not write the same files.
-
-    Raises:
-        SampleError: two of them have a sample of one key and class.
-    """
-    seen: dict[int, str] = {}
-    for name in lists:
-        for line in (place.read(name) or b"").splitlines():
-            path = line.partition(b"\t")[0]
-            before = seen.setdefault(hash_text(path.decode("utf-8", "surrogateescape")), name)
-            if before != name:
-                shown = path.decode("utf-8", "replace")
-                raise SampleError(
-                    f"{before} and {name} both have {shown}, so one of the two is lost: export them into different "
-                    "directories"
-                )
-
-
-def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:
-    text = data.decode("utf-8", "surrogateescape").strip()
-    if classes is None:
-        return text
-    try:
-        number = int(text)
-        if not 0 <= number < len(classes):
-            raise ValueError
-    except ValueError:
-        raise _unfit(
-            sample,
-            f"field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and classes.json has the names of "
-            f"{len(classes):,} classes, from 0 on: mend or remove it",
-        ) from None
-    return classes[number]
-
-
-def _classes(folder: str, storage_options: Options) -> list[str] | None:
-    """The names of the classes of the shards in a directory; None: not known."""
-    content = classes_of(folder, storage_options)
-    if content is None:
-        return None
-    names = None
-    with contextlib.suppress(ValueError):
-        names = json.loads(content)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"classes.json of the shards in {redact(folder)} is no list of names: mend or remove it")
-    return names

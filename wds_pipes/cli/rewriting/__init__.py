@@ -4,4 +4,5 @@ one of the same name in another directory.
 - ``commands``: what the command line is. ``spine``: what the commands have in common.
 - ``functions``: functions named ``module:function``.
 - ``filtering``, ``mapping``, ``repeats`` (dedup), ``joining``, ``repairing``: one command each.
+- ``pieces``: which files of a damaged shard are whole samples, for ``repair``.
 """
