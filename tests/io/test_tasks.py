@@ -392,6 +392,20 @@ def test_a_job_whose_directory_is_taken_over_says_so(tmp_path):
     assert run(second).skipped == ["part-0", "part-1"]
 
 
+def test_a_share_that_writes_the_same_plan_again_takes_nothing_over(tmp_path):
+    """As first passes of shares that start at one time may, which overwrite."""
+    job, plan = make(tmp_path), tmp_path / ".wds-pipes/plan.json"
+
+    def engine(call, tasks):
+        content = plan.read_bytes()
+        plan.unlink()
+        plan.write_bytes(content)
+        os.utime(plan, ns=(1, 1))
+        yield from map(call, tasks)
+
+    assert run(job, engine=engine).complete
+
+
 def test_what_a_job_was_writing_when_it_was_taken_over_is_removed(tmp_path):
     def work(task, place):
         facts = write(task, place)

@@ -18,7 +18,7 @@ from waiting import wait_for
 from wds_pipes import SampleError, ShardWarning, WorkerError
 from wds_pipes.cli import main
 from wds_pipes.io.tasks import running
-from wds_pipes.io.tasks.journal import plan_version
+from wds_pipes.io.tasks.journal import plan_of
 from wds_pipes.tasks import Job, Place, Task, fingerprint, on_ray
 from wds_pipes.tasks import run as run_tasks
 from wds_pipes.testing import make_shards
@@ -210,7 +210,7 @@ def slow(task, place):
 
 def test_an_engine_that_is_closed_ends_its_tasks(tmp_path):
     job = make("ray", range(4), slow)
-    outcomes = on_ray(partial(running.attempt, job.work, job.place, plan_version(job.place)), job.tasks)
+    outcomes = on_ray(partial(running.attempt, job.work, job.place, plan_of(job)), job.tasks)
     assert next(outcomes).name == "part-0"
     wait_for(lambda: Path("ray/part-1.began").exists())
     begun = time.monotonic()

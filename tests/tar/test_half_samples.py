@@ -9,7 +9,7 @@ import tracemalloc
 import warnings
 
 import pytest
-from tars import END, Renewed, group, header, load, padded, pairs, pax, put, tar
+from tars import END, Renewed, by_reader, group, header, load, padded, pairs, pax, put, tar
 
 import wds_pipes as wp
 from wds_pipes import ShardError, ShardWarning
@@ -102,6 +102,16 @@ def test_every_damaged_block_of_names_in_extended_headers(tmp_path, form, stem):
             assert all(sample.keys() >= FIELDS.keys() for sample in found), start
             assert {sample["__key__"] for sample in found} <= keys, start
             assert len(found) >= 3 or start < len(data) // 6  # then no fields are known
+
+
+def test_a_file_after_one_that_is_too_large_keeps_its_name(tmp_path):
+    """There is no damage, so a question mark is one."""
+    members = [("a?.txt", b"1"), ("b?.txt", b"x" * 3000), ("c?.txt", b"3"), ("d?.txt", b"4")]
+    path = put(tmp_path / "x.tar", tar(members))
+    stream = Stream(group([path], {"on_error": "skip", "max_member_bytes": 1000}, on_error="skip"))
+    assert [sample["__key__"] for sample in stream][-1] == "d?"
+    names = [name for name, _ in by_reader(tar(members), max_member_bytes=1000, on_error=lambda error: None) if name]
+    assert names == ["a?.txt", "c?.txt", "d?.txt"]
 
 
 EXTENDED = tar([(f"é{n}.{field}", data) for n in range(6) for field, data in FIELDS.items()], format=tarfile.PAX_FORMAT)

@@ -43,11 +43,12 @@ class _Urls(click.Argument):
         try:
             return super().process_value(ctx, value)
         except click.MissingParameter:
-            last = next((name for name in ("dest", "output") if name in {one.name for one in ctx.command.params}), "")
-            if not last or not any(isinstance(one, click.Argument) and one.name == last for one in ctx.command.params):
+            last = [one for one in ctx.command.params if isinstance(one, click.Argument)][-1]
+            if last is self:
                 raise
+            name = last.make_metavar(ctx)
             raise click.UsageError(
-                f"{last.upper()}, the last argument, is missing: after the shards, name where to write"
+                f"{name}, the last argument, is missing: after the shards, name where to write"
             ) from None
 
 

@@ -57,7 +57,8 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
     ``soft``: perhaps no member is missing. Without ``cut``, the walk can continue at one of these
     places: at ``head``, a header that was read already; after the ``passed`` bytes of a member;
     after the ``size`` bytes of data that a damaged header declares; or at the next valid header.
-    ``sure``: that header is known not to be inside another member.
+    ``whole``: the member with its headers is sound and is passed, so the next header is that of
+    another one. ``sure``: that header is known not to be inside another member.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
         head: bytes | None = None,
         passed: int | None = None,
         size: int | None = None,
+        whole: bool = False,
     ) -> None:
         super().__init__(what)
         self.what, self.offset, self.cause, self.cut, self.lost, self.soft = what, offset, cause, cut, lost, soft
-        self.head, self.passed, self.size, self.sure = head, passed, size, False
+        self.head, self.passed, self.size, self.whole, self.sure = head, passed, size, whole, False
 
 
 def cut_member(name: str, size: int, offset: int) -> Damage:

@@ -18,7 +18,8 @@ Rules:
    next to it with their neighbours.
 5. After damage, reading continues after the data of the damaged header, if a header is found there.
    Otherwise it continues at the next valid header. That may be the header of a file inside another
-   member (a nested tar), and the gap says so (``ASTRAY``).
+   member (a nested tar), and the gap says so (``ASTRAY``). A file whose real name may have been in
+   a damaged extended header is passed over.
 6. ``offset`` is always a place where reading can be resumed: the first header block of the next
    member.
 """
@@ -266,7 +267,7 @@ class TarReader:
                 f"has a member {text!r} of {of}, more than max_member_bytes={self._max}. Raise "
                 "that limit if the size is right"
             )
-            raise Damage(what, extra.start, passed=size)
+            raise Damage(what, extra.start, passed=size, whole=True)
         if not text or (self._want is not None and not self._want(text)):
             source.pass_over(size, text, start)
             self.skipped = (start, size, sparse is None and kind != 55)  # 7: contiguous

@@ -7,11 +7,10 @@ import logging
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.headers import BLOCK, Damage, is_header, parse_header
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE, Damage, is_header, parse_header
 from wds_pipes.tar.source import TarSource
 
 _NAME = 100  # bytes of the name in a header
-_MOST = 1 << 62
 
 logger = logging.getLogger("wds_pipes")
 
@@ -40,18 +39,28 @@ def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[
         far blocks could be read (``offset``: not at all).
     """
     head, offset = _find_header(source, found, offset, url)
-    while head is not None and _may_have_another_name(head):
-        try:
-            size = parse_header(head, offset, _MOST).size
+    try:
+        while head is not None and not found.whole and _may_have_another_name(head):
+            size = parse_header(head, offset, MAX_SIZE).size
             source.position = offset + BLOCK
             source.pass_over(size, "after damage", offset)
             offset = source.position
             head = source.stream.read(BLOCK) or None
-        except Damage:
-            return None, offset
-        except unreadable():
-            return None, offset
+    except ShardError:
+        raise
+    except unreadable() as error:
+        _log_end(url, source, error)
+        return None, offset
+    except Damage as cut:
+        logger.warning("shard %s, byte %d: it %s.", redact(url), cut.offset, cut.what)
+        return None, offset
     return head, offset
+
+
+def _log_end(url: str, source: TarSource, error: Exception) -> None:
+    logger.warning(
+        "shard %s, byte %d: it cannot be read on: %s: %s.", redact(url), source.position, type(error).__name__, error
+    )
 
 
 def _may_have_another_name(head: bytes) -> bool:
@@ -80,13 +89,7 @@ def _find_header(source: TarSource, found: Damage, offset: int, url: str) -> tup
     except ShardError:
         raise
     except unreadable() as error:
-        logger.warning(
-            "shard %s, byte %d: it cannot be read on: %s: %s.",
-            redact(url),
-            source.position,
-            type(error).__name__,
-            error,
-        )
+        _log_end(url, source, error)
     except Damage as cut:
         logger.warning("shard %s, byte %d: it %s.", redact(url), cut.offset, cut.what)
     return None, offset

@@ -62,15 +62,19 @@ def of_list(
     base, grouping = _base(source, root), Grouping(key_split, problems)
     labels: dict[str, str] = {}
     lines: list[tuple[int, str, str | None]] = []
+    whole: dict[int, str] = {}  # lines in which a blank may also be one of the path, by their numbers
     with _text(source, storage_options) as text:
         for number, line in enumerate(text, 1):
             if line := line.strip():
                 path, *rest = line.rsplit("\t", 1) if "\t" in line else line.rsplit(None, 1)
-                if rest and "\t" not in line and os.path.isfile(_join(base, line)):
-                    path, rest = line, []  # a path with blanks, and no label
+                if rest and "\t" not in line:
+                    whole[number] = line
                 lines.append((number, path.strip(), rest[0].strip() if rest else None))
     contents = _contents([_join(base, path) for _, path, _ in lines], storage_options)
     for (number, path, label), content in zip(lines, contents, strict=True):
+        if content is None and number in whole:
+            [content] = _contents([_join(base, whole[number])], storage_options)
+            path, label = (path, label) if content is None else (whole[number], None)
         if content is None:
             problems.add(
                 f"line {number}: {redact(_join(base, path))} is no file that can be found: check the path, write a tab "

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, is_inside, shown_place
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint, is_inside, shown_place
 from wds_pipes.io.versions import Version, version_of
 
 FOLDER = ".wds-pipes"
@@ -149,20 +149,44 @@ def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
             raise _other(place, known, wanted)
 
 
-def check_own(place: Place, plan: Version, task: Task) -> None:
+class Plan(NamedTuple):
+    """What tells the plan of a job from another one.
+
+    Attributes:
+        version: of the file, which is quick to compare. Another share may have written the same
+            plan again, so another version alone means nothing.
+        content: a hash of what it says.
+    """
+
+    version: Version
+    content: str
+
+
+def plan_of(job: Job) -> Plan:
+    """The plan of a job that has started."""
+    return Plan(_version(job.place), fingerprint(_plan(job)))
+
+
+def _version(place: Place) -> Version:
+    return version_of(place.at(PLAN), place.storage_options)._replace(sure=True)
+
+
+def check_own(place: Place, plan: Plan, task: Task) -> None:
     """Refuse to go on in a directory that another job has taken over since.
 
     Args:
         place: the directory.
-        plan: the version of the plan of this job.
+        plan: that of this job.
         task: a task of it; its outputs that are not those of the other job are removed.
 
     Raises:
         StateError: the directory has another plan.
     """
-    if plan_version(place) == plan:
+    if _version(place) == plan.version:
         return
     known = _read(place, PLAN)
+    if known is not None and fingerprint(known) == plan.content:
+        return
     names = {name for _, _, outputs in known["tasks"] for name in outputs} if known is not None else set()
     for name in task.outputs:
         if name not in names:
@@ -171,11 +195,6 @@ def check_own(place: Place, plan: Version, task: Task) -> None:
         f"another command writes to {shown_place(place)} now, which was started with --overwrite (overwrite=True) "
         "after this one"
     )
-
-
-def plan_version(place: Place) -> Version:
-    """The version of the plan in a directory."""
-    return version_of(place.at(PLAN), place.storage_options)._replace(sure=True)
 
 
 def unfinished(place: Place) -> tuple[str, int, int] | None:

@@ -11,9 +11,8 @@ from itertools import count
 
 from wds_pipes.core.importing import library
 from wds_pipes.io.tasks.engines import Processes, in_this_process
-from wds_pipes.io.tasks.journal import Journal, check_own, facts_of, plan_version, write_receipt
+from wds_pipes.io.tasks.journal import Journal, Plan, check_own, facts_of, plan_of, write_receipt
 from wds_pipes.io.tasks.task import Engine, Job, Outcome, Place, Report, Task, Work, shown_place
-from wds_pipes.io.versions import Version
 
 logger = logging.getLogger("wds_pipes")
 
@@ -88,7 +87,7 @@ def run(
         return report
     if pending and job.prepare is not None:
         job.prepare()
-    plan = plan_version(job.place)
+    plan = plan_of(job)
     call = partial(attempt, job.work, job.place, plan)
     bar = None
     if tqdm is not None:
@@ -163,7 +162,7 @@ def _round(
     return again
 
 
-def attempt(work: Work, place: Place, plan: Version, task: Task) -> Outcome:
+def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
     """Run a task, and write its receipt, unless another run has finished it meanwhile, or another
     job, with another plan, has taken over the directory.
     """
