@@ -213,8 +213,8 @@ def _resize(array: Pixels, plan: _Plan) -> Pixels:
 
 def _resize_with_torch(array: Pixels, across: _Grid, down: _Grid, width: int, height: int) -> Pixels:
     # First the rows, which torch does twice as quickly as columns; in one call, it would begin with
-    # the columns. Slices are those of numpy, which are quicker.
-    part = array[down.first : down.last, across.first : across.last]
+    # the columns. Slices and copies are those of numpy, which are quicker.
+    part = np.ascontiguousarray(array[down.first : down.last, across.first : across.last])
     rows = _interpolate(part, down.factor, 1.0)[down.dropped : down.dropped + height]
     columns = _interpolate(rows, 1.0, across.factor)[:, across.dropped : across.dropped + width]
     return np.ascontiguousarray(columns)

@@ -54,7 +54,7 @@ class Opener:
         cache: ShardCache | None = None,
         verify: bool = True,
         allow_pipe: bool = False,
-        buffer_bytes: int = 1 << 17,
+        buffer_bytes: int = 1 << 15,
     ) -> None:
         self._reading = reading or Reading()
         self._cache = cache
@@ -325,7 +325,7 @@ def open_url(
     *,
     storage_options: dict[str, Any] | None = None,
     allow_pipe: bool = False,
-    buffer_bytes: int = 1 << 17,
+    buffer_bytes: int = 1 << 15,
 ) -> BinaryIO:
     """A buffered stream of the object at ``url``, from its beginning.
 
