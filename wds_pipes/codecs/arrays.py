@@ -109,11 +109,26 @@ def check_zip(data: bytes) -> list[str]:
 
 def encode_npy(value: Any) -> bytes:
     """Encode an array; ValueError if it holds Python objects, or would not be read back."""
-    file = io.BytesIO()
-    np.save(file, as_array(value), allow_pickle=False)
+    file, array = io.BytesIO(), as_array(value)
+    if _is_foreign(array.dtype):
+        raise ValueError(
+            f"an array of {array.dtype} would be read back as bytes: convert it, as with "
+            "array.astype(np.float32), or write its tensor as safetensors or pt"
+        )
+    np.save(file, array, allow_pickle=False)
     data = file.getvalue()
     _check_npy(data)
     return data
+
+
+def _is_foreign(dtype: np.dtype[Any]) -> bool:
+    """Whether numpy writes a dtype as plain bytes, since another package defines it, such as
+    bfloat16.
+    """
+    dtype = dtype.base
+    if dtype.fields is not None:
+        return any(_is_foreign(field[0]) for field in dtype.fields.values())
+    return dtype.kind == "V" and dtype.type is not np.void
 
 
 def encode_npz(value: Any) -> bytes:

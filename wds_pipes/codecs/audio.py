@@ -209,6 +209,7 @@ def audio_encoder(form: str, deepest: str) -> Encoder:
                 "the samples of audio are an array of shape (channels, samples), of floats from -1 to 1 or of int16, "
                 f"not {array.dtype} of shape {array.shape}"
             )
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # soundfile takes any order for its own
         short = array.dtype == np.int16 and form in ("WAV", "FLAC")
         if array.dtype == np.int16 and not short:  # libsndfile scales them wrongly for MP3
             array = array.astype(np.float32) / 32768

@@ -17,7 +17,8 @@ class NoEncoderError(TypeError):
 def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> bytes:
     """Encode a field; bytes are returned unchanged.
 
-    The caller's ``own`` encoders are found by the longest matching end of the name.
+    The caller's ``own`` encoders are found by the longest matching end of the name, as written
+    first: one for ``txt.gz`` compresses by itself.
 
     If the name ends in ``gz``, ``bz2``, ``xz`` or ``zst``, a value that is not bytes is encoded and
     then compressed, and bytes must be compressed already.
@@ -30,7 +31,7 @@ def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> b
         ImportError: the codec of an installed package cannot be used.
     """
     name, packed = field.lower(), []
-    while (kind := PACKED.get(name.rpartition(".")[2])) is not None:
+    while (encoder := own and own.find(name)) is None and (kind := PACKED.get(name.rpartition(".")[2])) is not None:
         packed.append(kind)
         name = name.rpartition(".")[0]
     if len(packed) > MAX_PACKED:
@@ -43,7 +44,7 @@ def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> b
                 f"field without .{packed[0]}"
             )
         return data
-    encoder = (own and own.find(name)) or _of_table(name.rpartition(".")[2])
+    encoder = encoder or _of_table(name.rpartition(".")[2])
     if encoder is None:
         raise NoEncoderError(
             f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes"

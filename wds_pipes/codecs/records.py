@@ -44,7 +44,9 @@ def _parquet(data: bytes) -> Iterator[Any]:
     """Rows as dicts of Python's values, in the order of the file; at most MAX_DECODED_BYTES."""
     parquet = library("pyarrow.parquet", "pyarrow", "a Parquet field")
     file = parquet.ParquetFile(io.BytesIO(data), pre_buffer=False)
-    facts = file.metadata
+    facts, names = file.metadata, file.schema_arrow.names
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"it has several columns {twice[0]!r}, which no dict can hold: rename them")
     if sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
     # Without threads: those of pyarrow do not survive a fork.

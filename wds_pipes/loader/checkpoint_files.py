@@ -32,9 +32,18 @@ Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose file
 
 
 def look_for_steps(root: Path) -> Found:
-    """Return the checkpoints in a directory; StateError if it cannot be listed."""
+    """Return the checkpoints in a directory; StateError if it cannot be listed, or is one of them
+    itself.
+    """
     try:
-        return find_steps(root)
+        found = find_steps(root)
+        if not found and any(map(_RANK.fullmatch, os.listdir(root))):
+            step = _STEP.fullmatch(root.resolve().name)
+            raise StateError(
+                f"{root} is a single checkpoint: pass the directory that holds it"
+                + (f", and step={int(step[1])} for this one." if step else ", under the name that save() gave it.")
+            )
+        return found
     except FileNotFoundError as error:
         raise StateError(
             f"{root} does not exist: for a first start make it, else see whether its disk is mounted."

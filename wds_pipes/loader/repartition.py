@@ -46,7 +46,7 @@ def repartition(
             handed.append(replace(segments[-1], stop=len(share)))
         at = {} if position is None else position[depth]
         place, given = at.get("segment", 0), at.get("opened", 0)
-        if (place == len(segments) - 1 and given > len(share)) or (place > len(segments) and not stage.pads):
+        if (place == len(segments) - 1 and given > len(share)) or (place > len(segments) and not at.get("padded")):
             raise damaged(f"lane {number} has opened {given} shards of segment {place}")
         if state["ended"] or place >= len(segments):
             opened.append(len(share))
