@@ -525,6 +525,20 @@ def test_directories(shards, tmp_path):
             function("s3://bucket/run", loader)
 
 
+def test_a_single_checkpoint_is_no_directory_of_them(shards, tmp_path, monkeypatch):
+    """What save() returns is not what load() takes: to start again silently would be worse."""
+    loader = make_loader(shards)
+    place = checkpoint.save(tmp_path, loader, step=7)
+    with pytest.raises(wp.StateError, match=r"is a single checkpoint: pass .* and step=7 for this one"):
+        checkpoint.load(place, loader)
+    monkeypatch.chdir(place)
+    with pytest.raises(wp.StateError, match="and step=7 for this one"):
+        checkpoint.load(".", loader)
+    place.rename(tmp_path / "kept")
+    with pytest.raises(wp.StateError, match=r"under the name that save\(\) gave it"):
+        checkpoint.load(tmp_path / "kept", loader)
+
+
 @pytest.mark.parametrize("options", [{"keep": 0}, {"step": -1}])
 def test_arguments(shards, tmp_path, options):
     with pytest.raises(ValueError, match="must be at least"):

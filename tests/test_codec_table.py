@@ -1,5 +1,6 @@
 """The table of codecs as a whole, the codecs of users, audio and video."""
 
+import gzip
 import io
 import os
 import pickle
@@ -305,3 +306,34 @@ def test_what_is_no_table_or_plain_object_is_not_written(field, value, error):
 
 def test_numbers_in_a_csv_become_texts():
     assert encode("csv", [[1, 2.5, "x"]]) == b"1,2.5,x\r\n"
+
+
+def test_an_encoder_of_a_packed_name_is_used_as_the_decoder_is(tmp_path):
+    """It compresses by itself."""
+
+    def pack(value):
+        return gzip.compress(b"mine " + value.encode())
+
+    def unpack(data):
+        return gzip.decompress(data).decode()
+
+    for field in ("txt.gz", "vol.gz", "a.vol.gz"):
+        path = tmp_path / f"{field}.tar"
+        with wp.TarWriter(path, codecs={"txt.gz;vol.gz": pack}) as writer:
+            writer.write({"__key__": "k", field: "hello"})
+        pipe = wp.ShardList(str(path)).open_shards().load_tar().group_by_key()
+        [sample] = pipe.decode_by_ext({"txt.gz;vol.gz": unpack})
+        assert sample[field] == "mine hello"
+    with wp.TarWriter(tmp_path / "plain.tar", codecs={"vol": str.encode}) as writer:
+        writer.write({"__key__": "k", "vol.gz": "hello"})
+    [sample] = wp.ShardList(str(tmp_path / "plain.tar")).open_shards().load_tar().group_by_key()
+    assert gzip.decompress(sample["vol.gz"]) == b"hello"
+
+
+@pytest.mark.parametrize("kind", [bytearray, memoryview])
+def test_all_kinds_of_bytes_are_decoded(kind):
+    for extension in ("txt", "json", "yaml", "cls", "npy", "ten", "msgpack"):
+        example = ROWS[extension].example
+        data = encode(extension, example() if callable(example) else example)
+        specs = ("yaml",) if extension == "yaml" else ()
+        assert same(decoded({extension: kind(data)}, *specs), decoded({extension: data}, *specs))

@@ -1148,6 +1148,18 @@ def test_values_that_do_not_fit_their_field_are_refused(field, value):
         encode(field, value)
 
 
+@pytest.mark.parametrize("inner", [False, True])
+def test_arrays_of_dtypes_that_numpy_does_not_know_are_not_written(inner):
+    """numpy would write them as bytes without a dtype."""
+    kind = pytest.importorskip("ml_dtypes").bfloat16
+    value = np.zeros(2, [("a", "i4"), ("b", kind, 2)]) if inner else np.array([1.5, 2], kind)
+    for field, content in (("npy", value), ("npz", {"x": value})):
+        with pytest.raises(ValueError, match="would be read back as bytes"):
+            encode(field, content)
+    structured = np.zeros(2, [("a", "i4"), ("b", "V3"), ("c", "<f2", (2, 2))])
+    assert np.array_equal(decode("npy", encode("npy", structured)), structured)
+
+
 def test_object_arrays_are_not_written():
     for field, value in (("npy", objects(3)), ("npz", {"a": objects(3)})):
         with pytest.raises(ValueError, match="Object arrays|object arrays"):

@@ -90,6 +90,17 @@ def test_an_audio_reader_decodes_what_is_read(name, sounds):
     assert np.array_equal(early, whole[:, RATE // 4 : RATE // 4 + RATE // 2])
 
 
+@pytest.mark.parametrize("name", ["wav", "flac", "ogg", "opus", "mp3"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i2"])
+def test_the_order_of_bytes_does_not_matter(name, dtype):
+    pytest.importorskip("soundfile")
+    wave = np.sin(np.arange(4800) / 10)[None] / 2
+    samples = wave.astype(dtype) if dtype[0] == "f" else np.round(wave * 32767).astype(dtype)
+    little, big = (decoded(name, encode(name, (samples.astype(order + dtype), 48_000)), "audio") for order in "<>")
+    assert np.array_equal(little[0], big[0])
+    assert np.abs(little[0]).max() > 0.3
+
+
 @pytest.mark.parametrize("name", ["wav", "flac"])
 def test_samples_of_16_bits_are_kept(name):
     pytest.importorskip("soundfile")

@@ -36,6 +36,34 @@ def loader(urls, *, pipe_options=None, **options):
     return wp.PipeLoader(pipe(urls, **(pipe_options or {})), **{"batch_size": 2, "collate": "list", **options})
 
 
+@pytest.mark.parametrize("world", [1, 4])
+@pytest.mark.parametrize("end", ["drop", "exact"])
+def test_a_lane_that_was_padded_twice_ends_otherwise(end, world, tmp_path):
+    """A lane of two samples has begun its second round of repeats, the others nothing."""
+    [url] = make_shards(tmp_path, shards=1, samples=[12])
+
+    def make(end, world, rank=0):
+        pipe = samples([url], samples_per_shard=12)
+        return wp.PipeLoader(
+            pipe, batch_size=5, collate="list", epoch_end=end, rank=rank, world_size=world, lanes=6 if world == 1 else 4
+        )
+
+    padded = make("pad", 1)
+    first = next(iter(padded))
+    state = through_json(padded.state_dict())
+    padded.close()
+    assert len({sample["__key__"] for sample in first}) == 2
+    rest = []
+    for rank in range(world):
+        loader = make(end, world, rank)
+        loader.load_state_dict([state])
+        rest += [sample["__key__"] for batch in loader for sample in batch]
+    keys = {sample["__key__"] for sample in first}
+    assert not keys & set(rest)
+    assert len(rest) == len(set(rest))
+    assert end == "drop" or len(rest) == 10
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 40])
 def test_lanes_differ_by_one_sample_at_most_also_with_more_lanes_than_shards(lanes, counted_urls):
     source = loader(counted_urls, lanes=lanes, batch_size=1)

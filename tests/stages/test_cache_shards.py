@@ -10,7 +10,6 @@ import pytest
 from pipelines import keys_of
 
 import wds_pipes as wp
-from wds_pipes.stages import CacheShards, ShardList
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards
 
@@ -128,13 +127,16 @@ def test_a_flipped_bit_is_not_cached(web, shards, tmp_path):
 
 def test_wrong_arguments(tmp_path, monkeypatch):
     monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
-    urls = ShardList("x.tar")
+    urls = wp.ShardList("x.tar")
     with pytest.raises(ValueError, match="WDS_PIPES_CACHE_DIR"):
-        CacheShards(urls)
+        urls.cache_shards()
     with pytest.raises(ValueError, match="WDS_PIPES_CACHE_SIZE"):
-        CacheShards(urls, tmp_path)
+        urls.cache_shards(tmp_path)
     with pytest.raises(ValueError, match="a lot"):
-        CacheShards(urls, tmp_path, max_bytes="a lot")
+        urls.cache_shards(tmp_path, max_bytes="a lot")
+    for late in (urls.open_shards(), urls.open_shards().load_tar(), urls.open_shards().load_tar().group_by_key()):
+        with pytest.raises(TypeError, match=r"put it before open_shards\(\)"):
+            late.cache_shards(tmp_path, max_bytes=1 << 20)
     with pytest.raises(ValueError, match="two caches"):
         wp.ShardList("x.tar").cache_shards(tmp_path, max_bytes=1 << 20).open_shards(
             cache=wp.ShardCache(tmp_path, max_bytes=1 << 20)

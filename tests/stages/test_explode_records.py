@@ -172,6 +172,15 @@ def test_data_that_are_cut_short_are_an_error(kind):
         explode([sample("k", **{kind: data[:-1]})], kind)
 
 
+def test_a_parquet_with_two_columns_of_one_name_is_refused():
+    pyarrow = pytest.importorskip("pyarrow")
+    file = io.BytesIO()
+    table = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["x", "x"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, file)
+    with pytest.raises(wp.DecodeError, match="it has several columns 'x'"):
+        explode([sample("k", parquet=file.getvalue())], "parquet")
+
+
 def test_a_parquet_that_repeats_a_large_value_is_refused(monkeypatch):
     """Two thousand rows in a few hundred bytes, whose one value stands in a dictionary."""
     monkeypatch.setattr(records, "MAX_DECODED_BYTES", 10 << 20)

@@ -276,6 +276,14 @@ def test_wrong_options_are_told_when_the_pipe_is_built(options, error, message):
         group(["x.tar"], **options)
 
 
+def test_steps_that_take_samples_apart_are_told_when_the_pipe_is_built():
+    members = wp.ShardList("x.tar").open_shards().load_tar()
+    for wrong in (members.shuffle_buffer(10), members.interleave_shards(2), members.shuffle_buffer(2).take_samples(3)):
+        with pytest.raises(TypeError, match=r"takes the members of a sample apart: put it after group_by_key\(\)"):
+            wrong.group_by_key()
+    wp.ShardList("x.tar").shuffle_buffer(10).open_shards().load_tar().group_by_key()
+
+
 def test_what_is_no_member_is_told():
     with pytest.raises(
         TypeError,

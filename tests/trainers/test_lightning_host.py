@@ -9,6 +9,7 @@ import os
 import runpy
 import shutil
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -140,6 +141,38 @@ def test_the_end_of_an_epoch_with_max_steps(host, shards, tmp_path, counts):
         assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
             model.batches[int(name.rpartition("-")[2]) :]
         ), name
+
+
+def test_a_limit_above_an_unknown_length(host, shards, tmp_path):
+    """At the last batch of an epoch, Lightning does not know yet that it is the last."""
+
+    def run(*callbacks, **options):
+        data = host.WdsDataModule(train=shards, batch_size=BATCH, shuffle_buffer=5, seed=3)
+        return host.fit(data, *callbacks, max_epochs=3, limit_train_batches=100, **options)[0]
+
+    model = run(host.Save(tmp_path, 7, 8, 9))
+    assert len(model.batches) == 24
+    for name in ("7", "8", "end-8", "9"):
+        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
+            model.batches[int(name.rpartition("-")[2]) :]
+        ), name
+
+
+@pytest.mark.parametrize("counts", [None, SAMPLES])
+def test_loaders_of_different_lengths_are_warned_of(host, shards, counts):
+    class Two(host.Own):
+        def train_dataloader(self):
+            def loader(urls, name):
+                pipe = wp.ShardList(urls, samples_per_shard=counts).open_shards().load_tar().group_by_key()
+                return self.resumable(wp.PipeLoader(pipe, batch_size=BATCH, collate="list"), name)
+
+            return {"a": loader(shards, "a"), "b": loader(shards if counts else shards[:2], "b")}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        host.fit(Two(shards), max_epochs=1)
+    found = [str(warning.message) for warning in caught if "different or unknown lengths" in str(warning.message)]
+    assert len(found) == (counts is None)
 
 
 @pytest.mark.parametrize("batches", [3, 8, 11])

@@ -43,6 +43,14 @@ class TrainLoader:
         return len(self.loader) if self._length is None else self._length
 
     @property
+    def is_sized(self) -> bool:
+        """Whether the number of batches is known."""
+        try:
+            return len(self) >= 0
+        except TypeError:
+            return False
+
+    @property
     def unusual(self) -> bool:
         """Whether this epoch has another length than the epochs after it."""
         return self._length is not None and self._length != len(self.loader)
@@ -117,8 +125,8 @@ class TrainLoader:
 
         If the Trainer's epoch ends there, the state also has the next epoch of the data.
         """
-        over = self._over or (last_batch and self._begun and not self._flying)
         at = self._at or self.loader.state_dict()
+        over = self._over or (self._begun and not self._flying and (last_batch or self._has_ended(at)))
         if over and "given" in at and self._next_epoch() is None:
             at = at | {"given": 0}  # the Trainer's epoch may end before the cut (limit_train_batches)
         ranks = gather(cast(PipeLoader, _Fixed(at)))
@@ -129,6 +137,14 @@ class TrainLoader:
             "ended": ended,
             "epoch": self._next_epoch() if over else None,
         }
+
+    def _has_ended(self, at: State) -> bool:
+        """Whether the iteration has ended at a position: the next epoch of the data begins there.
+
+        With ``limit_train_batches`` and an unknown length, Lightning does not see that before it
+        requests another batch.
+        """
+        return self._base is not None and "given" not in at and bool(at["epoch"] > self._base["epoch"])
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the next iteration continue from a state."""

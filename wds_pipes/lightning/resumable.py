@@ -23,9 +23,12 @@ class ResumableData:
     Without it, if you pass a PipeLoader to the Trainer, Lightning saves only the state of rank 0's
     loader; if the length is not known, this state is one batch ahead of the model.
 
-    With several training loaders, give each a name. Their states are in the checkpoint under the
-    name of your class, so do not rename the class. If you override ``state_dict`` or
-    ``load_state_dict``, call the method of ``super()``.
+    With several training loaders, give each a name. If they have different or unknown lengths, a
+    checkpoint resumes exactly only if it was saved before the first of them ended in an epoch of
+    the Trainer. One loader over ``wds_pipes.mix`` has no such limit.
+
+    The states are in the checkpoint under the name of your class, so do not rename the class. If
+    you override ``state_dict`` or ``load_state_dict``, call the method of ``super()``.
 
     Attributes:
         moved: the shards are those of the checkpoint, whatever their names and the index say. Set
@@ -156,6 +159,14 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
                 warnings.warn(
                     f"{trainer.ckpt_path} has no state of this DataModule (it is kept under "
                     "the name of the class), so its data start from the beginning.",
+                    stacklevel=2,
+                )
+            lengths = {len(loader) if loader.is_sized else None for loader in loaders.values()}
+            if len(loaders) > 1 and (len(lengths) > 1 or None in lengths):
+                warnings.warn(
+                    f"the training loaders {', '.join(loaders)} have different or unknown lengths. A checkpoint "
+                    "resumes exactly only if it was saved before the first of them ended in an epoch of the Trainer: "
+                    "give them one length, or mix the data in one loader, with wds_pipes.mix().",
                     stacklevel=2,
                 )
             if (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -35,8 +35,8 @@ class CacheShards(Stage[Out]):
             differs is fetched again once.
 
     Raises:
-        TypeError, ValueError: when the stage is built, if an argument is wrong, or if the directory
-            or the limit is neither given nor set in the environment.
+        TypeError, ValueError: when the stage is built, if an argument is wrong, if the directory or
+            the limit is neither given nor set in the environment, or after ``open_shards``.
 
     Checkpoint: nothing. A state that was saved without this step does not fit a pipeline with it.
     To add a cache to such a pipeline, use ``open_shards(cache=...)``, which is not a step of its
@@ -57,6 +57,8 @@ class CacheShards(Stage[Out]):
         from wds_pipes.io.cache.shard_cache import ShardCache
 
         super().__init__(source)
+        if any(functional_name(type(step)) == "open_shards" for step in source.chain):
+            raise TypeError("cache_shards() stores shards that are not open yet: put it before open_shards()")
         self.cache: ShardCache = ShardCache(directory, max_bytes=max_bytes, verify=verify)
 
     def run(self) -> Iterator[Out]:

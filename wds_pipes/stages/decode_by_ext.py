@@ -79,17 +79,17 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             second. For a clip pass ``{"wav": wp.audio(start=1, duration=2)}`` or ``{"mp4":
             wp.video(...)}``; ``{"mp4": wp.VideoReader}`` and ``{"wav": wp.AudioReader}`` are
             objects that decode what is read from them.
-            Image specs: ``l8 rgb8 rgba8`` return uint8 arrays of shape (H, W) or (H, W, C).
-            ``l rgb rgba`` return the same as float32 from 0 to 1.
-            ``torchl8 torchrgb8 torchrgba8 torchl torchrgb torchrgba`` return tensors of shape
-            (C, H, W), with C = 1 for the first and fourth; ``torch`` is ``torchrgb``. ``pill pil
-            pilrgba`` return PIL images, and ``pilrgb`` is ``pil``. Of 16-bit images only the upper
-            8 bits are kept, and of animations only the first frame; palettes and CMYK become the
-            colours of the spec. EXIF is ignored, so photos are not rotated, but TIFF is by its own tag. A field that looks like
-            an image but has no decoder (``heic``, ``svg``) stays bytes, with a warning, once in a
-            process. JPEG is decoded by ``simplejpeg`` if it is installed (extra ``images``), which
-            returns the same pixels as Pillow in less time; ``wds-pipes info --codecs`` says what is
-            used.
+            Image specs: ``l8 rgb8 rgba8`` return uint8 arrays of shape (H, W) or (H, W, C). ``l rgb
+            rgba`` return the same as float32 from 0 to 1. ``torchl8 torchrgb8 torchrgba8 torchl
+            torchrgb torchrgba`` return tensors of shape (C, H, W), with C = 1 for the first and
+            fourth; ``torch`` is ``torchrgb``. ``pill pil pilrgba`` return PIL images, and
+            ``pilrgb`` is ``pil``. Of 16-bit images only the upper 8 bits are kept, and of
+            animations only the first frame; palettes and CMYK become the colours of the spec. EXIF
+            is ignored, so photos are not rotated, but TIFF is by its own tag. A field that looks
+            like an image but has no decoder (``heic``, ``svg``) stays bytes, with a warning, once
+            in a process. JPEG is decoded by ``simplejpeg`` if it is installed (extra ``images``),
+            which returns the same pixels as Pillow in less time; ``wds-pipes info --codecs`` says
+            what is used.
         size: resize all images to this size, ``(height, width)`` in pixels, or one number for both;
             None: they keep their sizes. They are resized once, antialiased, with the filter
             ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is

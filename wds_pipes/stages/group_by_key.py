@@ -24,6 +24,7 @@ from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_errors import (
     check_enough,
     check_more,
+    check_order,
     field_twice,
     last_lacks,
     no_member,
@@ -112,6 +113,7 @@ class GroupByKey(Tolerant[Sample]):
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
+        check_order(source)
         self.fields = None if fields is None else read_names("fields", fields)
         self.split = key_split
         name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
@@ -334,9 +336,7 @@ class GroupByKey(Tolerant[Sample]):
         return 2
 
     def _last(self, sample: Sample | None, bad: int, ref: ShardRef | None) -> Sample | None:
-        """Return the last sample of a shard if it will be yielded; otherwise count it and return
-        None.
-        """
+        """Return the last sample of a shard if it will be yielded; else count it."""
         bad = self._judge(sample, bad, ref)
         ready = self._finish(sample, bad, ref)
         if ready is not None and self._seen.partial and self._seen.missing(ready, self.fields):

@@ -75,8 +75,8 @@ class OpenShards(Tolerant[Shard]):
             second on average over this time; a byte now and then is not enough. A request that
             receives nothing for a quarter of this time (at least 1 second) is made again. Blocking
             calls of a file system that hang are abandoned; while 64 of them hang, no more are made.
-        cache: keep remote shards on a local disk: a directory, or a ``ShardCache``; see
-            ``cache_shards``.
+        cache: keep remote shards on a local disk: ``wp.ShardCache(directory, max_bytes="200GB")``,
+            or a directory, with the limit in WDS_PIPES_CACHE_SIZE; see ``cache_shards``.
         verify: compare a remote shard that was read from its beginning with the MD5 in an index, if
             it has one. If they differ, an error is raised at the end of the shard. This takes about
             1.5 seconds of processor time per GB.

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.urls import redact
@@ -105,3 +106,13 @@ def last_lacks(sample: dict[str, Any], missing: Sequence[str]) -> str:
         "should have it, the end of the shard is damaged (a zeroed page looks like "
         "its end): fetch the shard again."
     )
+
+
+def check_order(source: Stage[Any]) -> None:
+    """Raise TypeError if a step takes the members of samples apart, between ``load_tar`` and
+    ``group_by_key``.
+    """
+    names = [functional_name(type(step)) for step in source.chain]
+    names = names[: names.index("load_tar")] if "load_tar" in names else []
+    if found := next((name for name in names if name in ("shuffle_buffer", "interleave_shards")), None):
+        raise TypeError(f"{found}() takes the members of a sample apart: put it after group_by_key()")

@@ -236,7 +236,8 @@ def _duplicates(
             shown = redact(shards[first.shard])
             text = (
                 f"shard {shown}, byte {first.byte}: key {key!r:.300} is also in {where}"
-                f"{' and others' if len(others) > 3 else ''}. Rename or remove one, or take samples by number"
+                f"{' and others' if len(others) > 3 else ''}. Rename one or, if they are the same sample, keep the "
+                "first"
             )
             findings.append(Finding("duplicate-key", text, shown, key, first.byte, options.rewriting("dedup")))
         count += 1

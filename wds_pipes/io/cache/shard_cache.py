@@ -60,8 +60,8 @@ def cache_limit(max_bytes: int | str | None) -> int:
     limit = max_bytes if max_bytes is not None else os.environ.get("WDS_PIPES_CACHE_SIZE") or None
     if limit is None:
         raise ValueError(
-            "the cache needs a limit, in bytes: write cache_shards(directory, max_bytes='200GB') before "
-            "open_shards(), or set WDS_PIPES_CACHE_SIZE"
+            "the cache needs a limit, in bytes: pass max_bytes='200GB' to cache_shards() or ShardCache(), or set "
+            "WDS_PIPES_CACHE_SIZE"
         )
     return parse_size(limit)
 
