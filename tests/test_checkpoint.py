@@ -539,6 +539,13 @@ def test_a_single_checkpoint_is_no_directory_of_them(shards, tmp_path, monkeypat
         checkpoint.load(tmp_path / "kept", loader)
 
 
+def test_what_is_no_loader_is_told(shards, tmp_path):
+    pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key()
+    for call in (lambda: checkpoint.save(tmp_path, pipe), lambda: checkpoint.load(make_loader(shards), str(tmp_path))):
+        with pytest.raises(TypeError, match="has a directory, and then a PipeLoader, not"):
+            call()
+
+
 @pytest.mark.parametrize("options", [{"keep": 0}, {"step": -1}])
 def test_arguments(shards, tmp_path, options):
     with pytest.raises(ValueError, match="must be at least"):

@@ -117,6 +117,16 @@ def test_audio_that_is_cut_is_an_error(name, sounds):
         refused(name, data[:size], "audio", "cannot be decoded: ValueError: (it is|the data are none)")
 
 
+def test_a_large_wav_that_is_cut_is_an_error():
+    """RF64, which is a WAV of any size, has it at another place."""
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros((5000, 2)), RATE, format="RF64", subtype="PCM_16")
+    data = file.getvalue()
+    assert decoded("wav", data, "audio")[0].shape == (2, 5000)
+    refused("wav", data[:10_000], "audio", "it is cut short: it has 10000 bytes, and promises")
+
+
 def test_other_audio_is_an_error(sounds):
     refused("wav", b"FORM\0\0\0\x20AIFF" + bytes(100), "audio", "the data are none of WAV, FLAC, Ogg, MP3")
     refused("wav", sounds["wav"], {"wav": wp.audio(start=6)}, "it has 6.000 seconds, and start=6")

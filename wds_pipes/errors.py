@@ -116,4 +116,6 @@ class CacheError(WdsError):
 
 
 class ShardWarning(UserWarning):
-    """A shard is odd (no end-of-archive mark, bytes after its end) but was read to its end."""
+    """A shard is odd (no end-of-archive mark, bytes after its end) but was read to its end, or a
+    writer was not closed.
+    """

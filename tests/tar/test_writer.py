@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tars import by_reader, by_tarfile, by_webdataset, samples
 
-from wds_pipes import SampleError, ShardError, ShardList, ShardWriter, StateError, TarWriter
+from wds_pipes import SampleError, ShardError, ShardList, ShardWarning, ShardWriter, StateError, TarWriter
 from wds_pipes.codecs.names import PACKED
 from wds_pipes.tar import index_shards, split_key
 from wds_pipes.tar.header_block import Start
@@ -648,12 +648,19 @@ def test_two_writers_of_one_shard_exclude_each_other(tmp_path):
 
 
 def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):
-    """As one that raised."""
+    """As one that raised, and it says so."""
     writer = TarWriter(tmp_path / "x.tar")
     writer.write(HUNDRED[0])
-    del writer
-    gc.collect()
-    assert os.listdir(tmp_path) == []
+    with pytest.warns(ShardWarning, match=r"the writer of .*x.tar was not closed, and threw away 1 sample: use it in"):
+        del writer
+        gc.collect()
+    shards = ShardWriter(str(tmp_path / "x-%d.tar"), max_samples=2)
+    for sample in HUNDRED[:3]:
+        shards.write(sample)
+    with pytest.warns(ShardWarning, match="x-1.tar was not closed, and threw away 1 sample"):
+        del shards
+        gc.collect()
+    assert os.listdir(tmp_path) == ["x-0.tar"]
 
 
 def test_a_forked_process_does_not_touch_the_shard_of_its_parent(tmp_path):
@@ -702,8 +709,9 @@ def test_the_upload_of_half_a_shard_is_aborted(how):
         with stream, pytest.raises(KeyError):
             write_and_fail(TarWriter(stream), HUNDRED[:9])
     elif how == "forget":
-        with stream:
+        with stream, pytest.warns(ShardWarning, match="the writer of a stream was not closed"):
             TarWriter(stream).write(HUNDRED[0])
+            gc.collect()
     else:
         with stream:
             writer = TarWriter(stream)

@@ -46,9 +46,8 @@ class AudioReader:
         ):
             raise ValueError("the data are none of WAV, FLAC, Ogg, MP3")
         self._data = bytes(data)
-        if data[:4] == b"RIFF" and len(data) < 8 + (size := int.from_bytes(data[4:8], "little")) < _ENDLESS:
-            # libsndfile would take what is there as the whole file
-            raise ValueError(f"it is cut short: it has {len(data)} bytes, and promises {8 + size}")
+        if len(data) < (promised := _promised(data)):  # libsndfile would take what is there as the whole file
+            raise ValueError(f"it is cut short: it has {len(data)} bytes, and promises {promised}")
         page = data.rfind(b"OggS") if data[:4] == b"OggS" else -1
         if page >= 0 and page + 27 + sum(data[page + 26 : page + 27]) + sum(_lacing(data, page)) > len(data):
             raise ValueError(f"it is cut short: its last page, at byte {page}, is not complete")
@@ -132,6 +131,15 @@ def _sequential(soundfile: Any) -> Any:
             return False
 
     return Sequential
+
+
+def _promised(data: bytes) -> int:
+    """The bytes that a WAV says that it has; 0 if it does not say it."""
+    if data[:4] == b"RF64" and data[12:16] == b"ds64":  # EBU Tech 3306
+        size = int.from_bytes(data[20:28], "little")
+        return 8 + size if size < 1 << 62 else 0
+    size = int.from_bytes(data[4:8], "little")
+    return 8 + size if data[:4] == b"RIFF" and size < _ENDLESS else 0
 
 
 def _lacing(data: bytes, page: int) -> bytes:

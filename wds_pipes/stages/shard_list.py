@@ -74,7 +74,8 @@ class ShardList(ShardSource[ShardRef]):
         samples_per_shard: how many samples each shard has: one number, or a list with one number
             for each shard. ``PipeLoader`` can then partition the epoch by samples instead of whole
             shards, so that all ranks get the same number of batches, and its length is known. A
-            shard with another number of samples is an error when it is read. A state of a
+            shard with another number of samples is an error when it is read to its end; of the last
+            shard of a lane, ``epoch_end="drop"`` reads no more than it needs. A state of a
             ``PipeLoader`` that was saved with other numbers is refused.
         index: where to find the number of samples of each shard, instead of ``samples_per_shard``:
             the path or URL of an index, or several, or a directory that contains one, or True for

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.errors import SampleError
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
 from wds_pipes.io.urls import local_path, redact
@@ -272,6 +274,13 @@ class TarWriter:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._process == os.getpid():
             self.discard()  # before the stream itself is collected, which would commit its bytes
+            if self.samples:
+                warnings.warn(
+                    f"the writer of {redact(self._name) or 'a stream'} was not closed, and threw away "
+                    f"{plural(self.samples, 'sample')}: use it in a with block, or call close()",
+                    ShardWarning,
+                    stacklevel=2,
+                )
 
 
 def _cannot_write(target: str) -> str:
