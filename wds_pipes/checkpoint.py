@@ -59,7 +59,7 @@ from wds_pipes.loader.checkpoint_files import (
     sync_directory,
     write_file,
 )
-from wds_pipes.loader.gathering import View, agreeing, all_gather, gather_states, has_group, place_in
+from wds_pipes.loader.gathering import View, agreeing, all_gather, check_loader, gather_states, has_group, place_in
 from wds_pipes.loader.merging import merge_states
 from wds_pipes.loader.other_ranks import check_others, note_saved
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
@@ -92,7 +92,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
             ``load`` would load instead of this one, or another rank has saved a state that does not
             belong to this one, so that ``load`` would refuse both.
     """
-    _check_loader(loader)
+    check_loader(loader)
     root = local_directory(directory)
     check_count("keep", keep)
     number = _last_steps.get(loader, 0) + 1 if step is None else check_count("step", step, least=0)
@@ -172,7 +172,7 @@ def load(
             ranks request different steps or see different files; or another rank cannot load. The
             loader keeps its position.
     """
-    _check_loader(loader)
+    check_loader(loader)
     root = local_directory(directory)
     if not has_group(loader, group):
         found = _read_alone(root, step)
@@ -192,12 +192,6 @@ def load(
     progress_of(loader).go_to(at)
     _last_steps[loader] = number
     return number
-
-
-def _check_loader(loader: object) -> None:
-    """Raise TypeError if ``save`` or ``load`` got something else than a directory and a loader."""
-    if not isinstance(loader, PipeLoader):
-        raise TypeError(f"a checkpoint has a directory, and then a PipeLoader, not {type(loader).__name__}")
 
 
 def _read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:

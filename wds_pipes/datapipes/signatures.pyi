@@ -146,7 +146,7 @@ class Methods(Generic[T_co]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         verify: bool = True,
         allow_pipe: bool = False,
-        buffer_bytes: int = 1 << 17,
+        buffer_bytes: int = 1 << 15,
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> WdsPipe[Shard]:

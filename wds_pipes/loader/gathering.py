@@ -112,3 +112,9 @@ def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool)
         raise StateError(
             f"the ranks of {where} do not belong together: {error} Or load an older checkpoint."
         ) from error
+
+
+def check_loader(loader: object) -> None:
+    """Raise TypeError if ``save`` or ``load`` got something else than a directory and a loader."""
+    if not isinstance(loader, PipeLoader):
+        raise TypeError(f"a checkpoint has a directory, and then a PipeLoader, not {type(loader).__name__}")
