@@ -144,7 +144,9 @@ class TrainLoader:
         With ``limit_train_batches`` and an unknown length, Lightning does not see that before it
         requests another batch.
         """
-        return self._base is not None and "given" not in at and bool(at["epoch"] > self._base["epoch"])
+        if self._base is None or "given" in at or progress_of(self.loader).plan.endless:
+            return False
+        return bool(at["epoch"] > self._base["epoch"])
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the next iteration continue from a state."""
