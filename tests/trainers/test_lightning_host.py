@@ -18,7 +18,7 @@ import torch
 from pipelines import flat
 
 import wds_pipes as wp
-from wds_pipes.testing import make_shards
+from wds_pipes.testing import make_shards, same
 
 if not find_spec("lightning"):
     pytest.skip("needs Lightning: pip install 'wds_pipes[lightning]'", allow_module_level=True)
@@ -156,6 +156,24 @@ def test_a_limit_above_an_unknown_length(host, shards, tmp_path):
         assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
             model.batches[int(name.rpartition("-")[2]) :]
         ), name
+
+
+@pytest.mark.parametrize("limit", [1.0, 7, 100])
+def test_a_loader_without_end(host, shards, tmp_path, limit):
+    """epoch_end="loop": the Trainer does not end an epoch where one of the data ends."""
+
+    class Endless(host.Own):
+        def train_dataloader(self):
+            pipe = wp.ShardList(self.urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key(fields=["cls"])
+            return self.resumable(wp.PipeLoader(pipe, batch_size=BATCH, collate="list", epoch_end="loop", lanes=1))
+
+    def run(*callbacks, **options):
+        data = Endless(shards)
+        return host.fit(data, *callbacks, max_epochs=-1, max_steps=20, limit_train_batches=limit, **options)[0]
+
+    model = run(host.Save(tmp_path, 5, 8, 9, 16))
+    for number in (5, 8, 9, 16):  # an epoch of the data has 8 batches
+        assert same(run(load=tmp_path / f"{number}.ckpt").batches, model.batches[number:]), number
 
 
 @pytest.mark.parametrize("counts", [None, SAMPLES])
