@@ -316,6 +316,30 @@ def test_an_interrupt_in_a_burst_loses_nothing():
         assert [item["__key__"] for item in resumed] == [str(number) for number in range(1, 12)]
 
 
+@pytest.mark.parametrize("at", range(8))
+def test_an_interrupt_while_a_burst_is_decoded_loses_nothing(at):
+    """The sample that was being decoded is decoded again."""
+    interrupted = []
+
+    def fn(data):
+        if int(data) == at and not interrupted:
+            interrupted.append(data)
+            raise KeyboardInterrupt
+        return int(data)
+
+    def make():
+        samples = [{"__key__": str(number), "__url__": "a.tar", "txt": b"%d" % number} for number in range(8)]
+        return Stream(DecodeByExt(Given(samples), {"txt": fn}))
+
+    with bursts(3):
+        stream, found = make(), []
+        with pytest.raises(KeyboardInterrupt):
+            found.extend(sample["txt"] for sample in stream)
+        resumed = make()
+        resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+        assert found + [sample["txt"] for sample in resumed] == list(range(8))
+
+
 def test_samples_ahead_are_made_while_the_caller_does_something_else():
     done = []
     stream = Stream(MapSamples(Given(range(100)), lambda number: done.append(number) or number, threads=2))
