@@ -4,11 +4,24 @@ get it by a fixture, so that only the process imports it that runs them.
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.utilities import CombinedLoader
 
 import wds_pipes as wp
 from wds_pipes.lightning import ResumableData, StatsCallback, WdsDataModule
 
-__all__ = ["Estimating", "Late", "Model", "Own", "ResumableData", "Save", "StatsCallback", "WdsDataModule", "fit", "pl"]
+__all__ = [
+    "CombinedLoader",
+    "Estimating",
+    "Late",
+    "Model",
+    "Own",
+    "ResumableData",
+    "Save",
+    "StatsCallback",
+    "WdsDataModule",
+    "fit",
+    "pl",
+]
 
 BATCH = 3
 

@@ -9,7 +9,6 @@ import os
 import runpy
 import shutil
 import sys
-import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -176,21 +175,42 @@ def test_a_loader_without_end(host, shards, tmp_path, limit):
         assert same(run(load=tmp_path / f"{number}.ckpt").batches, model.batches[number:]), number
 
 
-@pytest.mark.parametrize("counts", [None, SAMPLES])
-def test_loaders_of_different_lengths_are_warned_of(host, shards, counts):
-    class Two(host.Own):
+@pytest.mark.parametrize("sized", [True, False])
+@pytest.mark.parametrize(
+    "mode_limit", [("max_size_cycle", None), ("max_size_cycle", 5), ("max_size", None), ("min_size", 5)]
+)
+def test_several_loaders_of_different_lengths(host, shards, tmp_path, mode_limit, sized):
+    """Each batch of a Trainer's epoch is resumed exactly, twice, whichever loaders have ended."""
+    mode, limit = mode_limit
+    of = {"two": shards[:1], "eight": shards, "six": shards[1:]}  # batches
+
+    class Several(host.Own):
         def train_dataloader(self):
-            def loader(urls, name):
-                pipe = wp.ShardList(urls, samples_per_shard=counts).open_shards().load_tar().group_by_key()
-                return self.resumable(wp.PipeLoader(pipe, batch_size=BATCH, collate="list"), name)
+            loaders = {}
+            for name, urls in of.items():
+                counts = SAMPLES if sized else None
+                pipe = wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=counts).open_shards().load_tar()
+                loader = wp.PipeLoader(pipe.group_by_key(fields=["cls"]), batch_size=BATCH, epoch_end="exact")
+                loaders[name] = self.resumable(loader, name)
+            return host.CombinedLoader(loaders, mode)
 
-            return {"a": loader(shards, "a"), "b": loader(shards if counts else shards[:2], "b")}
+    def run(*callbacks, **options):
+        model, _ = host.fit(Several(None), *callbacks, max_epochs=2, limit_train_batches=limit, **options)
+        return [{name: batch and batch["__key__"] for name, batch in of.items()} for of in model.batches]
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        host.fit(Two(shards), max_epochs=1)
-    found = [str(warning.message) for warning in caught if "different or unknown lengths" in str(warning.message)]
-    assert len(found) == (counts is None)
+    epoch = 2 if mode == "min_size" else limit or 8
+    whole = run(host.Save(tmp_path, *range(2 * epoch)))
+    assert len(whole) == 2 * epoch
+    if mode != "max_size":
+        assert len({key for of in whole[:epoch] for key in of["two"]}) == 2 * BATCH  # each of its samples
+    for number in range(1, 2 * epoch):
+        again = tmp_path / f"from-{number}"
+        rest = run(host.Save(again, 2), load=tmp_path / f"{number}.ckpt")
+        assert same(rest, whole[number:]), number
+        if len(rest) > 2:
+            assert same(run(load=again / "2.ckpt"), whole[number + 2 :]), number
+        if number % epoch == 0:
+            assert same(run(load=tmp_path / f"end-{number}.ckpt"), whole[number:]), number
 
 
 @pytest.mark.parametrize("batches", [3, 8, 11])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -23,32 +24,34 @@ class _Fixed(NamedTuple):
         return self.state
 
 
+class _Given(NamedTuple):
+    """A batch that was yielded: the state after it, and where its iteration began."""
+
+    state: State
+    base: State
+
+
 class TrainLoader:
-    """A PipeLoader as the Trainer sees it: rules 2 and 3."""
+    """A PipeLoader as the Trainer sees it: rules 2, 3 and 6."""
 
     def __init__(self, loader: PipeLoader, data: ResumableData) -> None:
         self.loader = loader
         self._data = data
         self._base: State | None = None  # where the newest iteration began
+        self._got: State | None = None  # where that iteration began of which the model got a batch last
         self._at: State | None = None  # after the last batch that the model was trained on
-        self._flying: deque[State] = deque()  # after each batch that was yielded since then
-        self._begun = False  # the model got a batch of the newest iteration
-        self._over = False  # the Trainer has finished an iteration and has not begun another
+        self._flying: deque[_Given] = deque()  # the batches that were yielded since then
+        self._round: weakref.ref[Any] | None = None  # the iterator of Lightning that began the newest iteration
+        self._begun = False  # the model got a batch in the Trainer's epoch, since a checkpoint was loaded
+        self._passed = False  # an iteration before that of _got ended in the Trainer's epoch
+        self._shown = False  # see rule 6: the newest iteration was empty
         self._ended = False  # see the property
         self._loaded = False
-        self._done = 0  # batches of the Trainer's epoch that the model was trained on
+        self._done = 0  # batches of the iteration of _got that the model was trained on
         self._length: int | None = None  # of the Trainer's epoch, if that was resumed in its middle
 
     def __len__(self) -> int:
         return len(self.loader) if self._length is None else self._length
-
-    @property
-    def is_sized(self) -> bool:
-        """Whether the number of batches is known."""
-        try:
-            return len(self) >= 0
-        except TypeError:
-            return False
 
     @property
     def unusual(self) -> bool:
@@ -58,7 +61,7 @@ class TrainLoader:
     @property
     def at_start(self) -> bool:
         """Whether no checkpoint was loaded, and the model got no batch."""
-        return not self._loaded and not self._begun and not self._over
+        return not self._loaded and not self._begun
 
     @property
     def ended(self) -> bool:
@@ -67,86 +70,122 @@ class TrainLoader:
         """
         return self._ended
 
+    @property
+    def passed(self) -> bool:
+        """Whether the model was trained on all batches of an iteration in the Trainer's epoch."""
+        return self._passed or self._has_ended()
+
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
-            self._begun, self._over, self._done, self._length = False, True, 0, None
+            self._length = None  # after this iter(), Lightning requests the length of its next epoch
         return self._run()
 
     def _run(self) -> Iterator[Any]:
-        loader = self.loader
-        if self._ended and self._data._in_old_epoch():  # rule 5
+        loader, data = self.loader, self._data
+        if self._ended and data._in_old_epoch():  # rule 5
             return
-        if self._over:
-            self._over = False
-            if (epoch := self._next_epoch()) is not None:
-                loader.set_epoch(epoch)
-            elif self._at is not None:
-                # Lightning stopped before StopIteration: the loader does not know of the end
-                loader.load_state_dict(self._at | {"given": 0})
-        elif self._base is not None:
-            loader.load_state_dict(self._base)
-        self._base = self._at = loader.state_dict()
-        self._flying.clear()
+        newest = data._round()
+        again = newest is not None and self._round is not None and self._round() is newest
+        if self._passed and not self._begun and not again:  # rule 6
+            self._shown = data._mode() != "max_size_cycle" or not self._shown
+            if self._shown:
+                return
+        self._round = None if newest is None else weakref.ref(newest)
+        if again:  # max_size_cycle: the Trainer's epoch is longer
+            assert self._base is not None
+            self._go_on(self._base, loader.state_dict())
+            self._base = loader.state_dict()
+        else:
+            first = self._flying[0].base if self._flying else self._base
+            if first is not None and first is self._got:
+                assert self._at is not None
+                self._go_on(first, self._at)
+            elif first is not None:  # the model got no batch of it: rule 3
+                loader.load_state_dict(first)
+            if self._begun:
+                self._got, self._begun, self._passed, self._done = None, False, False, 0
+            self._base = self._at = loader.state_dict()
+            self._flying.clear()
         for batch in loader:
-            self._flying.append(loader.state_dict())
-            if not self._data._is_watched():
+            self._flying.append(_Given(loader.state_dict(), self._base))
+            if not data._is_watched():
                 self.taken()
                 self.trained(all_given=True)
             yield batch
 
-    def _next_epoch(self) -> int | None:
-        """Return the epoch of the data that follows the iteration that the Trainer has ended.
+    def _go_on(self, base: State, at: State) -> None:
+        """Let the loader continue after an iteration that began at ``base`` and ended at ``at``."""
+        if (epoch := self._next_epoch(base, at)) is not None:
+            self.loader.set_epoch(epoch)
+        else:  # Lightning may have stopped before StopIteration: the loader does not know of the end
+            self.loader.load_state_dict(at | {"given": 0})
+
+    def _next_epoch(self, base: State, at: State) -> int | None:
+        """Return the epoch of the data that follows an iteration.
 
         None: with_epoch() was at its cut, or epochs follow each other by themselves; the data
         continue from there.
         """
-        assert self._at is not None
-        assert self._base is not None
         if progress_of(self.loader).plan.endless:
             return None
-        if "given" not in self._at:
-            return int(self._base["epoch"]) + 1
-        return int(self._at["epoch"]) + 1 if self._at["given"] else None
+        if "given" not in at:
+            return int(base["epoch"]) + 1
+        return int(at["epoch"]) + 1 if at["given"] else None
 
     def taken(self) -> None:
         """Note that the model gets a batch."""
-        self._begun, self._ended = self._base is not None, False
+        self._begun, self._ended = True, False
+        if self._flying:
+            self._get(self._flying[0])
 
     def trained(self, all_given: bool) -> None:
         """Note that the model was trained on a batch, or on all that were yielded."""
         while self._flying:
-            self._at = self._flying.popleft()
+            given = self._flying.popleft()
+            self._get(given)
+            self._at = given.state
             self._done += 1
             if not all_given:
                 break
 
-    def state(self, last_batch: bool) -> dict[str, Any]:
+    def _get(self, given: _Given) -> None:
+        if given.base is not self._got:
+            if self._got is not None:
+                self._passed, self._done = True, 0
+            self._got = given.base
+
+    def state(self, over: bool) -> dict[str, Any]:
         """Return the position of all ranks after the last batch that the model was trained on.
 
-        If the Trainer's epoch ends there, the state also has the next epoch of the data.
+        Args:
+            over: the Trainer's epoch ends there. Then the state has the next epoch of the data.
         """
-        at = self._at or self.loader.state_dict()
-        over = self._over or (self._begun and not self._flying and (last_batch or self._has_ended(at)))
-        if over and "given" in at and self._next_epoch() is None:
-            at = at | {"given": 0}  # the Trainer's epoch may end before the cut (limit_train_batches)
-        ranks = gather(cast(PipeLoader, _Fixed(at)))
+        at, epoch, over = self._at or self.loader.state_dict(), None, over and self._begun
+        if over and self._got is not None:
+            epoch = self._next_epoch(self._got, at)
+            if epoch is None and "given" in at:
+                at = at | {"given": 0}  # the Trainer's epoch may end before the cut (limit_train_batches)
         ended = over or self._ended
         return {
-            "ranks": ranks,
-            "done": 0 if ended else self._done,
+            "ranks": gather(cast(PipeLoader, _Fixed(at))),
+            "done": 0 if ended or self._has_ended() else self._done,
             "ended": ended,
-            "epoch": self._next_epoch() if over else None,
+            "passed": self.passed and not ended,
+            "epoch": epoch,
         }
 
-    def _has_ended(self, at: State) -> bool:
-        """Whether the iteration has ended at a position: the next epoch of the data begins there.
+    def _has_ended(self) -> bool:
+        """Whether the iteration of ``_got`` has ended where the model is: the next epoch of the
+        data begins there, or with_epoch() cut there.
 
-        With ``limit_train_batches`` and an unknown length, Lightning does not see that before it
-        requests another batch.
+        Lightning may not know that before it requests another batch.
         """
-        if self._base is None or "given" in at or progress_of(self.loader).plan.endless:
+        at, base = self._at, self._got
+        if at is None or base is None or not self._done:
             return False
-        return bool(at["epoch"] > self._base["epoch"])
+        if "given" in at:
+            return not at["given"]
+        return not progress_of(self.loader).plan.endless and bool(at["epoch"] > base["epoch"])
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the next iteration continue from a state."""
@@ -154,7 +193,9 @@ class TrainLoader:
         if state["epoch"] is not None:
             self.loader.set_epoch(state["epoch"])
         self._base = self._at = self.loader.state_dict()
-        self._begun = self._over = False
+        self._got = self._round = None
+        self._begun = self._shown = False
+        self._passed = state.get("passed", False)  # states of earlier versions do not have it
         self._loaded, self._ended = True, state["ended"]
         self._flying.clear()
         self._done = state["done"]

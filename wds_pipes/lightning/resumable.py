@@ -23,9 +23,7 @@ class ResumableData:
     Without it, if you pass a PipeLoader to the Trainer, Lightning saves only the state of rank 0's
     loader; if the length is not known, this state is one batch ahead of the model.
 
-    With several training loaders, give each a name. If they have different or unknown lengths, a
-    checkpoint resumes exactly only if it was saved before the first of them ended in an epoch of
-    the Trainer. One loader over ``wds_pipes.mix`` has no such limit.
+    With several training loaders (a dict of them, or Lightning's CombinedLoader), give each a name.
 
     The states are in the checkpoint under the name of your class, so do not rename the class. If
     you override ``state_dict`` or ``load_state_dict``, call the method of ``super()``.
@@ -73,7 +71,7 @@ class ResumableData:
         if name in self._loaded:
             new.load(self._loaded.pop(name))
         elif before is not None:
-            new.load(before.state(last_batch=True))
+            new.load(before.state(over=True))
             before.loader.close()
         return new
 
@@ -84,8 +82,8 @@ class ResumableData:
         All ranks must call it together, as Lightning does.
         """
         state: dict[str, Any] = super().state_dict()  # type: ignore[misc]
-        last_batch = self.trainer is not None and self.trainer.is_last_batch
-        found = self._loaded | {name: loader.state(last_batch) for name, loader in self._loaders.items()}
+        over = self._at_epoch_end()
+        found = self._loaded | {name: loader.state(over) for name, loader in self._loaders.items()}
         return {**state, "wds_pipes": found} if found else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -130,6 +128,29 @@ class ResumableData:
             trainer.callbacks = [*trainer.callbacks[:place], self._watch, *trainer.callbacks[place:]]
         return True
 
+    def _mode(self) -> str:
+        """How the Trainer combines several training loaders, as CombinedLoader names it."""
+        combined = None if self.trainer is None else self.trainer.fit_loop._combined_loader
+        return "max_size_cycle" if combined is None else combined._mode
+
+    def _round(self) -> Any:
+        """Return the iterator of Lightning over all training loaders, which asks each of them at
+        least once; None: there is none.
+        """
+        combined = None if self.trainer is None else self.trainer.fit_loop._combined_loader
+        return None if combined is None else combined._iterator
+
+    def _at_epoch_end(self) -> bool:
+        """Whether the Trainer's epoch ends after the last batch that the model was trained on.
+
+        With ``limit_train_batches`` and an unknown length, Lightning does not see that before it
+        requests another batch.
+        """
+        if self.trainer is None or (self._watch is not None and self._watch.inside):
+            return False
+        passed = [loader.passed for loader in self._loaders.values()]
+        return self.trainer.is_last_batch or (any(passed) if self._mode() == "min_size" else all(passed))
+
     def _in_old_epoch(self) -> bool:
         """Whether the Trainer continues in the epoch of the checkpoint, and knows the length of its
         epochs.
@@ -152,6 +173,7 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
     class Watch(importlib.import_module(package).Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             self.trainer = trainer
+            self.inside = False  # a batch was given to the model, which was not trained on it yet
             self._reload: int | None = None
 
         def on_train_start(self, trainer: Any, model: Any) -> None:
@@ -159,14 +181,6 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
                 warnings.warn(
                     f"{trainer.ckpt_path} has no state of this DataModule (it is kept under "
                     "the name of the class), so its data start from the beginning.",
-                    stacklevel=2,
-                )
-            lengths = {len(loader) if loader.is_sized else None for loader in loaders.values()}
-            if len(loaders) > 1 and (len(lengths) > 1 or None in lengths):
-                warnings.warn(
-                    f"the training loaders {', '.join(loaders)} have different or unknown lengths. A checkpoint "
-                    "resumes exactly only if it was saved before the first of them ended in an epoch of the Trainer: "
-                    "give them one length, or mix the data in one loader, with wds_pipes.mix().",
                     stacklevel=2,
                 )
             if (
@@ -189,6 +203,7 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
                 # of its end.
                 epochs.increment_ready()
                 epochs.increment_started()
+            self.inside = True
             for loader in loaders.values():
                 loader.taken()
 
@@ -196,8 +211,10 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
             takes_iterator = "dataloader_iter" in inspect.signature(model.training_step).parameters
             for loader in loaders.values():
                 loader.trained(takes_iterator)
+            self.inside = False
 
         def on_train_epoch_end(self, trainer: Any, model: Any) -> None:
+            self.inside = False  # on_train_batch_start of the model may end an epoch
             if self._reload is None and any(loader.unusual for loader in loaders.values()):  # rule 4
                 self._reload, trainer.reload_dataloaders_every_n_epochs = trainer.reload_dataloaders_every_n_epochs, 1
 
