@@ -180,6 +180,15 @@ def ours_between(count):
     return nodes.BatchSamples(Batcher(ours(count), 2, drop_last=False), 2, collate="list")
 
 
+def shuffled_plain(count):
+    """Steps of ours over a node that counts its epochs itself."""
+    return nodes.BatchSamples(nodes.ShuffleBuffer(Plain(count), 1), 2, collate="list")
+
+
+def mixed_plain(count):
+    return nodes.Mix({"a": Plain(count), "b": nodes.Repeat(Plain(1), 2)}, weights={"a": 2, "b": 1})
+
+
 def weighted(criterion, wrap=lambda node: node):
     weights = {"a": 2.0, "b": 1.0}
     return lambda node: MultiNodeWeightedSampler(
@@ -208,6 +217,9 @@ GRAPHS = {
 }
 
 
+NODES = Plain, ours, ours_between, shuffled_plain, mixed_plain
+
+
 def slow(graph):
     """Whether it takes a while to start, since it has threads."""
     return "parallel" in graph or "prefetcher" in graph
@@ -230,7 +242,7 @@ def advance(loader, count, *, see_end=False):
 
 @pytest.mark.parametrize(
     ("graph", "node"),
-    [(graph, node) for graph in GRAPHS for node in (Plain, ours, ours_between) if node is ours or not slow(graph)],
+    [(graph, node) for graph in GRAPHS for node in NODES if node is ours or not slow(graph)],
 )
 def test_every_cut_below_the_nodes_of_torchdata(graph, node):
     """And every second cut; also those between the last item and the end of an epoch."""

@@ -9,6 +9,9 @@ Rules:
 3. An iteration that is resumed after its last item ends at once, as the nodes of torchdata do; some
    of them rely on this. Loader (0.11) then begins the next epoch, but would return the old state
    throughout this epoch: see ``forget_old_state``.
+4. A node that is not ours may count its epochs itself, and in a new process it begins with the
+   first one. So its state is also taken at the beginning of an epoch (``counts_epochs``). It counts
+   an epoch at a ``reset(None)`` only if an item was requested since the reset before.
 """
 
 from __future__ import annotations
@@ -28,9 +31,10 @@ from wds_pipes import stages
 from wds_pipes.core.hosts import make_skin
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data
-from wds_pipes.core.running import Ended, Mark, begin, running_copy
+from wds_pipes.core.running import Mark, begin, running_copy
 from wds_pipes.core.stage import Stage, State, find_stage, functional_name
-from wds_pipes.core.stream import Stream
+from wds_pipes.core.state import read_flag
+from wds_pipes.core.stream import Pass, Stream
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
@@ -68,7 +72,7 @@ class WdsNode(Countable, BaseNode[Any]):
 
     def _begin(self, stage: Stage[Any]) -> None:
         self._stream: Stream[Any] = Stream(stage)
-        self._items: Iterator[Any] = iter(self._stream)
+        self._items: Pass[Any] = iter(self._stream)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made, kind = super().__reduce_ex__(protocol), type(self).__dict__.get("_kind")
@@ -83,6 +87,8 @@ class WdsNode(Countable, BaseNode[Any]):
         if initial_state is not None:
             stream.load_state_dict(initial_state)
         else:
+            if stream.stage.counts_epochs and stream.will_resume and stream.position.delivered:
+                self._items.begin()  # rule 4: the other node must know the epoch that is given up
             stream.give_up()
         self._items = iter(stream)
 
@@ -96,6 +102,8 @@ class WdsNode(Countable, BaseNode[Any]):
 
         After the last item of an epoch, it is the end of this epoch.
         """
+        if self._stream.stage.counts_epochs and self._stream.position.mark is None:
+            self._items.begin()
         return self._stream.state_at(self._stream.position)
 
     def set_epoch(self, epoch: int) -> None:
@@ -109,6 +117,15 @@ class WdsNode(Countable, BaseNode[Any]):
         return " > ".join(self._stream.stage.graph())
 
 
+@dataclass(slots=True)
+class _Loaded:
+    """Whether a node has a state that was loaded, from which an item had been requested, and was
+    not asked for one since then.
+    """
+
+    unread: bool = False
+
+
 class ForeignNode(Stage[Any]):
     """The items of a node that is not ours, such as one of torchdata's, as the source of a stage.
 
@@ -116,13 +133,17 @@ class ForeignNode(Stage[Any]):
     the node.
     """
 
+    counts_epochs = True
+
     @dataclass(slots=True)
     class At:
         node: Any = None
+        fresh: bool = False  # no item was requested since the node was reset to the beginning of an epoch
 
     def __init__(self, node: BaseNode[Any]) -> None:
         super().__init__()
         self.node = node
+        self._loaded = _Loaded()
         self._ours = _below(node)
         self._host = Host()
 
@@ -146,44 +167,45 @@ class ForeignNode(Stage[Any]):
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
         running = running_copy(self)
         running.lane, running.at = lane, self.At()
-        running._state = mark[0][0] if mark else None
+        if mark is None and self._loaded.unread:
+            next(self.node, None)  # rule 4
         for ours in self._ours:
-            ours.set_epoch(lane.epoch)
-        if isinstance(mark, Ended):
-            # Iterate the node to its end: only then does its next reset() count an epoch.
-            self.node.reset(running._state)
-            next(self.node, None)
+            ours._stream.set_epoch(lane.epoch, anew=mark is None)
+        state, running._fresh = mark[0] if mark else (None, True)
+        self._reset(state)
+        self._loaded.unread = not running._fresh
         begin(running, mark)
         return running
 
-    _state: Any = None
-    _started = False
+    _fresh = False
 
-    def run(self) -> Iterator[Any]:
+    def _reset(self, state: Any) -> None:
         try:
-            self.node.reset(self._state)
+            self.node.reset(state)
         except WdsError:
             raise
         except Exception as error:
-            if self._state is None:
+            if state is None:
                 raise
             name = type(self.node).__name__
             raise StateError(
                 f"the state that was saved of node {name} cannot be loaded "
                 f"({type(error).__name__}: {error}). Use an untouched checkpoint."
             ) from error
-        self._started = True
+
+    def run(self) -> Iterator[Any]:
+        self._fresh = self._loaded.unread = False
         yield from self.node
 
     def mark(self) -> Mark:
-        return (self.node.state_dict() if self._started else self._state,), None
+        return (self.node.state_dict(), self._fresh), None
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
-        if len(entries) != 1 or entries[0].keys() - {"node"}:
+        if len(entries) != 1 or entries[0].keys() - {"node", "fresh"}:
             raise StateError(
                 "the state is damaged: it has no state of the node below this one. Use an untouched checkpoint."
             )
-        return (entries[0].get("node"),), None
+        return (entries[0].get("node"), read_flag(entries[0].get("fresh", False), "'fresh' of a node")), None
 
     def graph(self, *, counted: bool = False) -> list[str]:
         return [f"node({type(self.node).__name__})"]

@@ -196,6 +196,13 @@ class StageFacts:
         return None
 
     @property
+    def counts_epochs(self) -> bool:
+        """Whether the chain reads from something that counts epochs itself: then only a mark says
+        where an epoch begins.
+        """
+        return self.source is not None and self.source.counts_epochs
+
+    @property
     def never_ends(self) -> bool:
         """Whether the epoch of the chain has no end."""
         return self.source is not None and self.source.never_ends

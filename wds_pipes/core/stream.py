@@ -72,12 +72,12 @@ class Stream(Generic[Out]):
     def __iter__(self) -> Pass[Out]:
         return Pass(self)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter()`` start ``epoch`` from its beginning; a loaded state of this same
-        epoch still continues where it was.
+    def set_epoch(self, epoch: int, *, anew: bool = False) -> None:
+        """Make the next ``iter()`` start ``epoch`` from its beginning; unless ``anew``, a loaded
+        state of this same epoch still continues where it was.
         """
         check_count("epoch", epoch, least=0, most=MOST)
-        if self._resume and self.position.epoch == epoch:
+        if self._resume and self.position.epoch == epoch and not anew:
             return
         self.stage.host.epoch, self.stage.host.hosted = epoch, None
         self.at, self._resume = Position(epoch), False
@@ -86,6 +86,11 @@ class Stream(Generic[Out]):
     def position(self) -> Position:
         """The current position of the stream."""
         return Position(*self.at) if self.at is not None else Position(self.stage.host.epoch)
+
+    @property
+    def will_resume(self) -> bool:
+        """Whether a state was loaded, and the next ``iter()`` continues from it."""
+        return self._resume
 
     def seek(self, position: Position) -> None:
         """Make the next ``iter()`` continue from ``position``."""
@@ -255,6 +260,12 @@ class Pass(Generic[Out]):
         self._running = stream.stage.open(Lane(stream.stage.seed, position.epoch, host.lane, host.lanes), position.mark)
         self._items, self._mark = self._running.items, self._running.mark
         stream._live = weakref.ref(self)
+
+    def begin(self) -> None:
+        """Open what is read, without an item: then the position has a mark."""
+        if self._running is None and self._error is None:
+            self._start()
+            self._stream.at = (self._epoch, self._delivered, self._mark(), False)
 
     def _end(self) -> SampleError | None:
         """Commit the end of the epoch. If all samples lack the fields that are kept, stop with an

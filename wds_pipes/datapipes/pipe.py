@@ -361,7 +361,7 @@ def _stage_for(pipe: IterDataPipe[Any], what: str) -> Stage[Any]:
         StateError: a state was loaded into the pipe, for an ``iter(pipe)`` that will not be called.
     """
     ours = find_ours(pipe)
-    if ours is not None and ours._stream._resume:
+    if ours is not None and ours._stream.will_resume:
         raise StateError(
             f"a state was loaded into this pipe, which {what} would not continue: load it into "
             "what you iterate, after that is built."

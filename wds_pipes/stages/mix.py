@@ -156,6 +156,10 @@ class Mix(Composite[Any]):
         return any(source.counts_delivered for source in self.sources.values())
 
     @property
+    def counts_epochs(self) -> bool:
+        return any(source.counts_epochs for source in self.sources.values())
+
+    @property
     def divides_items(self) -> bool:
         """False: each source divides its own items over the lanes."""
         return False
@@ -185,6 +189,9 @@ class Mix(Composite[Any]):
             source.open(self._lane(lane, source, place.passes), before)
             for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
         ]
+        for number, source in enumerate(running._running):
+            if running._marks[number] is None and source.counts_epochs:
+                running._marks[number] = source.mark()
         begin(running, mark)
         return running
 
@@ -269,8 +276,8 @@ class Mix(Composite[Any]):
         passes = place.passes + 1
         done = add_counts(place.done, source.counts(running.mark(), 0))
         self._bytes_before += running.bytes_so_far
+        self._marks[number] = running.mark() if source.counts_epochs else None
         running.close()
-        self._marks[number] = None
         at.rest = tuple(
             place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest)
         )
@@ -283,7 +290,7 @@ class Mix(Composite[Any]):
                 for other, rest in enumerate(at.rest)
             )
             return False
-        self._running[number] = source.open(self._lane(self.lane, source, passes))
+        self._running[number], self._marks[number] = source.open(self._lane(self.lane, source, passes)), None
         return True
 
     def _has_no_shard(self, running: Stage[Any]) -> bool:
