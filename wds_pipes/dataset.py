@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import warnings
@@ -122,6 +123,7 @@ class WdsDataset(Countable, IterableDataset[Any]):
         stream.load_state_dict(state, moved=moved)
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
+        stream.loaded = os.getpid(), int(stream.latest[0])
 
 
 def warn_of_batches(size: int) -> None:
@@ -139,6 +141,24 @@ def warn_of_batches(size: int) -> None:
                 warnings.warn(message, stacklevel=3)
             return
         frame = None if frame is None else frame.f_back
+
+
+def warn_of_copies(stage: Stage[Any]) -> None:
+    """Warn if several workers of a DataLoader iterate copies of one pipe, each over all samples."""
+    worker = worker_info()
+    if (
+        worker is not None
+        and worker.num_workers > 1
+        and worker.id == 0
+        and stage.root.divides
+        and stage.host.made_in != os.getpid()
+    ):
+        warnings.warn(
+            f"DataLoader does not see that there is a pipe in this dataset, so each of its {worker.num_workers} "
+            "workers gives all samples of the pipe: use pipe.as_dataset() in its place, or let each worker have a pipe "
+            "of its own (then ignore this).",
+            stacklevel=3,
+        )
 
 
 class LaneEnds:
@@ -194,6 +214,7 @@ class _WorkerStream(Stream[Any]):
         super().__init__(stage)
         self.over = False  # the loaded state was taken when this lane had ended, and no other iteration has begun since
         self.waits = False  # so the next iteration yields nothing in this process
+        self.loaded = 0, 0  # in which process a state was loaded, and what ``latest`` was then
         self.turns = self.key = 0  # how many iterations began in this process, and the key of the last one
         self.asked = torch.zeros(MAX_WORKERS, dtype=torch.int64)  # that key, for each lane
         self.asked.share_memory_()  # type: ignore[no-untyped-call]
@@ -234,6 +255,9 @@ class _WorkerStream(Stream[Any]):
 
     def begin(self) -> Position:
         host = self.stage.host
+        process, latest = self.loaded
+        if process != os.getpid() and int(self.latest[0]) != latest:  # workers of an earlier iteration had the state
+            self._resume = False
         if not self._resume:
             host.epoch = self.coming()
         position = super().begin()

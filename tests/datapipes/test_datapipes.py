@@ -4,10 +4,12 @@ import inspect
 import pickle
 import subprocess
 import sys
+import warnings
+from importlib.util import find_spec
 
 import pytest
 from pipelines import keys_of, shuffled
-from torch.utils.data import DataLoader, IterDataPipe
+from torch.utils.data import ChainDataset, DataLoader, IterDataPipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -258,6 +260,95 @@ def test_a_bare_pipe_in_a_plain_dataloader_has_another_order_each_epoch(workers,
         assert keys_of(loader) == epochs[1]
         pipe.set_epoch(1)
         assert keys_of(loader) == epochs[1]
+
+
+def test_workers_that_are_kept_do_not_see_set_epoch(urls):
+    """The epoch to which they come is fine; as_dataset() sees all."""
+    pipe, dataset = shuffled(urls), shuffled(urls).as_dataset()
+    loader, mended = (
+        DataLoader(source, batch_size=None, num_workers=2, persistent_workers=True) for source in (pipe, dataset)
+    )
+    epochs = []
+    for epoch in (3, 4, 5):
+        pipe.set_epoch(epoch)
+        epochs.append(keys_of(loader))
+    pipe.set_epoch(3)
+    with pytest.raises(
+        RuntimeError, match=r"come to epoch 6 now, and do not see set_epoch\(3\) .* pass pipe.as_dataset"
+    ):
+        list(loader)
+    for epoch in (3, 4, 3):
+        dataset.set_epoch(epoch)
+        assert keys_of(mended) == epochs[epoch - 3]
+
+
+@pytest.mark.parametrize("make", [lambda pipe: pipe, wp.as_dataset])
+def test_a_loaded_state_that_workers_would_not_continue_is_an_error(make, urls):
+    """One worker continues it, in the first iteration only."""
+    first = make(shuffled(urls))
+    expected = [keys_of(first) for _ in range(2)]
+    first = make(shuffled(urls))
+    items = iter(first)
+    for _ in range(5):
+        next(items)
+    state = first.state_dict()
+    for workers in (0, 1):
+        source = make(shuffled(urls))
+        source.load_state_dict(state)
+        loader = DataLoader(source, batch_size=None, num_workers=workers)
+        assert [keys_of(loader) for _ in range(2)] == [expected[0][5:], expected[1]]
+    source = make(shuffled(urls))
+    source.load_state_dict(state)
+    with pytest.raises(wp.StateError, match=r"lane 0 of 1 .* lane 0 of 2: DataLoader passes no state to its workers"):
+        list(DataLoader(source, batch_size=None, num_workers=2))
+
+
+def refuse_warnings(worker):
+    warnings.simplefilter("error")
+
+
+def test_a_pipe_in_another_dataset_is_warned_of(urls):
+    """DataLoader divides pipes over its workers, but does not see this one."""
+    options = {"batch_size": None, "num_workers": 2, "worker_init_fn": refuse_warnings}
+    with pytest.raises(UserWarning, match=r"each of its 2 workers gives all samples of the pipe: use pipe.as_dataset"):
+        list(DataLoader(ChainDataset([shuffled(urls)]), **options))
+    mended = DataLoader(ChainDataset([shuffled(urls).as_dataset()]), **options)
+    assert sorted(keys_of(mended)) == sorted(keys_of(shuffled(urls)))
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="needs accelerate")
+@pytest.mark.slow
+def test_a_pipe_in_accelerate_is_an_error_or_warned_of(urls):
+    """In a process of its own: the import takes a while, and Accelerate keeps a global state."""
+    code = """
+import sys, warnings
+import torch
+from accelerate.data_loader import prepare_data_loader
+from accelerate.state import PartialState
+from torch.utils.data import DataLoader
+import wds_pipes as wp
+
+def loader(make=lambda pipe: pipe, **options):
+    pipe = wp.ShardList(sys.argv[1:]).open_shards().load_tar().group_by_key(fields=["cls"]).decode_by_ext()
+    data = make(pipe.to_tuple("cls"))
+    return prepare_data_loader(DataLoader(data, batch_size=2), torch.device("cpu"), put_on_device=True, **options)
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    assert len(list(loader(num_processes=1, process_index=0))) > 1
+assert any("do not see set_epoch() of a pipe" in str(warning.message) for warning in caught), caught
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    assert len(list(loader(wp.as_dataset, num_processes=1, process_index=0))) > 1
+PartialState().num_processes = 2
+try:
+    next(iter(loader(num_processes=2, process_index=0, dispatch_batches=True)))
+except TypeError as error:
+    assert "pass pipe.as_dataset()" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code, *urls], check=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

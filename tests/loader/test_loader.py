@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import mmap
+import multiprocessing
 import os
 import pickle
 import signal
@@ -1485,6 +1486,40 @@ def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_pat
     source.load_state_dict(source.state_dict())
     assert flat(given) + flat(source) == EVERY
     source.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_two_threads_in_one_loader_are_an_error(workers, urls, tmp_path):
+    """The thread that was first goes on."""
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[0]))
+    source = wp.PipeLoader(
+        pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+    items, got = iter(source), []
+    thread = threading.Thread(target=lambda: got.extend(items), daemon=True)
+    thread.start()
+    wait_for((tmp_path / "waits").exists)
+    for again in (items, iter(source)):
+        with pytest.raises(RuntimeError, match=r"another thread is in next\(\) of this loader"):
+            next(again)
+    (tmp_path / "go on").touch()
+    thread.join(120)
+    assert flat(got) == EVERY
+    source.close()
+
+
+def write_batches(source, path):
+    path.write_text(json.dumps(list(source)))
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_loader_is_passed_to_a_spawned_process(method, urls, tmp_path):
+    process = multiprocessing.get_context(method).Process(
+        target=write_batches, args=(loader(urls), tmp_path / "batches.json")
+    )
+    process.start()
+    process.join()
+    assert json.loads((tmp_path / "batches.json").read_text()) == list(loader(urls))
 
 
 @pytest.mark.usefixtures("impatient")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from wds_pipes.core.order import hash64
@@ -78,6 +79,10 @@ class Host:
     tell_end: Callable[[int, bool], bool] | None = None  # see dataset.LaneEnds
     pid: int | None = None  # of the main process
     hosted: int | None = None  # the epoch that the main process last passed to DataLoader's workers
+    passed_on: int = 0  # how often it passed the next epoch to new workers
+    kept: int = 0  # the epoch of those workers, which count on if they are kept
+    chosen: bool = False  # set_epoch() was called since then
+    made_in: int = field(default_factory=os.getpid)  # a process
 
 
 class LaneFacts(NamedTuple):

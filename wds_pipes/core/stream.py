@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.counts import public_counts, warn_of_nothing
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.moved import MEND, Data, Move
+from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
+from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
 from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage, State
-from wds_pipes.core.state import MOST, SEGMENTS, STATE_VERSION, Saved, SavedLane, damaged, read_state
+from wds_pipes.core.state import MOST, STATE_VERSION
 from wds_pipes.core.tracebacks import shorten, shortened
-from wds_pipes.core.words import shown, some
+from wds_pipes.core.words import some
 from wds_pipes.errors import SampleError, StateError
-
-
-class Recipe(NamedTuple):
-    """The properties of a chain that a state must fit: see ``Stage.shards`` and ``Stage.graph``."""
-
-    seed: int
-    shards: int | None
-    fingerprint: str
-    graph: tuple[str, ...]
-    data: Data
-    samples: str | None = None  # the fingerprint of the numbers of samples, if the epoch is partitioned by them
-
-    @property
-    def of_data(self) -> dict[str, str]:
-        """The entry of a state with the id of the data, which stays the same if the shards are
-        moved; empty if there is no id.
-        """
-        return {"data": self.data.id} if self.data.id else {}
 
 
 class Position(NamedTuple):
@@ -64,6 +47,7 @@ class Stream(Generic[Out]):
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
         self._resume = False
+        self._of = 0, 1, 0  # with _resume: the lane, the number of lanes, and ``host.passed_on`` of the state
         self._live: weakref.ref[Pass[Out]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,7 +63,8 @@ class Stream(Generic[Out]):
         check_count("epoch", epoch, least=0, most=MOST)
         if self._resume and self.position.epoch == epoch and not anew:
             return
-        self.stage.host.epoch, self.stage.host.hosted = epoch, None
+        host = self.stage.host
+        host.epoch, host.hosted, host.chosen = epoch, None, True
         self.at, self._resume = Position(epoch), False
 
     @property
@@ -95,12 +80,23 @@ class Stream(Generic[Out]):
     def seek(self, position: Position) -> None:
         """Make the next ``iter()`` continue from ``position``."""
         self._stop_live("a state was loaded: continue with a new iter()")
+        host = self.stage.host
         self.at, self._resume = position, True
-        self.stage.host.epoch = position.epoch
+        host.epoch, host.hosted = position.epoch, None
+        self._of = host.lane, host.lanes, host.passed_on
 
     def begin(self) -> Position:
         """Return the position from which the iteration that starts now continues."""
         host = self.stage.host
+        lane, lanes, passed_on = self._of
+        if self._resume and (lane, lanes) != (host.lane, host.lanes):
+            raise StateError(
+                f"a state of lane {lane} of {lanes} was loaded, and this process gives lane {host.lane} of "
+                f"{host.lanes}: DataLoader passes no state to its workers. Use wds_pipes.PipeLoader, or torchdata's "
+                "StatefulDataLoader(pipe.as_dataset())."
+            )
+        if host.passed_on != passed_on:  # workers of an earlier iteration had the state
+            self._resume = False
         position = self.position if self._resume else Position(host.epoch)
         host.epoch = position.epoch + 1
         self.at, self._resume = position, False
@@ -303,88 +299,3 @@ class Pass(Generic[Out]):
 
     def __del__(self) -> None:
         self.close()
-
-
-def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
-    """Return the contents of a state. ``move`` notes where its data were.
-
-    Raises:
-        StateError: another pipeline made the state; the message lists all differences.
-    """
-    saved, differences, mend = read_state(state), [], "Build the pipeline as it was when the state was saved."
-    move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
-    if saved.graph != recipe.graph:
-        differences.append(_unlike(saved.graph, recipe.graph))
-    if saved.shards != recipe.shards:
-        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
-    elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
-        differences.append(problem)
-        mend += f" {MEND}"
-    # None: earlier versions did not save it
-    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):
-        differences.append(
-            "samples_per_shard or the index gave the shards other numbers of samples, by which "
-            "the epoch was partitioned"
-        )
-    if saved.seed != recipe.seed:
-        differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
-    if differences:
-        raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
-    return saved
-
-
-def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
-    """Return how the chain of a state differs from another one: the steps that differ, and the step
-    before them.
-    """
-    old, new = _steps(then), _steps(now)
-    if old == new:
-        old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
-        if not new_parts:
-            return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
-        if not old_parts:
-            return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
-        numbers = (
-            f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of"
-            for step in (old_parts[0], new_parts[0])
-        )
-        return (
-            "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index="
-        ).format(*numbers)
-    first = max(0, _alike_at_start(old, new) - 1)
-    after = _alike_at_start(old[first + 1 :][::-1], new[first + 1 :][::-1])
-
-    def differing(steps: list[str]) -> str:
-        return " > ".join([*["..."][: bool(first)], *steps[first : len(steps) - after], *["..."][: bool(after)]])
-
-    return f"its pipeline was {differing(old):.2000}, this one is {differing(new)}"
-
-
-def _alike_at_start(old: Sequence[str], new: Sequence[str]) -> int:
-    """Return how many entries two lists have in common at their start."""
-    return next(
-        (place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
-        min(len(old), len(new)),
-    )
-
-
-def _steps(graph: Sequence[str]) -> list[str]:
-    """Return the steps of a chain that its user wrote."""
-    return [step for step in graph if not _is_parts(step)]
-
-
-def _is_parts(step: str) -> bool:
-    """Return whether an entry of a graph is a step that PipeLoader adds to a chain."""
-    return step.partition("(")[0] == SEGMENTS
-
-
-def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:
-    """Return the position of a lane in a state.
-
-    Raises:
-        StateError: the position does not have one entry for each stage.
-    """
-    position = lane.position
-    if position is None or len(position) != len(stage.dump(None)):
-        raise damaged(f"the position of lane {number} is {shown(position)}")
-    return position

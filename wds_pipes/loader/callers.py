@@ -6,9 +6,12 @@ Nothing here imports torchdata.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from wds_pipes.errors import StateError
 
@@ -46,6 +49,38 @@ def refuse_lost_state(what: str) -> None:
         "state itself: a resume would start again with the first epoch. Pass sampler=, batch_size= and drop_last=, or "
         "as batch_sampler= a torchdata.stateful_dataloader.sampler.BatchSampler."
     )
+
+
+def refuse_accelerate() -> None:
+    """Raise an error, or warn, if a loader of Hugging Face Accelerate iterates over a pipe in a
+    DataLoader.
+
+    Raises:
+        TypeError: it reads on rank 0 for all ranks (``dispatch_batches``), and torch gives a pipe
+            on rank 0 only the samples of rank 0.
+    """
+    module = sys.modules.get("accelerate.data_loader")
+    if module is None:
+        return
+    instead = "pass pipe.as_dataset() in its place, or do not prepare() the data and use wds_pipes.PipeLoader"
+    dispatcher = _caller(module.DataLoaderDispatcher.__iter__)
+    if dispatcher is not None and dispatcher.state.num_processes > 1:
+        raise TypeError(
+            "Accelerate reads on rank 0 for all ranks here (dispatch_batches), and torch's DataLoader divides a pipe "
+            f"over the ranks, so most samples would never be read: {instead}."
+        )
+    if dispatcher is not None or _caller(module.DataLoaderShard.__iter__) is not None:
+        warnings.warn(
+            "Accelerate and the Trainer of transformers do not see set_epoch() of a pipe, so a resume repeats the "
+            f"first epoch: {instead}.",
+            stacklevel=2,
+        )
+
+
+def keeps_workers() -> bool:
+    """Whether a DataLoader begins an epoch with workers that it kept from an earlier one."""
+    kind = _MultiProcessingDataLoaderIter
+    return _caller(kind._reset) is not None and _caller(kind.__init__) is None
 
 
 def _caller(method: Callable[..., Any]) -> Any:

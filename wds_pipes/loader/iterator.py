@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -58,8 +60,13 @@ class LoaderIterator:
     def __next__(self) -> Any:
         if self._error is not None:
             raise self._to_raise(self._error)
-        progress = self._progress
+        progress, thread = self._progress, threading.get_ident()
         if progress.inside:
+            if progress.thread != thread and _is_in_next(progress.thread):
+                raise RuntimeError(
+                    "another thread is in next() of this loader: one thread at a time can iterate it. Give each thread "
+                    "a loader of its own, or let one thread iterate and pass its batches on"
+                )
             if self._started:
                 raise self.stop(
                     RuntimeError(
@@ -68,7 +75,7 @@ class LoaderIterator:
                     interrupted=True,
                 )
             progress.close("what it had in flight is gone")
-        progress.inside = self._started = True
+        progress.inside, progress.thread, self._started = True, thread, True
         try:
             if self._at is None:
                 self.tally.begin()
@@ -315,3 +322,13 @@ class LoaderIterator:
         the garbage collector runs.
         """
         return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)
+
+
+def _is_in_next(thread: int) -> bool:
+    """Whether a thread calls ``next()`` of a loader now: an interrupt may have ended its call."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code is LoaderIterator.__next__.__code__:
+            return True
+        frame = frame.f_back
+    return False

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import COUNTED, logger
 from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.recipe import Recipe
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.state import MOST_LANES
-from wds_pipes.core.stream import Recipe, Stream
+from wds_pipes.core.stream import Stream
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.global_order import InOrder, why_in_lanes
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted

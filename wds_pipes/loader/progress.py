@@ -41,6 +41,7 @@ class Progress:
         paused: what was in flight where with_epoch() cut.
         inside: ``next()`` of an iterator is running, or was left by an interrupt; then the state of
             what is in flight is unknown.
+        thread: which thread called it.
         tally: the measurements of the current or last iteration.
         network: the use of the network by each process.
     """
@@ -54,6 +55,7 @@ class Progress:
         self.cut_in_samples = False
         self.paused: Paused | None = None
         self.inside = False
+        self.thread = 0
         self.tally: Tally | None = None
         self.network: dict[int, Network] = {}
         self._live: weakref.ref[Live] | None = None

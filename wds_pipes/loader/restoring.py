@@ -6,9 +6,9 @@ from typing import Any
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.moved import Move
+from wds_pipes.core.recipe import check_lane, check_recipe
 from wds_pipes.core.stage import Stage, State, is_built_in
 from wds_pipes.core.state import Saved, SavedLane, are_all, damaged
-from wds_pipes.core.stream import check_lane, check_recipe
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.global_order import is_in_order, place_in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import mmap
 import multiprocessing
@@ -78,14 +79,15 @@ class Workers:
             num_workers=count,
             collate_fn=_as_it_is,  # type: ignore[arg-type]
             worker_init_fn=partial(start_worker, started=self._started, on_start=on_start) if count else None,
-            generator=torch.Generator(),  # its own: the global one is for the model
             **options,
         )
         self._results: Iterator[Result] | None = None  # also holds the processes
         self._inbox: Inbox | None = None  # of these processes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_results": None, "_inbox": None}
+        loader = copy.copy(self._loader)
+        loader.generator = None  # a generator cannot be passed to a spawned process
+        return {**self.__dict__, "_loader": loader, "_results": None, "_inbox": None}
 
     def start(self, run: int, begins: dict[int, Begin], seed: int) -> Iterator[Result]:
         """Begin a run over lanes.
@@ -107,6 +109,7 @@ class Workers:
             self.end()
         for _ in range(_STARTS):
             if self._results is None:
+                self._loader.generator = torch.Generator()  # its own: the global one is for the model
                 self._loader.generator.manual_seed(seed)
                 if self.count:
                     check_guarded()

@@ -1,0 +1,115 @@
+"""What a chain and a state must have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wds_pipes.core.moved import MEND, Data, Move
+from wds_pipes.core.stage import Stage, State
+from wds_pipes.core.state import SEGMENTS, Saved, SavedLane, damaged, read_state
+from wds_pipes.core.words import shown
+from wds_pipes.errors import StateError
+
+
+class Recipe(NamedTuple):
+    """The properties of a chain that a state must fit: see ``Stage.shards`` and ``Stage.graph``."""
+
+    seed: int
+    shards: int | None
+    fingerprint: str
+    graph: tuple[str, ...]
+    data: Data
+    samples: str | None = None  # the fingerprint of the numbers of samples, if the epoch is partitioned by them
+
+    @property
+    def of_data(self) -> dict[str, str]:
+        """The entry of a state with the id of the data, which stays the same if the shards are
+        moved; empty if there is no id.
+        """
+        return {"data": self.data.id} if self.data.id else {}
+
+
+def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
+    """Return the contents of a state. ``move`` notes where its data were.
+
+    Raises:
+        StateError: another pipeline made the state; the message lists all differences.
+    """
+    saved, differences, mend = read_state(state), [], "Build the pipeline as it was when the state was saved."
+    move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
+    if saved.graph != recipe.graph:
+        differences.append(_unlike(saved.graph, recipe.graph))
+    if saved.shards != recipe.shards:
+        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
+    elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
+        differences.append(problem)
+        mend += f" {MEND}"
+    # None: earlier versions did not save it
+    if saved.graph == recipe.graph and saved.samples not in (None, recipe.samples):
+        differences.append(
+            "samples_per_shard or the index gave the shards other numbers of samples, by which "
+            "the epoch was partitioned"
+        )
+    if saved.seed != recipe.seed:
+        differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
+    if differences:
+        raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
+    return saved
+
+
+def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
+    """Return how the chain of a state differs from another one: the steps that differ, and the step
+    before them.
+    """
+    old, new = _steps(then), _steps(now)
+    if old == new:
+        old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
+        if not new_parts:
+            return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
+        if not old_parts:
+            return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
+        numbers = (
+            f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of"
+            for step in (old_parts[0], new_parts[0])
+        )
+        return (
+            "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index="
+        ).format(*numbers)
+    first = max(0, _alike_at_start(old, new) - 1)
+    after = _alike_at_start(old[first + 1 :][::-1], new[first + 1 :][::-1])
+
+    def differing(steps: list[str]) -> str:
+        return " > ".join([*["..."][: bool(first)], *steps[first : len(steps) - after], *["..."][: bool(after)]])
+
+    return f"its pipeline was {differing(old):.2000}, this one is {differing(new)}"
+
+
+def _alike_at_start(old: Sequence[str], new: Sequence[str]) -> int:
+    """Return how many entries two lists have in common at their start."""
+    return next(
+        (place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
+        min(len(old), len(new)),
+    )
+
+
+def _steps(graph: Sequence[str]) -> list[str]:
+    """Return the steps of a chain that its user wrote."""
+    return [step for step in graph if not _is_parts(step)]
+
+
+def _is_parts(step: str) -> bool:
+    """Return whether an entry of a graph is a step that PipeLoader adds to a chain."""
+    return step.partition("(")[0] == SEGMENTS
+
+
+def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:
+    """Return the position of a lane in a state.
+
+    Raises:
+        StateError: the position does not have one entry for each stage.
+    """
+    position = lane.position
+    if position is None or len(position) != len(stage.dump(None)):
+        raise damaged(f"the position of lane {number} is {shown(position)}")
+    return position
