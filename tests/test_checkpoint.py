@@ -308,6 +308,44 @@ def test_ranks_save_at_their_own_pace(shards, tmp_path):
     assert sorted(content_of(tmp_path)) == [f"step-0000000015/rank-{rank:04d}-of-0004.json" for rank in range(4)]
 
 
+def test_ranks_that_are_ahead_meet_the_files_of_a_crash(shards, tmp_path):
+    """A rank that is ahead completes a newer checkpoint with an old file of a slower rank: the
+    slower one still saves, and the newest checkpoint resumes exactly.
+    """
+
+    def run(loader, batches, *, first=0, last=9):
+        keys = []
+        for step in range(first + 1, last + 1):
+            keys += keys_of(next(batches))
+            if step % 3 == 0:
+                checkpoint.save(tmp_path, loader, step=step)
+        return keys
+
+    loaders = [make_loader(shards, rank, 2) for rank in range(2)]
+    whole = [list(loader) for loader in (make_loader(shards, rank, 2) for rank in range(2))]
+    run(loaders[0], iter(loaders[0]), last=3)
+    run(loaders[1], iter(loaders[1]))  # which was ahead when both were killed
+    again = [make_loader(shards, rank, 2) for rank in range(2)]
+    assert [checkpoint.load(tmp_path, loader) for loader in again] == [3, 3]
+    for rank, loader in enumerate(again):  # now rank 0 is ahead
+        assert run(loader, iter(loader), first=3) == [key for batch in whole[rank][3:9] for key in keys_of(batch)]
+    last = [make_loader(shards, rank, 2) for rank in range(2)]
+    assert [checkpoint.load(tmp_path, loader) for loader in last] == [9, 9]
+    assert [list(loader) for loader in last] == [batches[9:] for batches in whole]
+
+
+def test_two_loaders_do_not_share_a_directory(shards, tmp_path):
+    """Nor does a second one replace what the first has saved, also at a given step."""
+    train, other = make_loader(shards), make_loader(shards)
+    take(other, 1)
+    for step in (1, 2):
+        checkpoint.save(tmp_path, train, step=step)
+        with pytest.raises(wp.StateError, match="another loader of this process has saved .* a directory of its own"):
+            checkpoint.save(tmp_path, other, step=step)
+    del train
+    checkpoint.save(tmp_path, other, step=2)  # as after a failed cell of a notebook
+
+
 def test_loading_while_a_faster_rank_saves(shards, tmp_path):
     """A rank that has already continued may remove the checkpoint before it is read: the newest is
     loaded then.

@@ -48,7 +48,6 @@ from wds_pipes.loader.checkpoint_files import (
     checksum_of,
     complete_steps,
     content_of,
-    find_steps,
     local_directory,
     look_for_steps,
     missing_ranks,
@@ -61,7 +60,7 @@ from wds_pipes.loader.checkpoint_files import (
 )
 from wds_pipes.loader.gathering import View, agreeing, all_gather, check_loader, gather_states, has_group, place_in
 from wds_pipes.loader.merging import merge_states
-from wds_pipes.loader.other_ranks import check_others, note_saved
+from wds_pipes.loader.other_ranks import check_other_loaders, check_others, newest_of_others, note_loaded, note_saved
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -104,7 +103,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     text = json.dumps({"format": FORMAT, "checksum": checksum_of(content), **content}, allow_nan=False) + "\n"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        newest = max((at for at, worlds in find_steps(root).items() if complete_steps(worlds)), default=-1)
+        newest = newest_of_others(root, loader)
         if newest > number or (
             newest == number and step is None and not (path.exists() and content_of(path) == text.encode())
         ):
@@ -113,6 +112,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
                 "Continue from the newest with load(), save to another directory, or remove what you do not want."
             )
         check_others(root, loader, state, number)
+        check_other_loaders(path, loader, text)
         path.parent.mkdir(exist_ok=True)
         write_file(path, text)
         note_saved(loader, path, number)
@@ -191,6 +191,7 @@ def load(
             agreed.append(checksum_of({"ranks": states}))
     progress_of(loader).go_to(at)
     _last_steps[loader] = number
+    note_loaded(loader, root, number)
     return number
 
 

@@ -33,6 +33,9 @@ def test_an_object_that_is_not_there(remote):
     assert str(error).startswith(f"shard {url} does not exist: check its name (")
     assert error.url == url
     assert len(remote.faults.stats(remote.reads)) == 1
+    skipping = samples(url, remote, on_error={FileNotFoundError: "skip"})
+    assert list(skipping) == []
+    assert skipping.counts()["skipped_shards"] == 1
 
 
 @pytest.mark.parametrize("protocol", ["s3", "gs"])

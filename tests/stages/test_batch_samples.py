@@ -217,6 +217,8 @@ def test_an_error_of_a_batch_says_which_samples_it_has(urls, loader):
         f"raised on a batch of 2 samples, from sample {first['__key__']!r} of shard {first['__url__']} to "
         f"sample {second['__key__']!r} of shard {second['__url__']}"
     )
+    [note] = notes(pipe.map_samples(lambda sample: sample if sample["__key__"] == first["__key__"] else (1,)))
+    assert note.endswith("to sample 1 of the batch")
     mixed = {first["__key__"]: b"x"}
     [note] = notes(pipe.map_samples(lambda sample: (mixed.get(sample["__key__"], 1),)))
     assert note == f"raised on a batch of 2 samples, when shard {first['__url__']} was read"

@@ -113,6 +113,8 @@ def test_what_cannot_be_called_so_is_refused_when_it_is_built(fn):
 
 
 def test_wrong_options_are_refused_when_it_is_built():
+    with pytest.raises(TypeError, match=r"a dict such as {DecodeError: 'skip'}, .* not <class 'ValueError'>"):
+        MapSamples(Given([3]), str, on_error=ValueError)
     with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip'"):
         MapSamples(Given([3]), str, on_error="ignore")
     with pytest.raises(ValueError, match="max_errors"):

@@ -111,7 +111,7 @@ def _checked(on_error: OnError) -> OnError:
                 raise TypeError(f"on_error takes classes of errors, as {{DecodeError: 'skip'}}, not {kind!r:.80}")
             check_choice(f"on_error[{kind.__name__}]", choice, *_CHOICES)
         return dict(on_error)
-    if not callable(on_error):
+    if not callable(on_error) or isinstance(on_error, type):
         raise TypeError(
             "on_error must be 'raise', 'skip', a dict such as {DecodeError: 'skip'}, or a function of the error that "
             f"returns 'raise' or 'skip', not {on_error!r:.80}"

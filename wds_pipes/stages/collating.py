@@ -227,5 +227,5 @@ def which_batch(batch: list[Any], reading: str | None) -> str:
     """
     note = f"raised on a batch of {plural(len(batch), 'sample')}"
     if identity(batch[0])[0] is not None:
-        return f"{note}, from {_name(batch, 0)} to {_name(batch, -1)}"
+        return f"{note}, from {_name(batch, 0)} to {_name(batch, len(batch) - 1)}"
     return note if reading is None else f"{note}, when shard {reading} was read"

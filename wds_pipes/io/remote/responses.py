@@ -81,11 +81,26 @@ class RefusedError(OSError):
         size: the size of the object, if the requested range is outside of the object (416).
     """
 
+    def __new__(cls, status: int | str | None, reason: str = "", **_: Any) -> RefusedError:
+        # a copy for users is made of a message alone, see secret.clean
+        return super().__new__(_KINDS.get(status, cls), reason)
+
     def __init__(
         self, status: int | None, reason: str, *, wait_seconds: float | None = None, size: int | None = None
     ) -> None:
         super().__init__(reason)
         self.status, self.wait_seconds, self.size = status, wait_seconds, size
+
+
+class MissingError(RefusedError, FileNotFoundError):
+    """There is no such object."""
+
+
+class ForbiddenError(RefusedError, PermissionError):
+    """The object may not be read."""
+
+
+_KINDS: dict[int | str | None, type[RefusedError]] = {404: MissingError, 401: ForbiddenError, 403: ForbiddenError}
 
 
 class FaultyError(OSError):
