@@ -66,6 +66,16 @@ def test_wrong_views(indexed):
             data[wrong]
 
 
+def test_mistakes_with_views_are_told(indexed):
+    data = wp.IndexedShards(indexed)
+    with pytest.raises(IndexError, match=r"some of 50 samples, and this one has 2"):
+        data[[True, False]]
+    with pytest.raises(TypeError, match="the shares have names"):
+        data.split([0.8, 0.2])
+    with pytest.raises(TypeError, match=r"not IndexedShards: pass SampleList\(urls, where=data.numbers\)"):
+        wp.PipeLoader(data, batch_size=2)
+
+
 def test_fields_and_decoding(indexed):
     data = wp.IndexedShards(indexed, fields=["cls;json"], decode=True)
     expected = list(samples(indexed, shuffle=False).select_fields("cls", "json").decode_by_ext())

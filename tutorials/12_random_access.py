@@ -39,8 +39,8 @@ print(sorted(os.listdir("shards"))[:5])
 print(os.path.getsize("shards/shard-000000.tar.idx"), "bytes for 50 samples")
 
 # %% [markdown]
-# If a shard is written again and its index is not, reading is an error that says so. It never
-# returns another sample. Compressed shards (`.tar.gz`) cannot have offsets.
+# If a shard is written again and its index is not, reading is an error that says so, unless all files
+# have the sizes that they had. Compressed shards (`.tar.gz`) cannot have offsets.
 #
 # ## Samples by number and by key
 

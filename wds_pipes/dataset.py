@@ -91,7 +91,7 @@ class WdsDataset(Countable, IterableDataset[Any]):
 
         After a state of the same epoch was loaded, the iteration still continues from that state.
         """
-        check_count("epoch", epoch, least=0)
+        epoch = check_count("epoch", epoch, least=0)
         self._stream.set_epoch(epoch)
         self._stream.tell(epoch - 1)
 

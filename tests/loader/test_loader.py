@@ -1508,6 +1508,30 @@ def test_two_threads_in_one_loader_are_an_error(workers, urls, tmp_path):
     source.close()
 
 
+def test_integers_of_numpy(urls):
+    """Options and epochs; the state is plain JSON."""
+    plain, numpy = (
+        wp.PipeLoader(
+            wp.ShardList(urls, shuffle=True, seed=number(4), samples_per_shard=number(4))
+            .open_shards()
+            .load_tar()
+            .group_by_key()
+            .shuffle_buffer(number(3)),
+            batch_size=number(2),
+            lanes=number(2),
+            collate=keys_of,
+        )
+        for number in (int, np.int64)
+    )
+    for source in (plain, numpy):
+        source.set_epoch(np.uint8(3))
+        next(iter(source))
+    assert json.dumps(numpy.state_dict()) == json.dumps(plain.state_dict())
+    for wrong in (2.0, np.float32(2), np.True_, np.arange(3), np.ones((2, 2))):
+        with pytest.raises(TypeError, match="batch_size must be an int"):
+            wp.PipeLoader(samples(urls), batch_size=wrong)
+
+
 def write_batches(source, path):
     path.write_text(json.dumps(list(source)))
 

@@ -39,7 +39,9 @@ def stage_of(pipe: object, what: str) -> Stage[Any]:
     for kind, convert in _stage_of.items():
         if isinstance(pipe, kind):
             return convert(pipe, what)
-    raise TypeError(f"{what.removesuffix('()')} takes a pipe, not {type(pipe).__name__}")
+    name = type(pipe).__name__
+    hint = ": pass SampleList(urls, where=data.numbers).fetch_samples()" if name == "IndexedShards" else ""
+    raise TypeError(f"{what.removesuffix('()')} takes a pipe, not {name}{hint}")
 
 
 def make_skin(kind: type[Stage[Any]], base: type[Skin], module: str) -> type[Skin]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import operator
+
 from wds_pipes.core.words import shown
 
 
 def check_count(what: str, value: object, *, least: int = 1, most: int | None = None) -> int:
-    """Return ``value`` if it is an int from ``least`` to ``most``; otherwise raise an error that
-    names the option.
+    """Return ``value`` as an int if it is one from ``least`` to ``most``, also of numpy; otherwise
+    raise an error that names the option.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{what} must be an int, not {value!r}")
+    try:
+        value = operator.index(value)
+    except TypeError as error:  # such as an array
+        raise TypeError(f"{what} must be an int, not {value!r:.80}") from error
     if value < least:
         raise ValueError(f"{what} must be at least {least}, not {value}")
     if most is not None and value > most:

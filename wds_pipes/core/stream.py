@@ -60,7 +60,7 @@ class Stream(Generic[Out]):
         """Make the next ``iter()`` start ``epoch`` from its beginning; unless ``anew``, a loaded
         state of this same epoch still continues where it was.
         """
-        check_count("epoch", epoch, least=0, most=MOST)
+        epoch = check_count("epoch", epoch, least=0, most=MOST)
         if self._resume and self.position.epoch == epoch and not anew:
             return
         host = self.stage.host

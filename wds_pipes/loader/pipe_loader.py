@@ -206,7 +206,7 @@ class PipeLoader:
         from where ``with_epoch()`` has cut this epoch. ``epoch`` is one of the data. With
         ``epoch_end="loop"``, only the first ``iter()`` of a new loader can start at an epoch.
         """
-        check_count("epoch", epoch, least=0, most=MOST)
+        epoch = check_count("epoch", epoch, least=0, most=MOST)
         self._progress.set_epoch(epoch)
 
     def with_epoch(self, *, samples: int | None = None, batches: int | None = None) -> PipeLoader:

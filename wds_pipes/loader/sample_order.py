@@ -136,7 +136,7 @@ class SampleOrder(DistributedSampler[int]):
         """Make the next ``iter()`` start ``epoch`` from its beginning; a loaded state of this same
         epoch still continues where it was.
         """
-        check_count("epoch", epoch, least=0, most=MOST)
+        epoch = check_count("epoch", epoch, least=0, most=MOST)
         loaded = self._last is None and self._next is not None and self._next.epoch == epoch
         self._next = _Place(epoch, self._next.position if loaded and self._next else 0, selected=True)
         self._last = None

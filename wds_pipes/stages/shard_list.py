@@ -293,7 +293,7 @@ def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None
     """Return ``samples_per_shard`` as one number for each shard; None if it is None."""
     if given is None:
         return None
-    if isinstance(given, int):
+    if not isinstance(given, Iterable):
         return [check_count("samples_per_shard", given)] * shards
     counts = [check_count("samples_per_shard", count, least=0) for count in given]
     if len(counts) != shards:

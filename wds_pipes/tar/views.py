@@ -85,9 +85,12 @@ def split_by_key(shares: Mapping[str, float]) -> dict[str, KeyRange]:
 
     Raises:
         ValueError: the shares do not sum to 1, or one is not above 0.
+        TypeError: the shares have no names.
     """
     import numpy as np
 
+    if not isinstance(shares, Mapping):
+        raise TypeError(f'the shares have names, as {{"train": 0.9, "val": 0.1}}, and these have none: {shares!r:.80}')
     ends = np.cumsum([float(share) for share in shares.values()]).tolist()
     if not shares or abs(ends[-1] - 1) > 1e-9 or any(not share > 0 for share in shares.values()):
         raise ValueError(f"the shares must be above 0 and sum to 1, not {dict(shares)}")
