@@ -76,6 +76,14 @@ def test_mistakes_with_views_are_told(indexed):
         wp.PipeLoader(data, batch_size=2)
 
 
+def test_keys_without_a_sample_are_logged(indexed, caplog):
+    data = wp.IndexedShards(indexed)
+    assert len(data.select(["00000003", "00000017"])) == 2
+    assert not caplog.records
+    assert len(data.select(["00000003", "typo", "nor this"])) == 1
+    assert "at least 2 of 3 keys have no sample" in caplog.text
+
+
 def test_fields_and_decoding(indexed):
     data = wp.IndexedShards(indexed, fields=["cls;json"], decode=True)
     expected = list(samples(indexed, shuffle=False).select_fields("cls", "json").decode_by_ext())

@@ -1508,6 +1508,13 @@ def test_two_threads_in_one_loader_are_an_error(workers, urls, tmp_path):
     source.close()
 
 
+def test_batches_of_what_is_no_sample_are_warned_of(urls):
+    members = wp.ShardList(urls).open_shards().load_tar()
+    with pytest.warns(UserWarning, match=r"items of this chain are members of shards, not samples: group_by_key\(\)"):
+        wp.PipeLoader(members, batch_size=2)
+    assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
+
+
 def test_integers_of_numpy(urls):
     """Options and epochs; the state is plain JSON."""
     plain, numpy = (

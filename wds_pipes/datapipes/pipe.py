@@ -10,8 +10,6 @@ Rules:
 from __future__ import annotations
 
 import copyreg
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -23,12 +21,12 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import build, no_method, signature_of
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
+from wds_pipes.datapipes.epochs import count_epoch
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
-from wds_pipes.dataset import LaneEnds, WdsDataset, as_dataset, warn_of_batches, warn_of_copies
+from wds_pipes.dataset import WdsDataset, as_dataset, warn_of_batches, warn_of_copies
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
-from wds_pipes.loader.callers import keeps_workers, refuse_accelerate
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
@@ -228,30 +226,7 @@ class WdsPipe(Countable, Base[T_co]):
         return self._count_epoch
 
     def _count_epoch(self, seed: int) -> None:
-        host = self._stream.stage.host
-        host.pid = host.pid or os.getpid()
-        warn_of_ranks("a pipe in DataLoader", divided=True)
-        if host.tell_end is None:
-            host.tell_end = LaneEnds()
-        if host.pid != os.getpid():
-            return
-        refuse_accelerate()
-        if keeps_workers():
-            host.kept += 1
-            if host.chosen and host.epoch != host.kept:
-                raise RuntimeError(
-                    f"the workers of this DataLoader, which keeps them, come to epoch {host.kept} now, and do not see "
-                    f"set_epoch({host.epoch}) of the pipe: pass pipe.as_dataset() to DataLoader"
-                )
-        # A worker counts on from the epoch with which it was started. An iterator of DataLoader
-        # calls this twice, when it is made and when it is reset: only the first call counts.
-        if sys._getframe(2).f_code.co_name != "__init__":
-            return
-        if host.hosted == host.epoch:  # workers already had this epoch
-            host.epoch += 1
-            host.passed_on += 1
-        host.hosted = host.kept = host.epoch
-        host.chosen = False
+        count_epoch(self._stream.stage.host)
 
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
         host = self._stream.stage.host

@@ -43,6 +43,13 @@ def in_batches(
             f".batch_samples({batch_size}), too.",
             stacklevel=5,
         )
+    if stage.gives in _NO_SAMPLES and not callable(collate):
+        items, step = _NO_SAMPLES[stage.gives]
+        warnings.warn(
+            f"the items of this chain are {items}, not samples: {step} is missing at its end. To make batches of "
+            "them is meant only with collate=",
+            stacklevel=5,
+        )
     size, mixed = check_count("batch_size", batch_size), check_count("mix_lanes", mix_lanes) > 1
     if size % mix_lanes:
         raise ValueError(f"batch_size={size} must be a multiple of mix_lanes={mix_lanes}")
@@ -135,6 +142,8 @@ def _sample_count(stage: Stage[Any]) -> int:
 
 
 _SAMPLES = ("samples", "references")  # what a chain may give, one for each sample: see ``Stage.gives``
+# what the items of a chain may be instead, and the step that makes samples of them
+_NO_SAMPLES = {"members": ("members of shards", "group_by_key()"), "references": ("references", "fetch_samples()")}
 
 
 def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:

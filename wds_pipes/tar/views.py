@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from wds_pipes.core.counts import logger
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError
@@ -204,6 +205,8 @@ class Selector:
             raise ValueError(
                 f"no sample has one of {plural(len(wanted), 'key')}, such as {min(wanted)!r:.200}. {self._example(0)}"
             )
+        if must and len(found) < len(wanted):  # some may be there several times, so this is the least
+            logger.warning("at least %d of %d keys have no sample", len(wanted) - len(found), len(wanted))
         return found
 
     def _example(self, shard: int) -> str:

@@ -1,0 +1,45 @@
+"""Counts the epochs of a pipe that torch's DataLoader iterates: in the main process, since new
+workers are copies, which cannot count themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from wds_pipes.core.lane import Host
+from wds_pipes.dataset import LaneEnds
+from wds_pipes.loader.callers import keeps_workers, refuse_accelerate
+from wds_pipes.loader.ranks import warn_of_ranks
+
+
+def count_epoch(host: Host) -> None:
+    """Note that an iterator of DataLoader is made or reset; its seed hook calls this.
+
+    Raises:
+        RuntimeError: the workers were kept, and do not see an epoch that was selected.
+        TypeError: Accelerate would lose samples.
+    """
+    host.pid = host.pid or os.getpid()
+    warn_of_ranks("a pipe in DataLoader", divided=True)
+    if host.tell_end is None:
+        host.tell_end = LaneEnds()
+    if host.pid != os.getpid():
+        return
+    refuse_accelerate()
+    if keeps_workers():
+        host.kept += 1
+        if host.chosen and host.epoch != host.kept:
+            raise RuntimeError(
+                f"the workers of this DataLoader, which keeps them, come to epoch {host.kept} now, and do not see "
+                f"set_epoch({host.epoch}) of the pipe: pass pipe.as_dataset() to DataLoader"
+            )
+    # A worker counts on from the epoch with which it was started. An iterator of DataLoader calls
+    # this twice, when it is made and when it is reset: only the first call counts.
+    if sys._getframe(3).f_code.co_name != "__init__":
+        return
+    if host.hosted == host.epoch:  # workers already had this epoch
+        host.epoch += 1
+        host.passed_on += 1
+    host.hosted = host.kept = host.epoch
+    host.chosen = False
