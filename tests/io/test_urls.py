@@ -199,7 +199,7 @@ def test_a_pattern_of_remote_shards():
         ),
         (["a-*.tar", "z?.tar"], ValueError, "no shard matches"),
         ([], ValueError, "the list of shards is empty: name at least one"),
-        ({"a.tar", "b.tar"}, TypeError, r"a set of shards has another order in each process, .* pass sorted\(urls\)"),
+        ({"a.tar"}, TypeError, r"a set of shards has another order in each process, .* pass sorted\(urls\)"),
         ("", ValueError, "a shard needs a name"),
         ([""], ValueError, "a shard needs a name"),
         ("{0..1}}.tar", ValueError, "the braces in .* do not match"),
