@@ -66,6 +66,6 @@ def warn_of_ranks(what: str, *, divided: bool = False) -> None:
     if ranks > 1:
         message = (
             "gives all samples of its shards to every rank: use wds_pipes.PipeLoader, or let each "
-            "rank list shards of its own (then ignore this)."
+            "rank list shards of its own, or Accelerate divide the samples (then ignore this)."
         )
         warnings.warn(f"{what} {message}", stacklevel=4)
