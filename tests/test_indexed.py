@@ -68,7 +68,7 @@ def test_wrong_views(indexed):
 
 def test_mistakes_with_views_are_told(indexed):
     data = wp.IndexedShards(indexed)
-    with pytest.raises(IndexError, match=r"some of 50 samples, and this one has 2"):
+    with pytest.raises(TypeError, match=r"by one bool for each of 50, and this array has 2"):
         data[[True, False]]
     with pytest.raises(TypeError, match="the shares have names"):
         data.split([0.8, 0.2])

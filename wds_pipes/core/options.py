@@ -11,7 +11,7 @@ def check_count(what: str, value: object, *, least: int = 1, most: int | None = 
     """Return ``value`` as an int if it is one from ``least`` to ``most``, also of numpy; otherwise
     raise an error that names the option.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):  # also numpy's
         raise TypeError(f"{what} must be an int, not {value!r}")
     try:
         value = operator.index(value)

@@ -44,9 +44,8 @@ def by_numbers(wanted: Any, view: Numbers) -> Numbers:
     count from the end), or an array of bools, which says of each sample whether it is selected.
 
     Raises:
-        IndexError: there is no sample at one of these places, or an array of bools has another
-            length.
-        TypeError: they are not integers.
+        IndexError: there is no sample at one of these places.
+        TypeError: they are not integers, or an array of bools has another length.
     """
     import numpy as np
 
@@ -65,7 +64,7 @@ def by_numbers(wanted: Any, view: Numbers) -> Numbers:
     if given.dtype == bool and given.shape == (count,):
         given = np.flatnonzero(given)
     if given.dtype == bool and given.ndim == 1:
-        raise IndexError(f"an array of bools selects some of {count} samples, and this one has {given.size}")
+        raise TypeError(f"samples are selected by one bool for each of {count}, and this array has {given.size}")
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise TypeError(f"samples are selected by {KINDS}, not by {wanted!r:.80}")
     wrong = given[(given < -count) | (given >= count)]
