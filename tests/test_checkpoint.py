@@ -334,6 +334,19 @@ def test_ranks_that_are_ahead_meet_the_files_of_a_crash(shards, tmp_path):
     assert [list(loader) for loader in last] == [batches[9:] for batches in whole]
 
 
+def test_what_was_incomplete_in_one_directory_counts_in_another(shards, tmp_path):
+    """A loader that loaded from another directory is refused as any other."""
+    for rank in range(2):
+        loader = make_loader(shards, rank, 2)
+        checkpoint.save(tmp_path / "first", loader, step=1)
+        checkpoint.save(tmp_path / "second", loader, step=4)
+    checkpoint.save(tmp_path / "first", loader, step=4)  # of one rank only
+    again = make_loader(shards, 0, 2)
+    assert checkpoint.load(tmp_path / "first", again) == 1
+    with pytest.raises(wp.StateError, match="second holds checkpoint 4, and this one would be 2"):
+        checkpoint.save(tmp_path / "second", again, step=2)
+
+
 def test_two_loaders_do_not_share_a_directory(shards, tmp_path):
     """Nor does a second one replace what the first has saved, also at a given step."""
     train, other = make_loader(shards), make_loader(shards)

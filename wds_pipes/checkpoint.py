@@ -60,7 +60,7 @@ from wds_pipes.loader.checkpoint_files import (
 )
 from wds_pipes.loader.gathering import View, agreeing, all_gather, check_loader, gather_states, has_group, place_in
 from wds_pipes.loader.merging import merge_states
-from wds_pipes.loader.other_ranks import check_other_loaders, check_others, newest_of_others, note_loaded, note_saved
+from wds_pipes.loader.other_ranks import check_other_loaders, check_others, newest_complete, note_loaded, note_saved
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -103,7 +103,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     text = json.dumps({"format": FORMAT, "checksum": checksum_of(content), **content}, allow_nan=False) + "\n"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        newest = newest_of_others(root, loader)
+        newest = newest_complete(root, loader)
         if newest > number or (
             newest == number and step is None and not (path.exists() and content_of(path) == text.encode())
         ):
@@ -189,9 +189,9 @@ def load(
             states = states_of_step(root, number)
             at = place_in(loader, states, str(step_directory(root, number)), moved)
             agreed.append(checksum_of({"ranks": states}))
+    note_loaded(loader, root, number)
     progress_of(loader).go_to(at)
     _last_steps[loader] = number
-    note_loaded(loader, root, number)
     return number
 
 

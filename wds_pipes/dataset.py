@@ -22,6 +22,7 @@ from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
+from wds_pipes.errors import StateError
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
@@ -124,6 +125,9 @@ class WdsDataset(Countable, IterableDataset[Any]):
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
         stream.loaded = os.getpid(), int(stream.latest[0])
+        if worker_info() is None:
+            stream.loads += 1
+            stream.all_loads[0] = stream.loads
 
 
 def warn_of_batches(size: int) -> None:
@@ -215,6 +219,9 @@ class _WorkerStream(Stream[Any]):
         self.over = False  # the loaded state was taken when this lane had ended, and no other iteration has begun since
         self.waits = False  # so the next iteration yields nothing in this process
         self.loaded = 0, 0  # in which process a state was loaded, and what ``latest`` was then
+        self.loads = 0  # how many states were loaded in the main process, as this process knows
+        self.all_loads = torch.zeros(1, dtype=torch.int64)  # the same, as it is
+        self.all_loads.share_memory_()  # type: ignore[no-untyped-call]
         self.turns = self.key = 0  # how many iterations began in this process, and the key of the last one
         self.asked = torch.zeros(MAX_WORKERS, dtype=torch.int64)  # that key, for each lane
         self.asked.share_memory_()  # type: ignore[no-untyped-call]
@@ -255,6 +262,11 @@ class _WorkerStream(Stream[Any]):
 
     def begin(self) -> Position:
         host = self.stage.host
+        if int(self.all_loads[0]) != self.loads:
+            raise StateError(
+                "a state was loaded into this dataset after its workers were started, which do not see it: use "
+                "wds_pipes.PipeLoader, or load the state of a torchdata StatefulDataLoader into that loader."
+            )
         process, latest = self.loaded
         if process != os.getpid() and int(self.latest[0]) != latest:  # workers of an earlier iteration had the state
             self._resume = False

@@ -166,18 +166,16 @@ class ForeignNode(Stage[Any]):
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
         running = running_copy(self)
-        running.lane, running.at = lane, self.At()
+        running.lane = lane
         if mark is None and self._loaded.unread:
             next(self.node, None)  # rule 4
         for ours in self._ours:
             ours._stream.set_epoch(lane.epoch, anew=mark is None)
-        state, running._fresh = mark[0] if mark else (None, True)
-        self._reset(state)
-        self._loaded.unread = not running._fresh
+        running.at = self.At(*mark[0]) if mark else self.At(fresh=True)
+        self._reset(running.at.node)
+        self._loaded.unread = not running.at.fresh
         begin(running, mark)
         return running
-
-    _fresh = False
 
     def _reset(self, state: Any) -> None:
         try:
@@ -194,11 +192,11 @@ class ForeignNode(Stage[Any]):
             ) from error
 
     def run(self) -> Iterator[Any]:
-        self._fresh = self._loaded.unread = False
+        self.at.fresh = self._loaded.unread = False
         yield from self.node
 
     def mark(self) -> Mark:
-        return (self.node.state_dict(), self._fresh), None
+        return (self.node.state_dict(), self.at.fresh), None
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         if len(entries) != 1 or entries[0].keys() - {"node", "fresh"}:

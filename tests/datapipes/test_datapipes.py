@@ -282,6 +282,18 @@ def test_workers_that_are_kept_do_not_see_set_epoch(urls):
         assert keys_of(mended) == epochs[epoch - 3]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("make", "kind"), [(lambda pipe: pipe, RuntimeError), (wp.as_dataset, wp.StateError)])
+def test_a_state_that_kept_workers_do_not_see_is_an_error(make, kind, workers, urls):
+    source = make(shuffled(urls))
+    loader = DataLoader(source, batch_size=None, num_workers=workers, persistent_workers=True)
+    state = source.state_dict()
+    keys_of(loader)
+    source.load_state_dict(state)
+    with pytest.raises(kind, match="do not see .*PipeLoader|which do not see it: .*PipeLoader"):
+        list(loader)
+
+
 @pytest.mark.parametrize("make", [lambda pipe: pipe, wp.as_dataset])
 def test_a_loaded_state_that_workers_would_not_continue_is_an_error(make, urls):
     """One worker continues it, in the first iteration only."""

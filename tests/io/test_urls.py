@@ -189,6 +189,10 @@ def test_a_pattern_of_remote_shards():
         expand("memory://shards/z*.tar")
 
 
+def test_the_keys_of_a_dict_have_an_order():
+    assert expand({"b.tar": 1, "a.tar": 2}.keys()) == ["b.tar", "a.tar"]
+
+
 @pytest.mark.parametrize(
     ("urls", "error", "message"),
     [

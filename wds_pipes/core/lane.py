@@ -67,6 +67,9 @@ class Lane:
         return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
+LOADED = "a loaded state"  # see Host.told
+
+
 @dataclass(slots=True)
 class Host:
     """The iteration context of a whole chain: the epoch of the next iteration, and which lane of
@@ -81,7 +84,7 @@ class Host:
     hosted: int | None = None  # the epoch that the main process last passed to DataLoader's workers
     passed_on: int = 0  # how often it passed the next epoch to new workers
     kept: int = 0  # the epoch of those workers, which count on if they are kept
-    chosen: bool = False  # set_epoch() was called since then
+    told: str = ""  # what set_epoch() or load_state_dict() has told the main process since then, for a message
     made_in: int = field(default_factory=os.getpid)  # a process
 
 

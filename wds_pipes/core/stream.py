@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.counts import public_counts, warn_of_nothing
-from wds_pipes.core.lane import Lane
+from wds_pipes.core.lane import LOADED, Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
@@ -47,7 +47,7 @@ class Stream(Generic[Out]):
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
         self._resume = False
-        self._of = 0, 1, 0  # with _resume: the lane, the number of lanes, and ``host.passed_on`` of the state
+        self._loaded_for = 0, 1, 0  # of the loaded state: the lane, how many there are, and ``host.passed_on`` then
         self._live: weakref.ref[Pass[Out]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Stream(Generic[Out]):
         if self._resume and self.position.epoch == epoch and not anew:
             return
         host = self.stage.host
-        host.epoch, host.hosted, host.chosen = epoch, None, True
+        host.epoch, host.hosted, host.told = epoch, None, f"set_epoch({epoch})"
         self.at, self._resume = Position(epoch), False
 
     @property
@@ -82,13 +82,13 @@ class Stream(Generic[Out]):
         self._stop_live("a state was loaded: continue with a new iter()")
         host = self.stage.host
         self.at, self._resume = position, True
-        host.epoch, host.hosted = position.epoch, None
-        self._of = host.lane, host.lanes, host.passed_on
+        host.epoch, host.hosted, host.told = position.epoch, None, LOADED
+        self._loaded_for = host.lane, host.lanes, host.passed_on
 
     def begin(self) -> Position:
         """Return the position from which the iteration that starts now continues."""
         host = self.stage.host
-        lane, lanes, passed_on = self._of
+        lane, lanes, passed_on = self._loaded_for
         if self._resume and (lane, lanes) != (host.lane, host.lanes):
             raise StateError(
                 f"a state of lane {lane} of {lanes} was loaded, and this process gives lane {host.lane} of "

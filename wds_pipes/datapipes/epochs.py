@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from wds_pipes.core.lane import Host
+from wds_pipes.core.lane import LOADED, Host
 from wds_pipes.dataset import LaneEnds
 from wds_pipes.loader.callers import keeps_workers, refuse_accelerate
 from wds_pipes.loader.ranks import warn_of_ranks
@@ -17,7 +17,8 @@ def count_epoch(host: Host) -> None:
     """Note that an iterator of DataLoader is made or reset; its seed hook calls this.
 
     Raises:
-        RuntimeError: the workers were kept, and do not see an epoch that was selected.
+        RuntimeError: the workers were kept, and do not see an epoch that was selected, or a state
+            that was loaded.
         TypeError: Accelerate would lose samples.
     """
     host.pid = host.pid or os.getpid()
@@ -29,10 +30,11 @@ def count_epoch(host: Host) -> None:
     refuse_accelerate()
     if keeps_workers():
         host.kept += 1
-        if host.chosen and host.epoch != host.kept:
+        if host.told and (host.told == LOADED or host.epoch != host.kept):
             raise RuntimeError(
                 f"the workers of this DataLoader, which keeps them, come to epoch {host.kept} now, and do not see "
-                f"set_epoch({host.epoch}) of the pipe: pass pipe.as_dataset() to DataLoader"
+                f"{host.told} of the pipe: for an epoch, pass pipe.as_dataset() to DataLoader; for a state use "
+                "wds_pipes.PipeLoader, or torchdata's StatefulDataLoader(pipe.as_dataset())"
             )
     # A worker counts on from the epoch with which it was started. An iterator of DataLoader calls
     # this twice, when it is made and when it is reset: only the first call counts.
@@ -42,4 +44,4 @@ def count_epoch(host: Host) -> None:
         host.epoch += 1
         host.passed_on += 1
     host.hosted = host.kept = host.epoch
-    host.chosen = False
+    host.told = ""

@@ -6,7 +6,7 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import braceexpand
@@ -53,7 +53,7 @@ def expand_each(urls: Urls, storage_options: dict[str, Any] | None = None) -> li
     """The result of ``expand``, with a list for each of the URLs that ``urls`` lists or joins."""
     if isinstance(urls, (str, os.PathLike)):
         urls = [urls]
-    if isinstance(urls, Set):
+    if isinstance(urls, (set, frozenset)):
         raise TypeError("a set of shards has another order in each process, so ranks would differ: pass sorted(urls)")
     if not isinstance(urls, Iterable) or isinstance(urls, (bytes, dict)):
         raise TypeError(f"shards are named by a URL, a path or a list of them, not {hide(repr(urls)):.200}")

@@ -130,15 +130,17 @@ class ResumableData:
 
     def _mode(self) -> str:
         """How the Trainer combines several training loaders, as CombinedLoader names it."""
-        combined = None if self.trainer is None else self.trainer.fit_loop._combined_loader
-        return "max_size_cycle" if combined is None else combined._mode
+        return "max_size_cycle" if (combined := self._combined()) is None else combined._mode
 
     def _round(self) -> Any:
         """Return the iterator of Lightning over all training loaders, which asks each of them at
         least once; None: there is none.
         """
-        combined = None if self.trainer is None else self.trainer.fit_loop._combined_loader
-        return None if combined is None else combined._iterator
+        return None if (combined := self._combined()) is None else combined._iterator
+
+    def _combined(self) -> Any:
+        """Return Lightning's CombinedLoader of the training loaders; None: there is none yet."""
+        return None if self.trainer is None else self.trainer.fit_loop._combined_loader
 
     def _at_epoch_end(self) -> bool:
         """Whether the Trainer's epoch ends after the last batch that the model was trained on.

@@ -1,6 +1,7 @@
-"""Which loader of torchdata calls: what it does not pass on can be seen on the call stack only.
+"""Which loader of torchdata, torch or Accelerate calls: what it does not pass on can be seen on the
+call stack only.
 
-Nothing here imports torchdata.
+Nothing here imports torchdata or Accelerate.
 """
 
 from __future__ import annotations

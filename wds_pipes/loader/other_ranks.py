@@ -12,7 +12,7 @@ from wds_pipes.core.counts import logger
 from wds_pipes.core.stage import State
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.loader.checkpoint_files import complete_steps, content_of, find_steps, written_since
+from wds_pipes.loader.checkpoint_files import complete_steps, content_of, find_steps, look_for_steps, written_since
 from wds_pipes.loader.merging import OF_A_RUN
 from wds_pipes.loader.pipe_loader import PipeLoader
 
@@ -21,8 +21,8 @@ _MEND = "With epoch_end='loop' all ranks have the same number of batches, and a 
 # of the last file that each loader saved: the number of its checkpoint, its time by the clock of
 # the file system, and its path
 _last_saved: weakref.WeakKeyDictionary[PipeLoader, tuple[int, int, Path]] = weakref.WeakKeyDictionary()
-# of the directory from which a loader loaded: newer checkpoints that were incomplete then
-_left: weakref.WeakKeyDictionary[PipeLoader, set[int]] = weakref.WeakKeyDictionary()
+# the directory from which a loader loaded last, and its newer checkpoints that were incomplete then
+_loaded: weakref.WeakKeyDictionary[PipeLoader, tuple[Path, set[int]]] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[PipeLoader] = weakref.WeakSet()
 
 
@@ -32,32 +32,36 @@ def note_saved(loader: PipeLoader, path: Path, number: int) -> None:
 
 
 def note_loaded(loader: PipeLoader, root: Path, number: int) -> None:
-    """Note that a loader has loaded checkpoint ``number``."""
-    _left[loader] = {at for at, worlds in find_steps(root).items() if at > number and not complete_steps(worlds)}
+    """Note that a loader loads checkpoint ``number``."""
+    found = look_for_steps(root)
+    _loaded[loader] = root, {at for at, worlds in found.items() if at > number and not complete_steps(worlds)}
 
 
-def newest_of_others(root: Path, loader: PipeLoader) -> int:
+def newest_complete(root: Path, loader: PipeLoader) -> int:
     """Return the newest checkpoint that is complete, -1 if there is none.
 
-    One that was incomplete when the loader loaded does not count: ranks that are ahead may complete
-    it now with files of this rank that are left from a run that crashed.
+    One that was incomplete when the loader loaded from the directory does not count: ranks that are
+    ahead may complete it now with files of this rank that are left from a run that crashed.
     """
-    left = _left.get(loader, set())
-    return max((at for at, worlds in find_steps(root).items() if complete_steps(worlds) and at not in left), default=-1)
+    of, left = _loaded.get(loader, (None, set()))
+    complete = {at for at, worlds in find_steps(root).items() if complete_steps(worlds)}
+    return max(complete - left if of == root else complete, default=-1)
 
 
 def check_other_loaders(path: Path, loader: PipeLoader, text: str) -> None:
     """Check that no other loader of this process has saved another state in the file at ``path``.
 
-    A loader that continues from a checkpoint replaces what was saved after it.
+    A loader that continues from a checkpoint of the directory replaces what was saved after it.
 
     Raises:
         StateError: two loaders save to one directory, and the states of one would be lost.
     """
+    if loader in _loaded and _loaded[loader][0] == path.parent.parent:
+        return
     for other, (_, time, saved) in list(_last_saved.items()):
         with contextlib.suppress(FileNotFoundError):
-            own = loader in _left or other is loader or saved != path or path.stat().st_mtime_ns != time
-            if not own and content_of(path) != text.encode():
+            replaces = other is not loader and saved == path and path.stat().st_mtime_ns == time
+            if replaces and content_of(path) != text.encode():
                 raise StateError(
                     f"another loader of this process has saved {path}, which this one would replace: give each "
                     "loader a directory of its own."

@@ -30,11 +30,11 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
     """
     if (rank is None) != (world_size is None):
         raise ValueError("give both rank and world_size, or neither")
-    found = rank is None or world_size is None
+    where = ""
     if rank is None or world_size is None:
         rank, world_size = _from_surroundings()
+        where = " (by RANK and WORLD_SIZE in the environment)"
     if not 0 <= rank < world_size:
-        where = " (by RANK and WORLD_SIZE in the environment)" if found else ""
         raise ValueError(f"rank must be at least 0 and below world_size, not {rank} of {world_size}{where}")
     return Rank(rank, world_size)
 
