@@ -9,8 +9,10 @@ Prints the rates and ratios, what shuffling and a state cost, and memory over 20
 """
 
 import gc
+import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import tempfile
@@ -25,6 +27,9 @@ from data import images, tiny
 
 import wds_pipes as wp
 from wds_pipes.cli.peers.adapters.limits import walk
+
+SHUFFLED = 10_000  # the buffer
+BATCHES, STATES = 800, 2_000  # of 64 tiny samples, about half of the epoch; how often its state is taken
 
 
 def rate(source) -> float:
@@ -59,6 +64,48 @@ def ways(urls):
     }
 
 
+def shuffled_by_hand(samples):
+    """The least code that shuffles a stream in a buffer."""
+    rng, buffer = random.Random(0), []
+    for sample in samples:
+        if len(buffer) < SHUFFLED:
+            buffer.append(sample)
+            continue
+        place = int(rng.random() * SHUFFLED)
+        yield buffer[place]
+        buffer[place] = sample
+    rng.shuffle(buffer)
+    yield from buffer
+
+
+def state_seconds(urls) -> tuple[float, float, float]:
+    """Return the median seconds of a batch, of its state, and of a first batch after loading it."""
+
+    def make():
+        return raw(urls).shuffle_buffer(SHUFFLED).decode_by_ext().batch_samples(64, collate="list")
+
+    found = []
+    for _ in range(5):
+        gc.collect()
+        pipe = make()
+        items = iter(pipe)
+        times = [time.perf_counter()]
+        for _ in range(BATCHES):
+            next(items)
+        times.append(time.perf_counter())
+        for _ in range(STATES):
+            state = pipe.state_dict()
+        times.append(time.perf_counter())
+        resumed = make()
+        resumed.load_state_dict(state)
+        next(iter(resumed))
+        times.append(time.perf_counter())
+        found.append([end - start for start, end in itertools.pairwise(times)])
+    bar("size of a state, bytes", len(json.dumps(state)), 1024)
+    reading, states, loading = (statistics.median(times) for times in zip(*found, strict=True))
+    return reading / BATCHES, states / STATES, loading
+
+
 def main() -> None:
     warnings.simplefilter("ignore")  # of webdataset, which leaves files open
     with tempfile.TemporaryDirectory() as temporary:
@@ -66,36 +113,24 @@ def main() -> None:
         small, large = tiny(directory), images(directory)
 
         print("tiny samples (200-byte text, class)")
-        found = measure({**ways(small), "wds_pipes, shuffle 10k": lambda: raw(small).shuffle_buffer(10_000)}, 7)
+        shuffles = {
+            "wds_pipes, shuffled": lambda: raw(small).shuffle_buffer(SHUFFLED),
+            "shuffled by hand": lambda: shuffled_by_hand(raw(small)),
+        }
+        found = measure({**ways(small), **shuffles}, 7)
         bar("against webdataset", found["wds_pipes"] / found["webdataset"], 10, least=True)
         bar("against the walker", found["wds_pipes"] / found["plain walker"], 0.45, least=True)
-        bar(
-            "shuffle_buffer(10_000), us per sample",
-            1e6 / found["wds_pipes, shuffle 10k"] - 1e6 / found["wds_pipes"],
-            1.5,
-        )
+        bar("shuffled, against by hand", found["wds_pipes, shuffled"] / found["shuffled by hand"], 0.95, least=True)
+        fills = SHUFFLED / found["wds_pipes"]
 
         print("images (110 KB JPEG, class, JSON)")
         found = measure(ways(large), 7)
         bar("against webdataset", found["wds_pipes"] / found["webdataset"], 4.5, least=True)
 
-        print("state (seven stages, shuffle 10 000)")
-        pipe = raw(small).shuffle_buffer(10_000).decode_by_ext().batch_samples(64, collate="list")
-        items = iter(pipe)
-        for _ in range(800):
-            next(items)
-        turns = 20_000
-        start = time.perf_counter()
-        for _ in range(turns):
-            state = pipe.state_dict()
-        bar("state_dict(), us", (time.perf_counter() - start) / turns * 1e6, 30)
-        bar("size, bytes", len(json.dumps(state)), 1024)
-        start = time.perf_counter()
-        resumed = raw(small).shuffle_buffer(10_000).decode_by_ext().batch_samples(64, collate="list")
-        resumed.load_state_dict(state)
-        next(iter(resumed))
-        bar("load to first batch at half of the epoch, s", time.perf_counter() - start, 0.25)
-        del items, resumed
+        print("state (seven stages, shuffled)")
+        batch, one_state, resumed = state_seconds(small)
+        bar("state_dict() against a batch of 64", one_state / batch, 0.05)
+        bar("first batch at half of the epoch, against filling the buffer", resumed / fills, 4)
 
         print("20 epochs")
         process, descriptors = psutil.Process(), len(os.listdir("/proc/self/fd"))
