@@ -80,6 +80,15 @@ def test_files_are_short():
     assert not large, f"400 lines or more, cut it in two by what it does: {large}"
 
 
+def test_a_folder_lists_its_modules():
+    for module, path in MODULES.items():
+        if path.name == "__init__.py" and module not in ("wds_pipes", "wds_pipes.cli"):
+            steps = {functional_name(getattr(stages, each)) for each in stages.__all__}
+            others = {each.stem for each in path.parent.glob("*.py")} - {"__init__"} - steps
+            missing = sorted(each for each in others if f"``{each}``" not in path.read_text())
+            assert len(others) <= 5 or not missing, f"say in {path.relative_to(ROOT)} what these are for: {missing}"
+
+
 HOSTS = ("torchdata", "torch.utils.data.datapipes")  # frameworks that may disappear
 ON_HOSTS = {"wds_pipes.nodes", "wds_pipes.datapipes.base", "wds_pipes.cli.demo.train"}
 

@@ -115,7 +115,7 @@ ARGUMENTS = [
     mistake(
         "no size of a shuffle",
         "samples().shuffle_buffer()",
-        "ShuffleBuffer.__init__() missing 1 required positional argument: 'size'",
+        "shuffle_buffer(): missing a required argument: 'size'.",
     ),
     mistake("a size as text", "samples().shuffle_buffer('1000')", "must be an int, not '1000'"),
     mistake("a size of 0", "samples().shuffle_buffer(0)", "must be at least 1, not 0"),

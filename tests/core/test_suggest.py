@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes import nodes
+from wds_pipes import checkpoint, nodes
 
 TABLE = (Path(__file__).parents[2] / "tutorials/10_moving_from_webdataset.py").read_text().partition("# %%\nimport")[0]
 
@@ -80,6 +80,7 @@ def test_shuffle_of_webdataset(pipe):
 
 
 def test_misspelt_options(urls, pipe, tmp_path):
+    loader = wp.PipeLoader(pipe)
     for build, message in (
         (
             lambda: wp.ShardList(urls).open_shards(conections=4),
@@ -111,10 +112,46 @@ def test_misspelt_options(urls, pipe, tmp_path):
             lambda: wp.TarWriter(str(tmp_path / "a.tar"), encoder=True),
             "TarWriter() has no option 'encoder'. It has: target, overwrite, codecs, storage_options.",
         ),
+        (
+            lambda: wp.ShardCache(tmp_path, maxbytes=3),
+            "ShardCache() has no option 'maxbytes'. Did you mean max_bytes=?",
+        ),
+        (lambda: wp.SampleOrder(3, shufle=True), "SampleOrder() has no option 'shufle'. Did you mean shuffle=?"),
+        (lambda: wp.audio(begin=2), "audio() has no option 'begin'. It has: start, duration, max_bytes."),
+        (lambda: checkpoint.save(tmp_path, loader, steps=3), "save() has no option 'steps'. Did you mean step=?"),
+        (lambda: checkpoint.load(tmp_path, loader, steps=3), "load() has no option 'steps'. Did you mean step=?"),
+        (lambda: loader.with_epoch(sample=3), "with_epoch() has no option 'sample'. Did you mean samples=?"),
     ):
         with pytest.raises(TypeError) as caught:
             build()
         assert str(caught.value) == message
+
+
+def test_too_many_or_too_few_arguments(pipe, tmp_path):
+    """The error shows how to call."""
+    for call, message in (
+        (
+            lambda: wp.PipeLoader(pipe).with_epoch(100),
+            "with_epoch(): too many positional arguments. It is with_epoch(*, samples=None, batches=None).",
+        ),
+        (
+            pipe.shuffle_buffer,
+            "shuffle_buffer(): missing a required argument: 'size'. It is shuffle_buffer(size, *, seed=None).",
+        ),
+        (lambda: pipe.take_samples(3, 4), "take_samples(): too many positional arguments. It is take_samples(n)."),
+        (wp.PipeLoader, "PipeLoader(): missing a required argument: 'pipe'. It is PipeLoader(pipe, *, "),
+        (
+            lambda: checkpoint.save(tmp_path),
+            "save(): missing a required argument: 'loader'. It is save(directory, loader, *, keep=3, step=None).",
+        ),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+            call()
+
+
+def test_a_type_error_inside_a_call_stays_as_it_is(tmp_path):
+    with pytest.raises(TypeError, match="n must be the number of samples"):
+        wp.SampleOrder([1, 2, 3])
 
 
 def test_options_of_dataloader(pipe):

@@ -79,6 +79,8 @@ def test_storage_options_go_to_the_file_system(tmp_path):
             "nosuch://user:secret@x/y.tar",
             "cannot be opened: ValueError: Protocol not known: nosuch. Write a local path without '://'.",
         ),
+        ("S3://b/y.tar", "Protocol not known: S3. Did you mean s3://?"),
+        ("htps://x/y.tar", "Protocol not known: htps. Did you mean https://?"),
         (
             "pipe:cat secret.tar",
             "shard pipe:cat ... would run a shell command: pass allow_pipe=True to open_shards() or open_url()",

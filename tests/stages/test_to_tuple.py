@@ -67,6 +67,15 @@ def test_a_missing_field_is_named_with_the_fields_of_the_sample():
         list(Stream(ToTuple(Given([{}]), "a")))
 
 
+def test_names_with_commas_between_them():
+    with pytest.raises(
+        wp.SampleError, match=r"it has: 'jpg', 'cls'\. Names are arguments of their own: 'jpg', 'cls'\.$"
+    ):
+        list(Stream(ToTuple(Given(SAMPLES), "jpg,cls")))
+    with pytest.raises(wp.SampleError, match="has no field 'x,y'; it has: 'jpg', 'cls'$"):
+        list(Stream(ToTuple(Given(SAMPLES), "x,y")))
+
+
 def test_skip_counts_each_sample_once(caplog):
     """Also one that lacks two fields."""
     stream = Stream(ToTuple(Given(SAMPLES), "jpg", "cls", on_error="skip"))

@@ -10,4 +10,10 @@ Rules:
 4. A field may be hostile. The time and memory of a decoder grow about linearly with its bytes, and
    deep nesting is an exception, never a crash. If a library does not promise this, bound the work
    before it is done, and test it with a hostile field.
+
+- ``table``: a row for each format. ``codec``: what a row is, and the codecs of users.
+- ``decoding``, ``encoding``: which decoder or encoder a field has. ``names``: what both share.
+- ``text``, ``arrays``, ``images``, ``audio``, ``video``: the formats; ``jpeg`` and ``tiff``: what
+  is special to these images; ``resizing``: images to one size.
+- ``records``: files of many records.
 """

@@ -13,6 +13,7 @@ import numpy as np
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
+from wds_pipes.core.suggest import checks_options
 
 _BLOCK = 1 << 16  # samples that are decoded or encoded at a time
 _ENDLESS = 0x7FFF0000  # programs that write WAV to a pipe promise at least as many bytes
@@ -173,6 +174,7 @@ class _Audio:
         return reader.read(self.start, self.duration, max_bytes=self.max_bytes), reader.sample_rate
 
 
+@checks_options
 def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
     """Return a decoder of a clip of audio, as in ``decode_by_ext({"wav": wp.audio(duration=3)})``.
 

@@ -15,6 +15,7 @@ from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.audio import check_clip
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
+from wds_pipes.core.suggest import checks_options
 
 _MAX_PIXELS = 1 << 26  # of a frame
 # The frames between a key frame and the beginning of a clip are decoded too. Together with those
@@ -204,6 +205,7 @@ class _Video:
         return reader.read(self.start, self.duration, max_bytes=self.max_bytes), reader.frames_per_second
 
 
+@checks_options
 def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
     """Return a decoder of a clip of video, as in ``decode_by_ext({"mp4": wp.video(duration=2)})``.
 

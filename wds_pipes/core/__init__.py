@@ -3,9 +3,11 @@
 - ``stage`` is the contract of a stage. Bases: ``tolerant`` for stages that can meet bad data,
   ``flat_map`` for those that make several items of one, ``composite`` for those that run chains.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
-- ``state`` reads saved states, ``moved`` decides whether the shards of a state are those of a
-  pipeline, ``counts`` has the counts of samples, and ``lane`` says which part of an epoch a chain
-  yields.
+  ``facts`` is what a stage says of itself, and ``checking`` checks that it is true. ``numbered``
+  serves steps that find items by their numbers.
+- ``state`` reads saved states, ``recipe`` is what a state and a chain must have in common,
+  ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts
+  of samples, and ``lane`` says which part of an epoch a chain yields.
 - ``order`` has all random functions. ``hosts`` knows the frameworks that pipelines are written in.
   ``options``, ``words``, ``suggest`` and ``tracebacks`` serve messages, and ``importing`` the
   import of the package.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Options = ParamSpec("Options")
 Built = TypeVar("Built")
+Result = TypeVar("Result")
 
 # The equivalents of webdataset's methods: see tutorials/10_moving_from_webdataset.
 _METHODS = {
@@ -142,7 +143,7 @@ def no_name(module: str, name: str, known: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=256)  # a third of the time to build a pipe, otherwise
 def signature_of(kind: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of a class."""
+    """Return the signature of a class or a function."""
     import inspect
 
     return inspect.signature(kind)
@@ -152,8 +153,9 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
     """Return ``kind(*args, **options)``; ``name``: what the caller wrote.
 
     Raises:
-        TypeError: an option is unknown (the message says which one was probably meant), or a stage
-            written by the user sets an attribute that has a meaning in ``Stage``, or is unfinished.
+        TypeError: an option is unknown (the message says which one was probably meant), an argument
+            is missing or too many, or a stage written by the user sets an attribute that has a
+            meaning in ``Stage``, or is unfinished.
     """
     from wds_pipes.core.stage import Stage
 
@@ -166,6 +168,9 @@ def build(kind: Callable[..., Built], name: str, args: tuple[Any, ...], options:
         )
     try:
         built = kind(*args, **options)
+    except TypeError as error:
+        _explain(error, name, kind, args, options)
+        raise
     except AttributeError as error:
         if (taken := _NO_SETTER.match(str(error))) is None:
             raise
@@ -182,19 +187,43 @@ _NO_SETTER = re.compile("property '(\\w+)' of .* object has no setter")
 _TAKEN = "{0}() sets self.{1}, which means something else in a Stage: give that attribute another name"
 
 
-def checks_options(init: Callable[Options, None]) -> Callable[Options, None]:
-    """Wrap an ``__init__`` so that an unknown option raises TypeError with the option that was
-    probably meant.
+def checks_options(call: Callable[Options, Result]) -> Callable[Options, Result]:
+    """Wrap a function, a method or an ``__init__`` so that a wrong call says what is right: for an
+    unknown option, the one that was probably meant.
     """
-    code, name = init.__code__, init.__qualname__.partition(".")[0]
+    code, owner = call.__code__, call.__qualname__.removesuffix(".__init__")
+    name = owner.rpartition(".")[2]
     known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
-    @functools.wraps(init)
-    def checked(*args: Options.args, **options: Options.kwargs) -> None:
+    @functools.wraps(call)
+    def checked(*args: Options.args, **options: Options.kwargs) -> Result:
         _check(name, options, known)
-        init(*args, **options)
+        try:
+            return call(*args, **options)
+        except TypeError as error:
+            _explain(error, name, call, args, options)
+            raise
 
     return checked
+
+
+def _explain(
+    error: TypeError, name: str, call: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> None:
+    """Raise an error that shows how to call, if ``error`` is Python's for a wrong call."""
+    if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+        return
+    signature = signature_of(call)
+    try:
+        signature.bind(*args, **options)
+    except TypeError as wrong:
+        shown = [
+            parameter.replace(annotation=parameter.empty)
+            for parameter in signature.parameters.values()
+            if parameter.name not in ("self", "source")
+        ]
+        plain = signature.replace(parameters=shown, return_annotation=signature.empty)
+        raise TypeError(f"{name}(): {wrong}. It is {name}{plain}.") from None
 
 
 def _check(name: str, options: Iterable[str], known: Iterable[str]) -> None:

@@ -1,5 +1,16 @@
 """Opening shards by URL. Nothing here needs torch."""
 
+# The modules:
+# - ``urls``: which objects URLs identify; ``expand`` and ``listing``: URLs that stand for several
+#   shards; ``identity``: which store a URL leads to; ``secret``: what messages leave out.
+# - ``open``: opens a shard. ``remote``: reads from stores ahead; ``cache``: keeps remote shards on
+#   a disk; ``pipe``: the output of a command; ``compression``: compressed shards; ``versions``:
+#   whether a shard has changed.
+# - ``ranges`` and ``range_runs``: ranges of bytes of many files.
+# - ``outputs``, ``partial``, ``uploads``: files that appear when they are complete; ``tasks``: jobs
+#   that write files; ``locks``: files that one process uses at a time.
+# - ``threads``: blocking calls that may never return.
+
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 

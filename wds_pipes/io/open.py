@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import NO_NETWORK, Network
+from wds_pipes.core.suggest import nearest
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
@@ -196,7 +197,7 @@ class Opener:
                 f"({hide(str(error), url, options)}): {missing_package(url)}."
             )
         else:
-            mend = ". Write a local path without '://'." if "Protocol not known" in str(error) else ""
+            mend = _odd_protocol(url) if "Protocol not known" in str(error) else ""
             message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
         problem = ShardError(message, url=shown)
         problem.missing = isinstance(error, FileNotFoundError)
@@ -265,6 +266,14 @@ def _odd_name(url: str) -> str:
     if "$" in url:
         return "Of environment variables only the form ${NAME} is replaced, in the URLs of ShardList."
     return "Check its name."
+
+
+def _odd_protocol(url: str) -> str:
+    """The advice for a protocol that fsspec does not know."""
+    import fsspec
+
+    meant = nearest(url.partition("://")[0].rpartition("::")[2], fsspec.available_protocols())
+    return f". Did you mean {meant}://?" if meant is not None else ". Write a local path without '://'."
 
 
 def _standard_input() -> int:

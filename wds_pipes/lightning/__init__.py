@@ -26,6 +26,9 @@ Rules:
    nothing.
 """
 
+# ``data_module``: WdsDataModule; ``resumable``: ResumableData, its base; ``loaders``: a PipeLoader
+# as the Trainer sees it; ``stats``: StatsCallback; ``host``: which package of Lightning is used.
+
 from wds_pipes.lightning.data_module import WdsDataModule
 from wds_pipes.lightning.resumable import ResumableData
 from wds_pipes.lightning.stats import StatsCallback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from wds_pipes.core.stage import State
 from wds_pipes.errors import StateError
@@ -12,17 +12,6 @@ from wds_pipes.loader.merging import state_for
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.position import LoaderPosition
 from wds_pipes.loader.restoring import restore
-
-
-class View(NamedTuple):
-    """What a rank knows before the ranks agree on a checkpoint."""
-
-    rank: int
-    step: int | None
-    rounds: int  # how often to look again
-    complete: list[int]
-    empty: bool
-    error: str | None  # why it cannot list the directory
 
 
 @contextlib.contextmanager
@@ -112,9 +101,3 @@ def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool)
         raise StateError(
             f"the ranks of {where} do not belong together: {error} Or load an older checkpoint."
         ) from error
-
-
-def check_loader(loader: object) -> None:
-    """Raise TypeError if ``save`` or ``load`` got something else than a directory and a loader."""
-    if not isinstance(loader, PipeLoader):
-        raise TypeError(f"a checkpoint has a directory, and then a PipeLoader, not {type(loader).__name__}")

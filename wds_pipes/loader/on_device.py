@@ -13,6 +13,7 @@ from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, open_image
 from wds_pipes.codecs.resizing import Fit, Resize, Size
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
@@ -63,6 +64,7 @@ class DecodeOnDevice:
     but the batch whose decoding failed.
     """
 
+    @checks_options
     def __init__(
         self,
         *fields: str | int,

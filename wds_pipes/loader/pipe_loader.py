@@ -209,6 +209,7 @@ class PipeLoader:
         epoch = check_count("epoch", epoch, least=0, most=MOST)
         self._progress.set_epoch(epoch)
 
+    @checks_options
     def with_epoch(self, *, samples: int | None = None, batches: int | None = None) -> PipeLoader:
         """Make each ``iter()`` yield a fixed number of samples or batches, and return the loader.
 

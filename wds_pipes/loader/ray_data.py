@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from wds_pipes.core.importing import library
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.io.urls import Urls
 from wds_pipes.tar.keys import KeySplit
 
 
+@checks_options
 def ray_dataset(
     urls: Urls,
     *,

@@ -11,6 +11,7 @@ from torch.utils.data import DistributedSampler
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.state import MOST, read_count, read_flag
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.callers import forget_old_state, refuse_lost_state
@@ -94,6 +95,7 @@ class SampleOrder(DistributedSampler[int]):
     Checkpoint: two numbers, and the arguments that decide the order. Nothing is computed again.
     """
 
+    @checks_options
     def __init__(
         self,
         n: int,

@@ -6,6 +6,15 @@ DataPipes and torchdata's nodes.
 What several stages share: ``check_count`` and ``check_choice`` (``core.options``) check options,
 ``read_count`` (``core.state``) reads a number of a state in ``describe``, ``check_sample`` and
 ``missing`` (``stages.fields``) refuse what is no dict sample, or lacks a field.
+
+The other modules:
+
+- ``shard_source``: the base of ShardList and SampleList; ``shard_ref``, ``sample_ref``: what they
+  yield; ``shard``: what OpenShards yields.
+- ``sample_fields``, ``sample_errors``, ``numbered_samples``: parts of GroupByKey.
+- ``fields``: fields by name; ``collating``: a batch as columns; ``threaded``: functions in threads;
+  ``draws``: random numbers for single samples.
+- ``proportions``, ``mix_position``: parts of Mix.
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples

@@ -87,6 +87,9 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     if source is not None and (left_out := source.lack.left_out):
         there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
+    apart = [part.strip() for name in names for part in name.split(",")]
+    if len(apart) > len(names) and any(part in sample for part in apart):
+        there += f". Names are arguments of their own: {', '.join(map(repr, apart))}."
     return SampleError(
         f"sample {key!r} of shard {url} has no field {';'.join(names)!r}; it has: {there}", url=url, key=key
     )

@@ -9,4 +9,5 @@ Rules:
   a measurement needs import nothing from other folders of this package.
 - ``data`` makes the samples, ``pictures`` has the one function by which all rows decode.
 - ``report`` writes the results as JSON and a table, ``chart`` draws the JSON.
+- ``processes`` measures the memory of a process with all that it starts, and ends it.
 """

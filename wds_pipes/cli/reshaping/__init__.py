@@ -9,4 +9,8 @@ Rules:
 2. A sample takes the bytes from its first header to that of the next sample. ``--max-bytes`` counts
    these, so an input with longer headers than ours makes smaller shards.
 3. The samples of a task are read in windows of limited size, each in the order of the input.
+
+- ``commands``: what the command line is. ``inputs``: where the samples are; ``sorting``,
+  ``mixing``: their order; ``plan``: its division into tasks.
+- ``reading``: samples in any order; ``gathering``: two passes for small samples in a store.
 """

@@ -7,6 +7,7 @@ import os
 import re
 from typing import BinaryIO, NoReturn
 
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.io.cache.download import Fetch
 from wds_pipes.io.cache.files import CacheDirectory, Facts
 from wds_pipes.io.cache.stream import CachedStream
@@ -86,6 +87,7 @@ class ShardCache:
         TypeError: an argument has the wrong type.
     """
 
+    @checks_options
     def __init__(
         self,
         directory: str | os.PathLike[str] | None = None,
