@@ -125,10 +125,23 @@ def test_a_new_iterator_ends_the_one_before(urls):
         next(new)
 
 
+def test_set_epoch_ends_an_iterator(urls):
+    """Else the state would be that of the next epoch, and the rest of this one missing in it."""
+    pipe = decoded(urls)
+    items = after(pipe, 3)
+    pipe.set_epoch(5)
+    with pytest.raises(wp.StateError, match=r"set_epoch\(\) was called: continue with a new iter\(\)"):
+        next(items)
+    resumed = decoded(urls)
+    resumed.load_state_dict(pipe.state_dict())
+    assert keys_of(resumed) == keys_of(pipe)
+
+
 def test_an_ended_iterator_stays_ended(urls):
     pipe = decoded(urls)
     items = iter(pipe)
     list(items)
+    pipe.set_epoch(1)
     after(pipe, 2)
     state = pipe.state_dict()
     with pytest.raises(StopIteration):

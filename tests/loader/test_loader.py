@@ -207,6 +207,20 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
         resumed.set_epoch(-1)
 
 
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
+def test_set_epoch_ends_an_iterator(workers, persistent, urls):
+    source = loader(urls, num_workers=workers, persistent_workers=persistent)
+    items = after(source, 3)
+    source.set_epoch(5)
+    with pytest.raises(wp.StateError, match=r"set_epoch\(\) was called: continue with a new iter\(\)"):
+        next(items)
+    resumed = loader(urls)
+    resumed.load_state_dict(source.state_dict())
+    fifth = list(resumed)
+    assert list(source) == fifth
+    source.close()
+
+
 def note_start(path, worker):
     with open(path, "a") as file:
         file.write(f"{worker}\n")

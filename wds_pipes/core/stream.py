@@ -63,6 +63,7 @@ class Stream(Generic[Out]):
         epoch = check_count("epoch", epoch, least=0, most=MOST)
         if self._resume and self.position.epoch == epoch and not anew:
             return
+        self._stop_live("set_epoch() was called: continue with a new iter()")
         host = self.stage.host
         host.epoch, host.hosted, host.told = epoch, None, f"set_epoch({epoch})"
         self.at, self._resume = Position(epoch), False

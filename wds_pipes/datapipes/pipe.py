@@ -122,7 +122,7 @@ class WdsPipe(Countable, Base[T_co]):
         self._stream.load_state_dict(state, moved=moved)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter()`` start ``epoch`` from its beginning.
+        """Make the next ``iter()`` start ``epoch`` from its beginning. An iterator in use ends.
 
         After a state of the same epoch was loaded, ``iter()`` still continues from that state.
         """

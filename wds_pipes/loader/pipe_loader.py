@@ -200,7 +200,7 @@ class PipeLoader:
         return self._tqdm(initial=initial, total=None if self._progress.length_unknown else len(self), unit="batch")
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter()`` start ``epoch`` from its beginning.
+        """Make the next ``iter()`` start ``epoch`` from its beginning. An iterator in use ends.
 
         After a state of the same epoch was loaded, ``iter()`` still continues from that state, and
         from where ``with_epoch()`` has cut this epoch. ``epoch`` is one of the data. With

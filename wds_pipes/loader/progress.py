@@ -105,6 +105,7 @@ class Progress:
             return
         goes_on = self.resume or self.is_over(self.at)  # at a cut, whether or not the caller saw its end
         if not (goes_on and self.position.epoch == epoch):
+            self._replace("set_epoch() was called: continue with a new iter()", interrupted=self.inside)
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self._lanes), False
 
     def go_to(self, at: LoaderPosition) -> None:
