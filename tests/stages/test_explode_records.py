@@ -188,6 +188,10 @@ def test_a_parquet_that_repeats_a_large_value_is_refused(monkeypatch):
     assert len(data) < 1000
     with pytest.raises(wp.DecodeError, match="record 64 .* it unpacks to more than 10485760 bytes"):
         explode([sample("k", parquet=data)], "parquet")
+    data = parquet_bytes([{"a": "x" * (4 << 20)}] * 100, compression="zstd", dictionary_pagesize_limit=1 << 30)
+    assert len(data) < 2000
+    with pytest.raises(wp.DecodeError, match="record 2 .* it unpacks to more than 10485760 bytes"):
+        explode([sample("k", parquet=data)], "parquet")  # few rows at a time, so they take no more than the limit
     data = parquet_bytes([{"a": "x" * (20 << 20)}], compression="zstd")
     with pytest.raises(wp.DecodeError, match="record 0 .* it unpacks to more than 10485760 bytes"):
         explode([sample("k", parquet=data)], "parquet")

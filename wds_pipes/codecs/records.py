@@ -10,7 +10,7 @@ from typing import Any
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE
 from wds_pipes.core.importing import library
 
-_ROWS = 64  # of a Parquet file that are in memory at a time, beside its pages
+_ROWS = 64  # of a Parquet file that are in memory at a time, at most, beside its pages
 
 
 def _lines(data: bytes) -> Iterator[Any]:
@@ -47,12 +47,15 @@ def _parquet(data: bytes) -> Iterator[Any]:
     facts, names = file.metadata, file.schema_arrow.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"it has several columns {twice[0]!r}, which no dict can hold: rename them")
-    if sum(facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)) > MAX_DECODED_BYTES:
+    groups = [facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)]
+    if sum(groups) > MAX_DECODED_BYTES:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
+    # A page of a few bytes may repeat a large value in each row.
+    rows = max(1, min(_ROWS, MAX_DECODED_BYTES // max([1, *groups])))
     # Without threads: those of pyarrow do not survive a fork.
     size = 0
-    for batch in file.iter_batches(_ROWS, use_threads=False):
-        size += batch.nbytes  # a page of a few bytes may repeat a large value many times
+    for batch in file.iter_batches(rows, use_threads=False):
+        size += batch.nbytes
         if size > MAX_DECODED_BYTES:
             raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
         yield from batch.to_pylist()
