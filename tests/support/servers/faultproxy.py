@@ -189,7 +189,7 @@ class Proxy:
     async def wait(self, rules, faults):
         """Wait for other rules, or for other requests."""
         while self.rules is rules and not rules.gathered and ("hold" in faults or "gather" in faults):
-            rules.gathered = sum(entry["ended"] is None for entry in self.seen) >= faults.get("gather", float("inf"))
+            rules.gathered = sum(map(self.is_live, self.seen)) >= faults.get("gather", float("inf"))
             await asyncio.sleep(0.005)
 
     def control(self, path, body, writer):
