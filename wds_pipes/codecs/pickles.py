@@ -14,7 +14,6 @@ import math
 import pickle
 import pickletools
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.codecs.names import MAX_DECODED_BYTES
@@ -57,6 +56,7 @@ def check_calls(file: BinaryIO, most: int) -> None:
     stack: list[Any] = []
     outer: list[list[Any]] = []  # the stacks before each mark
     memo: dict[int, Any] = {}
+    argument: Any
     try:
         for operation, argument, _ in pickletools.genops(file):
             match operation.name:
@@ -142,10 +142,10 @@ def _fits(storage: Any, offset: Any, size: Any, stride: Any) -> bool:
     """Whether a tensor lies within its storage, and does not repeat its elements without limit."""
     if not (isinstance(storage, _Storage) and _are_counts((offset,)) and _are_counts(size) and _are_counts(stride)):
         return False
-    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=False))
+    last: int = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=False))
     elements = math.prod(size)
     return elements == 0 or (last < storage.elements and elements <= max(storage.elements, _MOST_ELEMENTS))
 
 
-def _are_counts(values: Sequence[Any]) -> bool:
+def _are_counts(values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(value, int) and value >= 0 for value in values)

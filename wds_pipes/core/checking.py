@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import Mark, frozen
+from wds_pipes.core.running import END, Mark, frozen
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.words import plural
 
@@ -30,7 +30,6 @@ _LEAST_TEXT = 8  # characters: a shorter text in a position may equal one in a s
 _MARKS = 1 << 12  # the positions that are kept
 _GROWTH = 40  # characters by which a field may grow in any epoch
 _ENDLESS = 1000  # items of a chain without end that are checked
-_END = object()
 _NONE = type(None)
 
 
@@ -112,7 +111,7 @@ def _check_count(step: Stage[Any], taken: _Tap, given: _Tap) -> None:
     if not step.keeps_count or step.changes_count() or step.gives or not taken.ended or unused:
         return
     name = functional_name(type(step))
-    if next(given, _END) is not _END:
+    if next(given, END) is not END:
         raise AssertionError(
             f"{name} has keeps_count = True, and ended before its source. Leave keeps_count out, or yield "
             "as many items as the stage takes."

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.errors import StateError
 
@@ -43,8 +43,13 @@ class FlatMap(Stage[Out]):
         assert source is not None
         while True:
             before = source.mark()
-            item = next(source.items, _END)
-            if item is _END:
+            item = next(source.items, END)
+            if item is END:
+                if at.taken:
+                    raise StateError(
+                        f"the item of which {functional_name(type(self))}() had made {at.taken} before the state was "
+                        "saved is not there: let the steps before it yield the same items each time."
+                    )
                 return
             self._before, resumed, number = before, at.taken, 0
             for number, made in enumerate(self.expand(item), 1):
@@ -61,6 +66,3 @@ class FlatMap(Stage[Out]):
 
     def mark(self) -> Mark:
         return self._own(self.at), self._before or (self.source.mark() if self.source is not None else None)
-
-
-_END = object()

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 Mark = tuple[tuple[Any, ...], Any]
 Out = TypeVar("Out")
 
+# What ``next(items, END)`` returns at the end of a source. Not None: a step of the user's may yield
+# that by mistake, and the rest of the epoch would be lost.
+END: Any = object()
+
 
 class Ended(NamedTuple):
     """The mark of a stage that has ended."""

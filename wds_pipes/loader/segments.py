@@ -18,13 +18,12 @@ from typing import Any
 
 from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane, LaneFacts
-from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.running import END, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import Partition
 
-_NONE = object()
 MOST_EMPTY = 10  # epochs of a lane in a row without a sample
 
 OfLane = list[tuple[Lane, list[dict[str, Any]] | None]]  # each segment with the position where it begins
@@ -102,9 +101,9 @@ class Segments(Composite[Out]):
                 for item in inner.items:
                     at.padded += 1
                     yield item
-            elif (first := next(inner.items, _NONE)) is not _NONE:
+            elif (first := next(inner.items, END)) is not END:
                 self._found = True
-                yield first  # type: ignore[misc]
+                yield first
                 yield from inner.items
             self.retire(inner)
             self._inner = None

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.running import END
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
@@ -150,10 +151,10 @@ class _Running:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
         stalled, start = self._stalled(), time.perf_counter()
-        batch = _NONE if full else next(self.stage.items, _NONE)
+        batch = END if full else next(self.stage.items, END)
         self._meter.busy += time.perf_counter() - start
         self._meter.waited += self._stalled() - stalled
-        ended = batch is _NONE
+        ended = batch is END
         self._delivered += not ended
         mark = self.stage.mark()
         counts = self.stage.counts(mark, self._delivered)
@@ -187,9 +188,6 @@ class _Running:
             self._end = run, self._number, lack, pack(state), True, None, spent
             return self._end
         return run, self._number, batch, pack(state), False, None, spent
-
-
-_NONE = object()
 
 
 def _portable(error: Exception) -> Any:

@@ -10,14 +10,12 @@ from typing import Any
 from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.running import END, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
-
-_NONE = object()
 
 
 class InterleaveShards(Composite[Out]):
@@ -111,8 +109,8 @@ class InterleaveShards(Composite[Out]):
         at, marks, chains, ranges = self.at, self._marks, self._chains, self._ranges
         while chains:
             chain = chains[at.turn]
-            item: Any = next(chain.items, _NONE)
-            if item is not _NONE:
+            item: Any = next(chain.items, END)
+            if item is not END:
                 marks[at.turn] = (marks[at.turn][0], chain.mark())
                 at.turn = (at.turn + 1) % len(chains)
                 yield item

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.running import Mark
+from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import OnError, Tolerant
@@ -126,8 +126,8 @@ class LoadTar(Tolerant[TarMember]):
         assert source is not None
         while True:
             self._before = source.mark()
-            shard = next(source.items, None)
-            if shard is None:
+            shard = next(source.items, END)
+            if shard is END:
                 self._before = None
                 return
             if not isinstance(shard, Shard):

@@ -15,7 +15,7 @@ from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import hash64, hash_text
-from wds_pipes.core.running import Mark, begin, running_copy
+from wds_pipes.core.running import END, Mark, begin, running_copy
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count, read_dict, read_text
 from wds_pipes.core.words import shown
@@ -34,7 +34,6 @@ from wds_pipes.stages.mix_position import (
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
-_NONE = object()
 # After this many passes times the number of lanes in which a source had no shard in a lane, it is
 # left out there: with one shard, the chance of that is e**-20.
 _PASSES = 20
@@ -239,10 +238,10 @@ class Mix(Composite[Any]):
             drawn = [draws[number] - at.rest[number].since for number in live]
             for turn in turns([weights[number] for number in live], [hashes[number] for number in live], drawn):
                 number = live[turn]
-                item = next(running[number].items, _NONE)
-                while item is _NONE and self._begin_again(number):
-                    item = next(running[number].items, _NONE)
-                if item is _NONE:
+                item = next(running[number].items, END)
+                while item is END and self._begin_again(number):
+                    item = next(running[number].items, END)
+                if item is END:
                     break
                 self._empty[number] = 0
                 draws[number] += 1

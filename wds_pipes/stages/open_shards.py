@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark
+from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError
@@ -220,7 +220,7 @@ class OpenShards(Tolerant[Shard]):
     def _look_ahead(self, count: int) -> None:
         """Take URLs from the source until ``count`` shards are ahead, if there are that many."""
         assert self.source is not None
-        while len(self._next) < count and (url := next(self.source.items, None)) is not None:
+        while len(self._next) < count and (url := next(self.source.items, END)) is not END:
             ref = self._ref(url)
             if self.cache is not None and is_remote(ref.url):
                 ref = replace(ref, begin=None)  # only what is read from its beginning is stored

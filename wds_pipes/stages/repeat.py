@@ -10,12 +10,11 @@ from wds_pipes.core.composite import Composite
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.running import END, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count, read_position
 from wds_pipes.errors import ShardError
 
-_NONE = object()
 _MOST_EMPTY = 10  # repetitions in a row without an item
 
 
@@ -98,9 +97,9 @@ class Repeat(Composite[Out]):
     def run(self) -> Iterator[Out]:
         at, empty = self.at, 0
         while self.lane.shards != ():
-            if (first := next(self.source.items, _NONE)) is not _NONE:
+            if (first := next(self.source.items, END)) is not END:
                 empty = -1
-                yield first  # type: ignore[misc]
+                yield first
                 yield from self.source.items
             if at.repetition + 1 == self.n:
                 return

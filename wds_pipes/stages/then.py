@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark
+from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import StateError
 from wds_pipes.stages.collating import identity
 
-_END = object()
 _MOST = 1 << 20  # the most items that may be held: the stage keeps a mark for each
 
 
@@ -137,11 +136,11 @@ class Then(Stage[Any]):
                     self._before = marks[0] if marks else before
                     at.begun, at.held, at.yielded, given, resumed = True, len(marks), 0, 0, 0
                 try:
-                    item = next(source.items, _END)
+                    item = next(source.items, END)
                 except Exception as error:
                     failed = error
                     raise
-                if item is _END:
+                if item is END:
                     return
                 marks.append(before)
                 yield item

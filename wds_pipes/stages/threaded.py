@@ -33,7 +33,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark, Out, frozen
+from wds_pipes.core.running import END, Mark, Out, frozen
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 
@@ -43,7 +43,6 @@ BURST, BURST_SECONDS = 4, 0.01
 # Without threads: a function that takes SLOW_SECONDS for an item is slow. Then items are taken for
 # MOST_SECONDS, at most MOST. Of a quick one, RUN results are yielded before the next look.
 SLOW_SECONDS, MOST, MOST_SECONDS, RUN = 0.0002, 16, 0.002, 32
-_END = object()
 
 
 class Threaded(Tolerant[Out]):
@@ -88,8 +87,8 @@ class Threaded(Tolerant[Out]):
         try:
             while True:
                 start = clock()
-                item = next(items, _END)
-                if item is _END:
+                item = next(items, END)
+                if item is END:
                     break
                 end, count = clock(), RUN
                 if slow and end - start < MOST_SECONDS:
@@ -115,12 +114,12 @@ class Threaded(Tolerant[Out]):
         self, item: Any, items: Iterator[Any], until: float, passed: Callable[[], tuple[Mark, int]]
     ) -> Exception | None:
         """Take items after ``item`` until a time; return the error of the source."""
-        while item is not _END:
+        while item is not END:
             self._taken.append((item, passed()))
             if len(self._taken) == MOST or time.perf_counter() >= until:
                 break
             try:
-                item = next(items, _END)
+                item = next(items, END)
             except Exception as error:
                 return error
         return None
@@ -149,11 +148,11 @@ class Threaded(Tolerant[Out]):
                 # A result that is there waits for at most two more items: the source may be slow.
                 while not ended and len(calls) < most and (taken < 2 or not calls[0].ended):
                     try:
-                        item = next(items, _END)
+                        item = next(items, END)
                     except Exception as error:
                         failed, ended = error, True
                         break
-                    if item is _END:
+                    if item is END:
                         ended = True
                         break
                     call = _Call(function, item, passed())
