@@ -3,8 +3,8 @@
     from wds_pipes import checkpoint
 
     os.makedirs("run/data", exist_ok=True)
-    checkpoint.load("run/data", loader)  # the newest complete one; None if there is none
-    for step, batch in enumerate(loader):
+    done = checkpoint.load("run/data", loader)  # the newest complete one; None if there is none
+    for step, batch in enumerate(loader, start=0 if done is None else done + 1):
         ...
         checkpoint.save("run/data", loader, step=step)  # every rank, at the same step
 
@@ -54,7 +54,14 @@ from wds_pipes.loader.checkpoint_files import (
 from wds_pipes.loader.choosing import agree, read_alone
 from wds_pipes.loader.gathering import agreeing, gather_states, has_group, place_in
 from wds_pipes.loader.merging import merge_states
-from wds_pipes.loader.other_ranks import check_other_loaders, check_others, newest_complete, note_loaded, note_saved
+from wds_pipes.loader.other_ranks import (
+    check_other_loaders,
+    check_others,
+    newer_incomplete,
+    newest_complete,
+    note_loaded,
+    note_saved,
+)
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -73,8 +80,9 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
         directory: where the checkpoints are, the same for all ranks; it is created if necessary.
         loader: the loader; the position after its last returned batch is saved.
         keep: how many complete checkpoints to keep; older ones are removed.
-        step: the number of the checkpoint, such as the training step; it must increase. None: one
-            more than the last one that this loader saved or loaded.
+        step: the number of the checkpoint, such as the training step; it must not decrease. The
+            same number again replaces that checkpoint. None: one more than the last one that this
+            loader saved or loaded.
 
     Returns:
         The directory of the checkpoint.
@@ -174,6 +182,7 @@ def load(
             return None
         number, states = found
         at = place_in(loader, states, str(step_directory(root, number)), moved)
+        incomplete = newer_incomplete(root, number)
     else:
         agreed_number = agree(root, loader, step, group, wait_seconds)
         if agreed_number is None:
@@ -182,8 +191,9 @@ def load(
         with agreeing(loader, group, f"checkpoint {number} of {root}") as agreed:
             states = states_of_step(root, number)
             at = place_in(loader, states, str(step_directory(root, number)), moved)
+            incomplete = newer_incomplete(root, number)
             agreed.append(checksum_of({"ranks": states}))
-    note_loaded(loader, root, number)
+    note_loaded(loader, root, incomplete)
     progress_of(loader).go_to(at)
     _last_steps[loader] = number
     return number
@@ -214,6 +224,7 @@ def gather(loader: PipeLoader, group: Any = None) -> State:
         StateError: the ranks are not at the same step or do not have the same pipeline, or
             torch.distributed is not initialised.
     """
+    _check_loader(loader)
     return merge_states(gather_states(loader, group))
 
 

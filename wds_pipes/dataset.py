@@ -6,8 +6,8 @@ import os
 import pickle
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
-from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import Any
@@ -23,12 +23,14 @@ from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
 from wds_pipes.errors import StateError
+from wds_pipes.loader.callers import starts_workers
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 
 MAX_WORKERS = 1024
 _EPOCHS = 1 << 32
+_FETCHING = _BaseDatasetFetcher.__init__.__code__.co_filename
 
 
 def as_dataset(pipe: object) -> WdsDataset:
@@ -92,7 +94,7 @@ class WdsDataset(Countable, IterableDataset[Any]):
 
         After a state of the same epoch was loaded, the iteration still continues from that state.
         """
-        epoch = check_count("epoch", epoch, least=0)
+        epoch = check_count("epoch", epoch, least=0, most=_EPOCHS - 2)
         self._stream.set_epoch(epoch)
         self._stream.tell(epoch - 1)
 
@@ -124,17 +126,19 @@ class WdsDataset(Countable, IterableDataset[Any]):
         stream.load_state_dict(state, moved=moved)
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
-        stream.loaded = os.getpid(), int(stream.latest[0])
+        stream.loaded = os.getpid(), stream.latest
         if worker_info() is None:
             stream.loads += 1
-            stream.all_loads[0] = stream.loads
+            stream.shared.numbers[1] = stream.loads
 
 
 def warn_of_batches(size: int) -> None:
     """Warn if the DataLoader that iterates now makes batches of batches of ``size`` samples."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(10):
-        fetcher = None if frame is None else frame.f_locals.get("self")
+        # Other frames' locals are not read: this would keep alive what is in them.
+        fetches = frame is not None and frame.f_code.co_filename == _FETCHING
+        fetcher = frame.f_locals.get("self") if frame is not None and fetches else None
         if isinstance(fetcher, _BaseDatasetFetcher):
             worker = worker_info()
             if fetcher.auto_collation and (worker is None or worker.id == 0):
@@ -165,6 +169,59 @@ def warn_of_copies(stage: Stage[Any]) -> None:
         )
 
 
+class SharedNumbers:
+    """Numbers in memory that the workers of a DataLoader share with the process that starts them.
+
+    A copy has memory of its own, and so has another process that is no worker, such as a rank that
+    was forked or spawned: it has workers of its own.
+    """
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._put(numbers)
+        _all_shared.add(self)
+
+    def _put(self, numbers: list[int]) -> None:
+        self._numbers = torch.tensor(numbers, dtype=torch.int64)
+        self._numbers.share_memory_()  # type: ignore[no-untyped-call]
+        self.is_of_another = False  # this process was forked, and is no worker
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        if self.is_of_another:
+            self._put(self._numbers.tolist())
+        return self._numbers
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not starts_workers():
+            return SharedNumbers, (self.numbers.tolist(),)
+        # DataLoader packs a pipe with pickle, which would copy the memory instead of sharing it.
+        return _shared_in, (bytes(ForkingPickler.dumps(self.numbers)),)
+
+
+def _shared_in(memory: bytes) -> SharedNumbers:
+    shared = SharedNumbers.__new__(SharedNumbers)
+    shared._numbers, shared.is_of_another = pickle.loads(memory), False
+    return shared
+
+
+_all_shared: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for shared in list(_all_shared):
+        _ = shared.numbers  # workers that are forked now share it with this process
+
+
+def _after_fork() -> None:
+    if not starts_workers():
+        for shared in list(_all_shared):
+            shared.is_of_another = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+
+
 class LaneEnds:
     """How the lanes of DataLoader's workers ended, in shared memory, since a worker sees its own
     lane only.
@@ -173,15 +230,12 @@ class LaneEnds:
     fields that are kept (else there were no samples).
     """
 
-    def __init__(self) -> None:
-        self._ends = torch.zeros(MAX_WORKERS, dtype=torch.int64)
-        self._ends.share_memory_()  # type: ignore[no-untyped-call]
+    def __init__(self, ends: SharedNumbers | None = None) -> None:
+        self._shared = SharedNumbers([0] * MAX_WORKERS) if ends is None else ends
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is None:
-            return LaneEnds, ()  # a copy, or a pipe in a file: it has workers of its own
-        # DataLoader packs a pipe with pickle, which would copy the memory instead of sharing it.
-        return _lane_ends_in, (bytes(ForkingPickler.dumps(self._ends)),)
+        # a copy has workers of its own, whose lanes have not ended
+        return LaneEnds, (self._shared,) if starts_workers() else ()
 
     def __call__(self, epoch: int, lacking: bool) -> bool:
         """Store that the lane of this process yielded nothing.
@@ -193,15 +247,9 @@ class LaneEnds:
         worker = worker_info()
         if worker is None or worker.id >= MAX_WORKERS:
             return lacking
-        self._ends[worker.id] = 2 * (epoch + 1) + lacking
-        ends = self._ends[: worker.num_workers].tolist()
+        self._shared.numbers[worker.id] = 2 * (epoch + 1) + lacking
+        ends = self._shared.numbers[: worker.num_workers].tolist()
         return all(end // 2 == epoch + 1 for end in ends) and any(end % 2 for end in ends)
-
-
-def _lane_ends_in(memory: bytes) -> LaneEnds:
-    ends = LaneEnds.__new__(LaneEnds)
-    ends._ends = pickle.loads(memory)
-    return ends
 
 
 class _WorkerStream(Stream[Any]):
@@ -220,20 +268,25 @@ class _WorkerStream(Stream[Any]):
         self.waits = False  # so the next iteration yields nothing in this process
         self.loaded = 0, 0  # in which process a state was loaded, and what ``latest`` was then
         self.loads = 0  # how many states were loaded in the main process, as this process knows
-        self.all_loads = torch.zeros(1, dtype=torch.int64)  # the same, as it is
-        self.all_loads.share_memory_()  # type: ignore[no-untyped-call]
         self.turns = self.key = 0  # how many iterations began in this process, and the key of the last one
-        self.asked = torch.zeros(MAX_WORKERS, dtype=torch.int64)  # that key, for each lane
-        self.asked.share_memory_()  # type: ignore[no-untyped-call]
-        self.latest = torch.zeros(1, dtype=torch.int64)
-        self.latest.share_memory_()  # type: ignore[no-untyped-call]
+        # the latest iteration; how many states were loaded in the main process, as it is; and for
+        # each lane the key of its last iteration
+        self.shared = SharedNumbers([0] * (2 + MAX_WORKERS))
         self.tell(stage.host.epoch - 1)
+
+    @property
+    def latest(self) -> int:
+        return int(self.shared.numbers[0])
+
+    @property
+    def all_loads(self) -> int:
+        return int(self.shared.numbers[1])
 
     def tell(self, epoch: int, key: int = 0) -> None:
         """Store ``epoch`` as the epoch of the latest iteration."""
         if epoch >= _EPOCHS - 1:
             raise ValueError(f"epochs are numbered below {_EPOCHS - 1}, unlike {epoch}")
-        self.latest[0] = key * _EPOCHS + epoch + 1
+        self.shared.numbers[0] = key * _EPOCHS + epoch + 1
 
     def ask(self) -> None:
         """Compute the key of a new iteration, from the seed that DataLoader draws for it."""
@@ -242,13 +295,14 @@ class _WorkerStream(Stream[Any]):
             return
         self.turns += 1
         self.key = _key(worker.seed - worker.id, self.turns)
-        if self.asked[worker.id] == self.key:  # torch was seeded as for the iteration before
+        lane = 2 + worker.id
+        if self.shared.numbers[lane] == self.key:  # torch was seeded as for the iteration before
             self.key = _key(self.key)
-        self.asked[worker.id] = self.key
+        self.shared.numbers[lane] = self.key
 
     def coming(self) -> int:
         """Return the epoch of the current or next iteration of this process."""
-        key, epoch = divmod(int(self.latest[0]), _EPOCHS)
+        key, epoch = divmod(self.latest, _EPOCHS)
         return epoch - 1 if key == self.key != 0 else epoch
 
     def settle(self) -> None:
@@ -262,13 +316,13 @@ class _WorkerStream(Stream[Any]):
 
     def begin(self) -> Position:
         host = self.stage.host
-        if int(self.all_loads[0]) != self.loads:
+        if self.all_loads != self.loads:
             raise StateError(
                 "a state was loaded into this dataset after its workers were started, which do not see it: use "
                 "wds_pipes.PipeLoader, or load the state of a torchdata StatefulDataLoader into that loader."
             )
         process, latest = self.loaded
-        if process != os.getpid() and int(self.latest[0]) != latest:  # workers of an earlier iteration had the state
+        if process != os.getpid() and self.latest != latest:  # workers of an earlier iteration had the state
             self._resume = False
         if not self._resume:
             host.epoch = self.coming()

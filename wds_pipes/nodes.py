@@ -59,7 +59,7 @@ class WdsNode(Countable, BaseNode[Any]):
                 raise TypeError(
                     f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}"
                 )
-            args = (as_stage(args[0]), *args[1:])
+            args = (_stage_for(args[0], f"nodes.{self._kind.__name__}()"), *args[1:])
         self._begin(build(self._kind, f"nodes.{self._kind.__name__}", args, options))
 
     @classmethod
@@ -224,6 +224,20 @@ def as_stage(node: BaseNode[Any]) -> Stage[Any]:
     return node._stream.stage if isinstance(node, WdsNode) else ForeignNode(node)
 
 
+def _stage_for(node: BaseNode[Any], what: str) -> Stage[Any]:
+    """Return the stage of a node. ``what``, which is built on it, has its own position.
+
+    Raises:
+        StateError: a state was loaded into the node.
+    """
+    if isinstance(node, WdsNode) and node._stream.will_resume:
+        raise StateError(
+            f"a state was loaded into this node, which {what} would not continue: load it into what you iterate, "
+            "after that is built."
+        )
+    return as_stage(node)
+
+
 class _MixedNode(WdsNode):
     """A node over several nodes, by name."""
 
@@ -238,7 +252,7 @@ class _MixedNode(WdsNode):
             build(
                 stages.Mix,
                 "nodes.Mix",
-                ({name: as_stage(node) for name, node in nodes.items()} or sources, *args),
+                ({name: _stage_for(node, "nodes.Mix()") for name, node in nodes.items()} or sources, *args),
                 options,
             )
         )

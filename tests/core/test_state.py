@@ -137,6 +137,31 @@ def test_set_epoch_ends_an_iterator(urls):
     assert keys_of(resumed) == keys_of(pipe)
 
 
+@pytest.mark.parametrize("what", ["load", "iterate"])
+def test_a_state_is_loaded_below_next(what, urls):
+    """By a signal handler, or as here by a function of a step: that iterator ends, and the position
+    is that of the state.
+    """
+    calls = []
+
+    def meanwhile(sample):
+        calls.append(sample)
+        if len(calls) == 3:
+            pipe.load_state_dict(state)
+            if what == "iterate":
+                next(iter(pipe))
+        return sample
+
+    pipe = decoded(urls).map_samples(meanwhile)
+    state = pipe.state_dict()
+    items = after(pipe, 2)
+    with pytest.raises(wp.StateError, match="this iterator has been replaced"):
+        next(items)
+    assert pipe.state_dict()["counts"]["delivered"] == (what == "iterate")
+    if what == "load":
+        assert keys_of(pipe) == keys_of(decoded(urls))
+
+
 def test_an_ended_iterator_stays_ended(urls):
     pipe = decoded(urls)
     items = iter(pipe)

@@ -135,6 +135,40 @@ def test_a_loaded_state_is_kept_by_steps_added_later(build, urls):
     build(pipe)
 
 
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda pipe: wp.mix({"a": pipe, "b": pipe}),
+        lambda pipe: pipe.map(same_sample).filter_samples(bool),
+        lambda pipe: nodes.TakeSamples(loaded_node(pipe), 3),
+        lambda pipe: nodes.Mix({"a": loaded_node(pipe)}),
+    ],
+)
+def test_a_loaded_state_is_not_dropped(build, urls):
+    """Also in a source of a mix, and in a pipe before one of torch's."""
+    pipe = shuffled(urls)
+    next(iter(pipe))
+    pipe.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.StateError, match="load it into what you iterate"):
+        build(pipe)
+
+
+def loaded_node(pipe):
+    node = shuffled(pipe._stream.stage.root.urls).as_node()
+    node.reset(pipe.state_dict())
+    return node
+
+
+def test_a_state_that_was_loaded_upstream_later_is_not_dropped(urls):
+    pipe = shuffled(urls)
+    after = pipe.take_samples(5)
+    next(iter(pipe))
+    pipe.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.StateError, match="a pipe that reads from it would not continue"):
+        iter(after)
+    assert len(list(pipe)) == 13
+
+
 # torch's pipes
 
 

@@ -9,10 +9,11 @@ import fsspec
 import pytest
 from tars import group, load, pairs, put, tar
 
+import wds_pipes as wp
 from wds_pipes import ShardError
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
-from wds_pipes.testing import check_resume
+from wds_pipes.testing import check_resume, make_shards
 
 
 class Listed(ShardList):
@@ -20,6 +21,21 @@ class Listed(ShardList):
 
     def ref(self, shard_range):
         return 5
+
+
+class NoItem(wp.FlatMap):
+    """Yields None once, as a function without a return would."""
+
+    def expand(self, item):
+        return [None, item]
+
+
+def test_none_is_not_taken_for_the_end(tmp_path):
+    urls = make_shards(tmp_path, shards=2, samples=2)
+    with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave None"):
+        list(Stream(OpenShards(NoItem(ShardList(urls)))))
+    with pytest.raises(TypeError, match=r"load_tar\(\) takes open shards, and its source gave None"):
+        list(Stream(LoadTar(NoItem(OpenShards(ShardList(urls))))))
 
 
 @pytest.fixture

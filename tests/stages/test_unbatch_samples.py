@@ -109,6 +109,15 @@ def test_a_users_own_flat_map_resumes_at_every_item():
         assert list(islice(resumed, len(wanted))) == wanted[cut:] or cut == len(wanted)
 
 
+def test_an_item_that_is_gone_is_an_error():
+    stream = Stream(Repeat(Given([3])))
+    next(iter(stream))
+    resumed = Stream(Repeat(Given([])))
+    resumed.load_state_dict(stream.state_dict())
+    with pytest.raises(wp.StateError, match=r"the item of which repeat\(\) had made 1 before .* is not there"):
+        list(resumed)
+
+
 def test_expand_must_be_written():
     class Nothing(wp.FlatMap):
         pass

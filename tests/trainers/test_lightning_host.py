@@ -2,10 +2,12 @@
 package, and its error messages.
 """
 
+import copy
 import importlib
 import json
 import multiprocessing
 import os
+import pickle
 import runpy
 import shutil
 import sys
@@ -14,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipelines import flat
+from pipelines import flat, samples
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards, same
@@ -357,6 +359,30 @@ def test_stats_are_logged(host, shards, tmp_path):
     assert float(values[0]["data/samples_per_second"]) > 0
 
 
+def test_stats_are_logged_once_a_step(host, shards, tmp_path):
+    """Also if a step takes several batches; and never if the Trainer does not log."""
+    logger = host.pl.loggers.CSVLogger(tmp_path)
+    stats = host.StatsCallback(every_n_steps=1)
+    host.fit(host.Own(shards), stats, logger=logger, max_epochs=1, accumulate_grad_batches=2)
+    steps = [line.split(",") for line in Path(logger.log_dir, "metrics.csv").read_text().splitlines()]
+    steps = [line[steps[0].index("step")] for line in steps[1:]]
+    assert steps == sorted(set(steps), key=int)
+    host.fit(host.Own(shards), host.StatsCallback(), logger=logger, max_epochs=1, log_every_n_steps=0)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_copy_without_validation(host, shards, copied):
+    """As Lightning makes it for ranks that it spawns."""
+    data = copied(host.WdsDataModule(train=shards, batch_size=BATCH))
+    assert host.fit(data, max_epochs=1) is not None
+
+
+def test_validation_begins_anew_where_the_loader_was_cut(host, shards):
+    data = host.WdsDataModule(val=lambda: wp.PipeLoader(samples(shards), batch_size=2).with_epoch(batches=2))
+    loader = data.val_dataloader()
+    assert len({str([batch["__key__"] for batch in loader]) for _ in range(3)}) == 1
+
+
 @pytest.mark.parametrize(
     ("build", "error", "message"),
     [
@@ -381,6 +407,17 @@ def test_stats_are_logged(host, shards, tmp_path):
             ValueError,
             "samples=7 cannot be divided by 1 ranks x 2 samples",
         ),
+        (
+            lambda host: host.WdsDataModule(train=lambda: 3, transform=len),
+            ValueError,
+            "transform= applies to shards that are given by URLs, and train are not",
+        ),
+        (
+            lambda host: host.WdsDataModule(["x.tar"], lambda: 3, batch_size=2, eval_transform=len),
+            ValueError,
+            "eval_transform= applies to shards that are given by URLs, and val and test are not",
+        ),
+        (lambda host: host.WdsDataModule(lambda: 3, cache_bytes="1GB"), ValueError, "pass cache=, its directory, too"),
         (lambda host: host.StatsCallback(every_n_steps=0), ValueError, "at least 1"),
         (lambda host: host.Own([]).resumable([1]), TypeError, "takes a PipeLoader, not list"),
         (

@@ -24,6 +24,20 @@ def check_count(what: str, value: object, *, least: int = 1, most: int | None = 
     return value
 
 
+def check_seed(seed: object) -> int:
+    """Return a seed as an int, if it fits into 64 bits, with or without a sign."""
+    return check_count("seed", seed, least=-(1 << 63), most=(1 << 64) - 1)
+
+
+def check_seconds(what: str, seconds: object) -> float:
+    """Return a time in seconds if it is a number of at least 0."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"{what} must be a number of seconds, not {seconds!r:.80}")
+    if not seconds >= 0:
+        raise ValueError(f"{what} must be at least 0, not {seconds}")
+    return seconds
+
+
 def check_choice(what: str, value: object, *choices: str) -> str:
     """Return ``value`` if it is one of ``choices``; otherwise raise an error that lists them."""
     if value not in choices:

@@ -36,6 +36,19 @@ def frozen(mark: Any) -> Any:
     return mark.copy() if isinstance(mark, list) else mark
 
 
+def close_running(stage: Stage[Any]) -> None:
+    """Close a running chain.
+
+    If it is in the middle of ``next()``, in another thread or below a signal handler, it is closed
+    when that has ended and nothing refers to it.
+    """
+    try:
+        stage.close()
+    except ValueError as error:
+        if "already executing" not in str(error):
+            raise
+
+
 _CONTAINERS = frozenset({list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter})
 
 

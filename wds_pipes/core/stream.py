@@ -13,7 +13,7 @@ from wds_pipes.core.lane import LOADED, Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
-from wds_pipes.core.running import Ended, Mark, Out
+from wds_pipes.core.running import Ended, Mark, Out, close_running
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import MOST, STATE_VERSION
 from wds_pipes.core.tracebacks import shorten, shortened
@@ -223,6 +223,8 @@ class Pass(Generic[Out]):
             if self._running is None:
                 self._start()
             item = next(self._items)
+            if self._running is None:  # a signal handler or another thread has replaced this iterator meanwhile
+                raise cast(Exception, self._error)
             mark = self._mark()
         except StopIteration:
             if self._running is not None and (lacking := self._end()) is not None:
@@ -296,7 +298,7 @@ class Pass(Generic[Out]):
     def close(self) -> None:
         """Close everything that is open."""
         if self._running is not None:
-            self._running.close()
+            close_running(self._running)
 
     def __del__(self) -> None:
         self.close()

@@ -19,7 +19,6 @@ __all__ = ["IterDataPipe", "below_stateful_dataloader", "torch_kinds"]
 if TYPE_CHECKING:
     from torch.utils.data import IterDataPipe
     from torch.utils.data.datapipes import iter as torch_pipes
-    from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper as Wrapper
 else:
     from typing import TypeVar
 
@@ -27,9 +26,8 @@ else:
     try:
         from torch.utils.data import IterDataPipe
         from torch.utils.data.datapipes import iter as torch_pipes
-        from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper as Wrapper
     except ImportError:
-        torch_pipes, Wrapper = None, ()
+        torch_pipes = None
 
         class IterDataPipe(IterableDataset[T_co]):
             """An IterableDataset with registered methods; each makes a pipe that reads from this
@@ -66,7 +64,8 @@ def below_stateful_dataloader() -> bool:
     frame: FrameType | None = sys._getframe(2)
     wrapped = False
     while frame is not None:
-        wrapped = wrapped or isinstance(frame.f_locals.get("self"), Wrapper)
+        # by its code: to read the locals of a frame would keep alive what is in them
+        wrapped = wrapped or frame.f_code.co_qualname == "_IterDataPipeSerializationWrapper.__iter__"
         if wrapped and frame.f_globals.get("__name__", "").startswith("torchdata.stateful_dataloader"):
             return True
         frame = frame.f_back

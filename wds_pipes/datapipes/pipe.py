@@ -10,7 +10,8 @@ Rules:
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -258,6 +259,7 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
             "wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of torch's."
         )
     stage = self._stream.stage
+    _refuse_loaded(itertools.islice(walk(self), 1, None), "a pipe that reads from it")
     if stage.host.lanes == 1:
         if worker_info() is None:
             warn_of_ranks("a pipe")
@@ -326,7 +328,10 @@ class MixedPipe(WdsPipe):
         self._sources = list(pipes.values())  # torch's walk over the graph looks for them
         self._stream = Stream(
             build(
-                stages.Mix, "mix", ({name: as_stage(pipe) for name, pipe in pipes.items()} or sources, *args), options
+                stages.Mix,
+                "mix",
+                ({name: _stage_for(pipe, "mix()") for name, pipe in pipes.items()} or sources, *args),
+                options,
             )
         )
         self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
@@ -352,13 +357,16 @@ def _stage_for(pipe: IterDataPipe[Any], what: str) -> Stage[Any]:
     Raises:
         StateError: a state was loaded into the pipe, for an ``iter(pipe)`` that will not be called.
     """
-    ours = find_ours(pipe)
-    if ours is not None and ours._stream.will_resume:
+    _refuse_loaded(walk(pipe), what)
+    return as_stage(pipe)
+
+
+def _refuse_loaded(pipes: Iterable[IterDataPipe[Any]], what: str) -> None:
+    if any(isinstance(pipe, WdsPipe) and pipe._stream.will_resume for pipe in pipes):
         raise StateError(
             f"a state was loaded into this pipe, which {what} would not continue: load it into "
             "what you iterate, after that is built."
         )
-    return as_stage(pipe)
 
 
 add_pipes(IterDataPipe, _stage_for)

@@ -1,8 +1,8 @@
 """Lightning: training data that resumes exactly, in the middle of an epoch and on any number of
 devices.
 
-    data = WdsDataModule(train="data/train-{000000..000999}.tar", fields=["jpg;png", "cls"],
-    batch_size=64, num_workers=4) trainer.fit(model, data, ckpt_path="last")
+    data = WdsDataModule("data/train-{000..999}.tar", fields=["jpg;png", "cls"], batch_size=64)
+    trainer.fit(model, data, ckpt_path="last")
 
 It works with ``lightning`` and with ``pytorch_lightning``: with the one that is already imported
 when this module is imported, else with the one that is installed. If a program imports both and its

@@ -70,6 +70,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         persistent_workers: keep the workers from one epoch to the next.
 
     Raises:
+        ValueError: an option marked "URLs" is passed, and the source is none.
         TypeError, ValueError: when the Trainer starts: an argument of ``PipeLoader`` or of a step
             does not fit.
         StateError: the checkpoint does not fit the data.
@@ -109,11 +110,13 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         for name, source in self._sources.items():
             if isinstance(source, (str, list, tuple)) and batch_size is None:
                 raise ValueError(f"{name} is given by URLs, so batch_size must say how many samples make a batch")
-        # Lightning checks whether these are overridden.
-        if val is None:
-            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
-        if test is None:
-            self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
+        everywhere = {"fields": fields, "index": index, "storage_options": storage_options, "cache": cache}
+        self._refuse_unused(everywhere, "train", "val", "test")
+        self._refuse_unused({"samples_per_shard": samples_per_shard, "transform": transform}, "train")
+        self._refuse_unused({"eval_transform": eval_transform}, "val", "test")
+        if cache_bytes is not None and cache is None:
+            raise ValueError("cache_bytes is the limit of the cache: pass cache=, its directory, too")
+        self._hide_missing()
         self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
         self._samples_per_shard, self._index = samples_per_shard, index
         self._storage_options, self._cache, self._cache_bytes = storage_options, cache, cache_bytes
@@ -134,6 +137,33 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             "mix_lanes": mix_lanes,
         }
         self._built: dict[str, PipeLoader] = {}
+
+    def _refuse_unused(self, options: dict[str, Any], *names: str) -> None:
+        """Raise ValueError if one of ``options`` is passed, and none of the sources is given by
+        URLs.
+        """
+        sources = [self._sources[name] for name in names if self._sources[name] is not None]
+        passed = [option for option, value in options.items() if value]
+        if passed and sources and not any(isinstance(source, (str, list, tuple)) for source in sources):
+            raise ValueError(
+                f"{passed[0]}= applies to shards that are given by URLs, and {' and '.join(names)} are not: put it "
+                "into the pipe"
+            )
+
+    def _hide_missing(self) -> None:
+        """Lightning checks whether these methods are overridden."""
+        if self._sources["val"] is None:
+            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
+        if self._sources["test"] is None:
+            self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hidden methods: pickle would look them up by their names."""
+        return {name: value for name, value in vars(self).items() if name not in ("val_dataloader", "test_dataloader")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._hide_missing()
 
     def train_dataloader(self) -> Any:
         if self._sources["train"] is None:

@@ -222,5 +222,6 @@ class EvalLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        self.loader.set_epoch(0)
+        progress = progress_of(self.loader)
+        progress.go_to(progress.plan.beginning(0))  # set_epoch() would leave the place where with_epoch() has cut
         yield from self.loader

@@ -22,12 +22,15 @@ class StatsCallback(pl.Callback):
             raise ValueError(f"every_n_steps must be at least 1, not {every_n_steps}")
         self._every = every_n_steps
         self._prefix = prefix
+        self._logged = -1  # the last step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (trainer.global_step % (self._every or trainer.log_every_n_steps)) == 0:
+        every, step = self._every or trainer.log_every_n_steps, trainer.global_step
+        if every and step % every == 0 and step != self._logged:  # a step may take several batches
+            self._logged = step
             loaders = getattr(trainer.datamodule, "_loaders", {})
             for name, loader in loaders.items():
                 prefix = self._prefix if len(loaders) == 1 else f"{self._prefix}{name}/"
                 stats = {f"{prefix}{key}": value for key, value in loader.loader.stats().items()}
                 for logger in trainer.loggers:
-                    logger.log_metrics(stats, step=trainer.global_step)
+                    logger.log_metrics(stats, step=step)

@@ -78,6 +78,16 @@ def refuse_accelerate() -> None:
         )
 
 
+def starts_workers() -> bool:
+    """Whether a DataLoader, or a StatefulDataLoader, starts worker processes."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_qualname.endswith("MultiProcessingDataLoaderIter.__init__"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def keeps_workers() -> bool:
     """Whether a DataLoader begins an epoch with workers that it kept from an earlier one."""
     kind = _MultiProcessingDataLoaderIter

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import logger
+from wds_pipes.core.options import check_seconds
 from wds_pipes.core.stage import State
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import Found, complete_steps, look_for_steps, missing_ranks, states_of_step
@@ -16,6 +17,7 @@ from wds_pipes.loader.gathering import all_gather
 from wds_pipes.loader.pipe_loader import PipeLoader
 
 _LOOK_AGAIN_SECONDS = 0.5
+_FOR_EVER = 1e9  # seconds
 _MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
 
 
@@ -81,7 +83,7 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
     None: no rank sees a checkpoint. All ranks decide by the same views, so they look again equally
     often, and reach the same result.
     """
-    rounds = math.ceil(max(0.0, wait_seconds) / _LOOK_AGAIN_SECONDS)
+    rounds = math.ceil(min(check_seconds("wait_seconds", wait_seconds), _FOR_EVER) / _LOOK_AGAIN_SECONDS)
     for turn in itertools.count():
         found: Found = {}
         error = None

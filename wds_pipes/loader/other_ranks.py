@@ -31,10 +31,14 @@ def note_saved(loader: PipeLoader, path: Path, number: int) -> None:
     _last_saved[loader] = number, path.stat().st_mtime_ns, path
 
 
-def note_loaded(loader: PipeLoader, root: Path, number: int) -> None:
-    """Note that a loader loads checkpoint ``number``."""
-    found = look_for_steps(root)
-    _loaded[loader] = root, {at for at, worlds in found.items() if at > number and not complete_steps(worlds)}
+def newer_incomplete(root: Path, number: int) -> set[int]:
+    """Return the incomplete checkpoints after ``number``."""
+    return {at for at, worlds in look_for_steps(root).items() if at > number and not complete_steps(worlds)}
+
+
+def note_loaded(loader: PipeLoader, root: Path, incomplete: set[int]) -> None:
+    """Note that a loader loads from ``root``, where these newer checkpoints are incomplete."""
+    _loaded[loader] = root, incomplete
 
 
 def newest_complete(root: Path, loader: PipeLoader) -> int:

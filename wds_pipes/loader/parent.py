@@ -64,7 +64,7 @@ def worker_info() -> WorkerInfo | None:
     return info
 
 
-def begin_worker(worker: int) -> None:
+def begin_worker() -> None:
     """Set up a worker process of a loader: it ignores Ctrl-C and SIGTERM, and ends when the main
     process ends.
 

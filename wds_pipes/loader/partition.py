@@ -28,8 +28,9 @@ from __future__ import annotations
 import itertools
 import pickle
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
+from weakref import WeakKeyDictionary
 
 from wds_pipes.core.lane import Lane, Stripe
 from wds_pipes.core.moved import Move
@@ -131,6 +132,7 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
 
 
 ShardRange = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
+Shares = list[list[list[ShardRange]]]  # of each lane, of each partition of an epoch, from the first one on
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopened shards; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Partition
 
@@ -338,13 +340,20 @@ class Partition:
         return partition
 
 
-@lru_cache(maxsize=1)  # called for each lane of a partition
-def _shares(
-    source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History
-) -> list[list[list[ShardRange]]]:
+# the last ones of each source, and of what: they are requested for each lane of a partition
+_last: WeakKeyDictionary[Stage[Any], tuple[Any, Shares]] = WeakKeyDictionary()
+
+
+def _shares(source: Stage[Any], *of: Any) -> Shares:
     """Return the ranges of each lane of each partition of an epoch (seed and number), from the
     first partition on.
     """
+    if source not in _last or _last[source][0] != of:
+        _last[source] = of, _divide_all(source, *of)
+    return _last[source][1]
+
+
+def _divide_all(source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> Shares:
     ranges = [shard_range for shard_range in source.epoch_shards(*epoch) if shard_range[2]]  # without empty shards
     earlier_shares = []
     for earlier, opened in history:

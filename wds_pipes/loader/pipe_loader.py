@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
-from wds_pipes.core.options import check_count
+from wds_pipes.core.options import check_count, check_seconds
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST, STATE_VERSION
 from wds_pipes.core.suggest import checks_options, signature_of
@@ -175,7 +175,7 @@ class PipeLoader:
             prefetch_factor=prefetch_factor * mix_lanes if num_workers else None,
             pin_memory=pin_memory and mix_lanes == 1,
             multiprocessing_context=multiprocessing_context if num_workers else None,
-            timeout=timeout_seconds,
+            timeout=check_seconds("timeout_seconds", timeout_seconds) if num_workers else 0,
         )
         self._plan, self._progress = plan, Progress(plan, workers)
         if on_device is not None and not callable(on_device):

@@ -6,6 +6,9 @@ import os
 import warnings
 from typing import NamedTuple
 
+from wds_pipes.core.options import check_count
+from wds_pipes.core.state import MOST
+
 
 class Rank(NamedTuple):
     """Rank ``number`` of ``of``."""
@@ -34,6 +37,7 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
     if rank is None or world_size is None:
         rank, world_size = _from_surroundings()
         where = " (by RANK and WORLD_SIZE in the environment)"
+    rank, world_size = check_count("rank", rank, least=-MOST), check_count("world_size", world_size, least=-MOST)
     if not 0 <= rank < world_size:
         raise ValueError(f"rank must be at least 0 and below world_size, not {rank} of {world_size}{where}")
     return Rank(rank, world_size)
@@ -45,8 +49,18 @@ def _from_surroundings() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return _from_environment("RANK"), _from_environment("WORLD_SIZE")
     return 0, 1
+
+
+def _from_environment(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError as error:
+        raise ValueError(
+            f"the environment variable {name} must be a number, not {os.environ[name]!r:.80}: unset RANK and "
+            "WORLD_SIZE if there is one rank"
+        ) from error
 
 
 def warn_of_ranks(what: str, *, divided: bool = False) -> None:
@@ -62,7 +76,7 @@ def warn_of_ranks(what: str, *, divided: bool = False) -> None:
     if dist.is_available() and dist.is_initialized():
         ranks = 1 if divided else dist.get_world_size()
     else:
-        ranks = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+        ranks = _from_surroundings()[1]
     if ranks > 1:
         message = (
             "gives all samples of its shards to every rank: use wds_pipes.PipeLoader, or let each "

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.options import check_choice, check_count, check_seed
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.state import MOST, read_count, read_flag
 from wds_pipes.core.suggest import checks_options
@@ -114,7 +114,7 @@ class SampleOrder(DistributedSampler[int]):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         self.shuffle = shuffle
         self.block_samples = check_count("block_samples", block_samples, most=MOST_SAMPLES)
-        self.seed = check_count("seed", seed, least=-(1 << 63), most=MOST)
+        self.seed = check_seed(seed)
         self.epoch_end = None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact")
         if (rank, world_size) != (None, None):
             find_rank(rank, world_size)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import END
+from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
@@ -87,13 +87,7 @@ class LaneHost(Dataset[Result]):
     def close(self) -> None:
         """Close all lanes."""
         for running in self._lanes.values():
-            try:
-                running.stage.close()
-            except ValueError as error:
-                # A thread is reading the lane, or code that a signal handler has interrupted. The
-                # lane is closed when that code has ended and nothing refers to the lane.
-                if "already executing" not in str(error):
-                    raise
+            close_running(running.stage)
         self._lanes.clear()
 
 
@@ -225,6 +219,6 @@ def _arrived(error: Exception, notes: list[str]) -> Exception:
 def start_worker(worker: int, *, started: Any, on_start: Callable[[int], Any] | None = None) -> None:
     """Set up a worker process; the first function that it runs. Then call ``on_start``."""
     started.mark(worker)
-    begin_worker(worker)
+    begin_worker()
     if on_start is not None:
         on_start(worker)

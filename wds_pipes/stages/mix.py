@@ -13,7 +13,7 @@ from wds_pipes.core.composite import Composite
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Host, Lane
 from wds_pipes.core.moved import Data, Move
-from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.options import check_choice, check_seed
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.running import END, Mark, begin, running_copy
 from wds_pipes.core.stage import Stage
@@ -109,7 +109,7 @@ class Mix(Composite[Any]):
         self.sources = dict(sources)
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
-        self._seed = check_count("seed", seed, least=-(1 << 63))
+        self._seed = check_seed(seed)
         self.without = check_without(without, self.sources)
         # While running: the sources, how often each was drawn, its mark, and the number of draws
         # that all marks share.

@@ -13,7 +13,7 @@ import numpy as np
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.numbered import Numbered
-from wds_pipes.core.options import check_count
+from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage
@@ -86,7 +86,7 @@ class ShuffleBuffer(Stage[Out]):
         self.size = check_count("size", size)
         if size > 1 << 30:
             raise ValueError(f"size must be at most 2**30, not {size}")
-        self.own_seed = None if seed is None else check_count("seed", seed, least=-(1 << 63))
+        self.own_seed = None if seed is None else check_seed(seed)
         self.holds = 0  # while running, about how many samples are held
         self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
         self._ahead: _Ahead[Out] | None = None  # while running, if it was opened without the samples that it holds
