@@ -591,3 +591,69 @@ def test_shards_of_a_cache(remote, far, stream, tmp_path):
     assert bare(data[4]) == bare(stream[4]), "an open file stays"
     there = pickle.loads(pickle.dumps(data))
     assert list(map(bare, there.__getitems__(range(stored)))) == list(map(bare, stream[:stored]))
+
+
+@pytest.fixture
+def few(tmp_path):
+    """A shard of four samples with an index, and its offsets."""
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(4):
+            writer.write({"__key__": f"k{number}", "cls": number, "txt": "x"})
+    index_shards(str(tmp_path / "a.tar"), offsets=True)
+    return tmp_path / "a.tar", np.fromfile(tmp_path / "a.tar.idx", "<u8")
+
+
+@pytest.mark.parametrize("read", [list, lambda data: data[0], lambda data: data.__getitems__([1, 0])])
+@pytest.mark.parametrize("change", [lambda offsets: offsets[1:], lambda offsets: [offsets[0] + 1024, *offsets[1:]]])
+def test_an_index_without_the_first_sample(few, change, read):
+    shard, offsets = few
+    np.array(change(offsets), "<u8").tofile(f"{shard}.idx")
+    with pytest.raises(wp.ShardError, match="a sample begins before byte"):
+        read(wp.IndexedShards(str(shard)))
+
+
+def test_a_shard_that_has_no_samples_by_its_index(few, tmp_path):
+    shard, _ = few
+    with TarWriter(tmp_path / "b.tar"):
+        pass
+    index_shards([str(shard), str(tmp_path / "b.tar")], tmp_path / "index.json", offsets=True)
+    assert len(list(wp.IndexedShards(tmp_path / "index.json"))) == 4
+    with TarWriter(tmp_path / "b.tar", overwrite=True) as writer:
+        writer.write({"__key__": "new", "cls": 5})
+    index_shards(str(tmp_path / "b.tar"), offsets=True)
+    with pytest.raises(wp.ShardError, match="it has 1 sample, and the shard was counted with 0"):
+        list(wp.IndexedShards(tmp_path / "index.json"))
+    with pytest.raises(wp.ShardError, match="it has 1 sample, and the shard was counted with 0"):
+        wp.SampleList(str(tmp_path / "*.tar"), index=tmp_path / "index.json")
+
+
+def test_shards_of_one_name_have_no_indexes_in_one_directory(tmp_path):
+    shards = []
+    for folder in ("train", "val"):
+        (tmp_path / folder).mkdir()
+        shards += make_shards(tmp_path / folder, shards=1, samples=2)
+    index_shards(shards[0], offsets=tmp_path)
+    with pytest.raises(ValueError, match="a directory has one index for each name"):
+        wp.IndexedShards(shards, index=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda url: wp.IndexedShards(url, key_split="last"), ValueError, "key_split must be one of 'first-dot'"),
+        (lambda url: wp.SampleList(url).fetch_samples(key_split=None), ValueError, "key_split must be one of"),
+        (lambda url: wp.IndexedShards(url, storage_options="a"), TypeError, "storage_options must be a dict, not str"),
+        (lambda url: wp.IndexedShards(url, cache=3), TypeError, "cache is a directory or a ShardCache, not 3"),
+        (lambda url: wp.IndexedShards(url).by_key(3), TypeError, "a key is a string, not 3"),
+        (lambda url: wp.IndexedShards(url).select({1, "a"}), TypeError, "keys are strings|samples are selected by"),
+        (lambda url: wp.IndexedShards(url).split({"a": "x"}), TypeError, "the share of 'a' must be a number, not 'x'"),
+    ],
+)
+def test_wrong_arguments_are_told(few, wrong, error, message):
+    with pytest.raises(error, match=message):
+        wrong(str(few[0]))
+
+
+def test_small_negative_numbers_of_numpy(few):
+    data = wp.IndexedShards([str(few[0])] * 1)
+    assert data.__getitems__([np.int8(-1)]) == [data[3]]

@@ -2,12 +2,14 @@
 SampleList and IndexedShards; counts, states and bytes of views; and what wrong selections do.
 """
 
+import io
 import json
 import os
 import pickle
 import random
 import struct
 import sys
+import tarfile
 
 import numpy as np
 import pytest
@@ -617,3 +619,74 @@ def test_a_tenth_is_read_for_a_tenth(order, web, tmp_path):
     assert list(map(bare, found)) == list(map(bare, fetched(paths, where=numbers, **order)))
     sent = [request.sent for request in web.faults.stats(web.reads) if not request.path.endswith(".idx")]
     assert own <= sum(sent) <= 1.2 * own
+
+
+def keyed(path, *names):
+    with tarfile.open(path, "w") as archive:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = 1
+            archive.addfile(entry, io.BytesIO(b"x"))
+    return str(path)
+
+
+def test_keys_that_end_at_the_last_dot(tmp_path):
+    """Doubtful ones are compared by the rule of their index."""
+    urls = [
+        keyed(tmp_path / "a.tar", "img.1.jpg", "dog.2.jpg"),
+        keyed(tmp_path / "b.tar", "img.1.jpg", "cat.3.jpg"),
+    ]
+    index_shards(urls, offsets=True, key_split="last-dot")
+    data = wp.IndexedShards(urls, key_split="last-dot")
+    assert [sample["__key__"] for sample in data.select(["dog.2"])] == ["dog.2"]
+    for select in (
+        lambda: data.select(["img.1", "dog.2"]),
+        lambda: data.select(exclude=["img.1"]),
+        lambda: wp.SampleList(urls, exclude=["img.1"]),
+    ):
+        with pytest.raises(wp.SampleError, match="two samples have the key 'img.1'"):
+            select()
+    keyed(tmp_path / "a.tar", "img.1.jpg", "img.2.jpg")
+    index_shards(urls, offsets=True, key_split="last-dot")
+    with pytest.raises(ValueError, match="no sample has one of 1 key.* has the key 'img.1'"):
+        wp.IndexedShards(urls, key_split="last-dot").select(["none"])
+
+
+@pytest.mark.parametrize("source", ["pipe", "dataset", "node"])
+def test_a_state_does_not_fit_other_numbers_of_samples(source, tmp_path):
+    """Of shards with the same names: the order of all samples depends on their numbers."""
+
+    def write(*counts):
+        for number, count in enumerate(counts):
+            with TarWriter(tmp_path / f"{number}.tar", overwrite=True) as writer:
+                for sample in range(count):
+                    writer.write({"__key__": f"{number}-{sample}", "txt": "x"})
+        index_shards(str(tmp_path / "*.tar"), offsets=True)
+
+    def make():
+        return wp.SampleList(str(tmp_path / "*.tar"), shuffle=True).fetch_samples()
+
+    def state_of(pipe):
+        if source == "node":
+            node = pipe.as_node()
+            node.reset()
+            next(node)
+            return node.state_dict()
+        pipe = pipe.as_dataset() if source == "dataset" else pipe
+        next(iter(pipe))
+        return pipe.state_dict()
+
+    def load(pipe, state):
+        if source == "node":
+            pipe.as_node().reset(state)
+        else:
+            (pipe.as_dataset() if source == "dataset" else pipe).load_state_dict(state)
+
+    write(5, 5, 5)
+    state = state_of(make())
+    load(make(), state)
+    write(5, 5, 8)
+    with pytest.raises(wp.StateError, match="the index gave the shards other numbers of samples"):
+        load(make(), state)
+    del state["samples"]  # earlier versions did not save it
+    load(make(), state)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch.utils.data import Dataset
 
-from wds_pipes.core.options import check_count
+from wds_pipes.core.options import check_count, check_storage_options
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import SampleError
@@ -23,7 +23,7 @@ from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import Listed, list_indexed
-from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.keys import KeySplit, check_key_split, splitter
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
 from wds_pipes.tar.samples import SampleParser
@@ -96,14 +96,14 @@ class IndexedShards(Dataset[dict[str, Any]]):
         key_split: KeySplit = "first-dot",
     ) -> None:
         self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
-        self._index, self._options = index, storage_options
+        self._index, self._options = index, check_storage_options(storage_options)
         listed = list_indexed(self._given, index, storage_options)
         self._listed: Listed | None = listed
         self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         specs = decode_specs(decode)
         self._decode = None if specs is None else DecodeByExt(None, *specs)  # type: ignore[arg-type]
-        self._cache, self._key_split = as_cache(cache), key_split
+        self._cache, self._key_split = as_cache(cache), check_key_split(key_split)
         self._connections = check_count("connections", connections)
         self._numbers: Numbers | None = None  # of a view: which samples; None: all
         self._opened: _Opened | None = None
@@ -168,7 +168,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
 
     def _number(self, number: int) -> int:
         """Return the number of a sample among all, from that in this view."""
-        count = len(self)
+        number, count = operator.index(number), len(self)
         if not -count <= number < count:
             raise IndexError(f"there is no sample {number}: there are {count}")
         number = number if number >= 0 else number + count
@@ -245,6 +245,8 @@ class IndexedShards(Dataset[dict[str, Any]]):
             KeyError: there is no such sample in this view.
             SampleError: several have it.
         """
+        if not isinstance(key, str):
+            raise TypeError(f"a key is a string, not {key!r:.80}: for a number write data[number]")
         opened = self._open()
         numbers = [opened.located.starts[place.shard] + place.number for place in opened.located.find(key)]
         if self._numbers is not None:
@@ -282,12 +284,12 @@ class _Opened:
         self.located = Located(
             listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
         )
-        if listed.counts is None:
-            self.located.compare_ends()
+        self.located.compare_ends()
         self.count = self.located.starts[-1]
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
+        self._split = splitter(data._key_split)
         self._decode = None if data._decode is None else data._decode.decoder()
 
     def read_one(self, number: int) -> Any:
@@ -298,6 +300,8 @@ class _Opened:
         offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
         size = None if self._facts is None else self._facts[shard].size
+        if start and not place:
+            located.check_head(url, start, self._split)
         part = self._files.read_one(url, start, stop + BLOCK, size)
         sample = self._parser.parse(part, start, stop, url, self._shown[url])
         if not self._local and place + 2 == len(offsets):  # a local shard was checked with its index
@@ -311,6 +315,9 @@ class _Opened:
         ordered = sorted(set(numbers))
         places, starts = [self._place(number) for number in ordered], self.located.starts
         samples: dict[int, Any] = {}
+        for number, (url, start, *_) in zip(ordered, places, strict=True):
+            if start and number == starts[bisect_right(starts, number) - 1]:
+                self.located.check_head(url, start, self._split)
         with self._files.read(place._replace(stop=place.stop + BLOCK) for place in places) as parts:
             for number, (url, start, stop, _), part in zip(ordered, places, parts, strict=True):
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
@@ -333,6 +340,8 @@ class _Opened:
                 there = known[shard] = offsets, mapped
             offsets, part = there
             start, stop = offsets[place], offsets[place + 1]
+            if start and not place:
+                self.located.check_head(url, start, self._split)
             if stop - start >= LARGE:
                 self._files.announce(part[0], url, start, stop)
             sample = parse(part, start, stop, url, self._shown[url])

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from functools import cache, partial
 from pathlib import Path
 
@@ -207,6 +208,14 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
         resumed.set_epoch(-1)
 
 
+def test_timeout_seconds_without_workers(urls):
+    """It has no effect: there is no worker to wait for."""
+    assert list(loader(urls, timeout_seconds=5)) == list(loader(urls))
+    for wrong, error in ((-1, ValueError), ("5", TypeError), (float("nan"), ValueError)):
+        with pytest.raises(error, match="timeout_seconds must be"):
+            loader(urls, num_workers=1, timeout_seconds=wrong)
+
+
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
 def test_set_epoch_ends_an_iterator(workers, persistent, urls):
     source = loader(urls, num_workers=workers, persistent_workers=persistent)
@@ -219,6 +228,16 @@ def test_set_epoch_ends_an_iterator(workers, persistent, urls):
     fifth = list(resumed)
     assert list(source) == fifth
     source.close()
+
+
+def test_a_loader_that_is_gone_leaves_nothing(urls):
+    source = loader(urls)
+    list(source)
+    stage = weakref.ref(source._plan.source)
+    source.close()
+    del source
+    gc.collect()
+    assert stage() is None
 
 
 def note_start(path, worker):

@@ -136,3 +136,16 @@ def test_a_source_that_gives_every_rank_all_samples_warns(environment, tmp_path)
         alone.delenv("RANK")
         assert [ref.url for ref in wp.ShardList(urls)] == urls
     list(wp.PipeLoader(wp.ShardList(urls).open_shards().load_tar().group_by_key(), epoch_end="exact"))
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("", "2"), ("1", "two")])
+def test_the_environment_variable_is_named(rank, world_size, monkeypatch):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(ValueError, match=r"the environment variable (RANK|WORLD_SIZE) must be a number, not '"):
+        find_rank()
+
+
+def test_a_rank_as_text_is_refused():
+    with pytest.raises(TypeError, match="rank must be an int, not '0'"):
+        find_rank("0", "2")

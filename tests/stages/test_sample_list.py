@@ -195,7 +195,7 @@ def test_an_index_without_samples_of_a_shard_with_some(tmp_path):
 def test_what_is_no_reference_is_refused(indexed):
     with pytest.raises(TypeError, match=r"fetch_samples\(\) takes what SampleList\(...\) yields"):
         list(wp.ShardList(indexed).fetch_samples())
-    for options in ({"index": False}, {"index": 3}, {"shuffle": 1}, {"block_samples": 0}, {"seed": 1 << 63}):
+    for options in ({"index": False}, {"index": 3}, {"shuffle": 1}, {"block_samples": 0}, {"seed": 1 << 64}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             wp.SampleList(indexed, **options)
     for options in ({"connections": 0}, {"readahead_bytes": 0}, {"on_error": "ignore"}):

@@ -90,7 +90,7 @@ def test_the_state_names_the_next_shard_for_people(tmp_path):
         ({"seed": 1.5}, TypeError),
         ({"seed": True}, TypeError),
         ({"seed": -(1 << 63) - 1}, ValueError),
-        ({"seed": 1 << 63}, ValueError),
+        ({"seed": 1 << 64}, ValueError),
         ({"urls": []}, ValueError),
     ],
 )

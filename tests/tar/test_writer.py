@@ -524,9 +524,9 @@ def test_percent_signs_and_braces_elsewhere_in_the_path_stay(tmp_path):
         ("s.tar", {}, "one place for the shard's number"),
         ("s-%d-%d.tar", {}, "one place for the shard's number"),
         ("s-%s.tar", {}, "one place for the shard's number"),
-        ("s-%d.tar", {"max_samples": 0}, "must be positive"),
-        ("s-%d.tar", {"max_bytes": 0}, "must be positive"),
-        ("s-%d.tar", {"start": -1}, "must be positive"),
+        ("s-%d.tar", {"max_samples": 0}, "must be at least"),
+        ("s-%d.tar", {"max_bytes": 0}, "must be at least"),
+        ("s-%d.tar", {"start": -1}, "must be at least"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(pattern, options, message):
@@ -946,3 +946,76 @@ def test_common_headers_are_those_of_tarfile(start, rest, size):
         info = tarfile.TarInfo(name)
         info.size, info.mode = size, 0o444
         assert block == info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+
+
+def test_a_write_that_raised_has_not_taken_the_sample(tmp_path):
+    """Also when resuming: ``on_shard`` fails once, and the write is tried again."""
+    few = [{"__key__": str(number), "txt": "x"} for number in range(6)]
+    pattern = str(tmp_path / "%d.tar")
+    with ShardWriter(pattern, max_samples=2) as writer:
+        for sample in few[:2]:
+            writer.write(sample)
+    told = []
+
+    def upload(path):
+        told.append(path)
+        if len(told) == 1:
+            raise ConnectionError
+
+    with ShardWriter(pattern, max_samples=2, on_shard=upload, resume=True) as writer:
+        for sample in few:
+            try:
+                writer.write(sample)
+            except ConnectionError:
+                writer.write(sample)
+    found = ShardList(str(tmp_path / "*.tar")).open_shards().load_tar().group_by_key()
+    assert [sample["__key__"] for sample in found] == list("012345")
+    assert told == [pattern % number for number in (0, 1, 2)]
+
+
+@pytest.mark.parametrize("again", ["resume", "overwrite"])
+@pytest.mark.parametrize(
+    ("pattern", "index"),
+    [
+        ("data/%d.tar", "meta/index.json"),
+        ("./data/%d.tar", "data/index.json"),
+        ("{here}/data/%d.tar", "data/index.json"),
+        ("data/%d.tar", "{here}/data/index.json"),
+        ("data//%d.tar", "data/index.json"),
+    ],
+)
+def test_an_index_is_written_again_however_paths_are_spelled(pattern, index, again, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "meta").mkdir()
+    pattern, index = pattern.format(here=tmp_path), index.format(here=tmp_path)
+    for count, options in ((4, {}), (6, {again: True})):
+        with ShardWriter(pattern, max_samples=2, index=index, **options) as writer:
+            for number in range(count):
+                writer.write({"__key__": str(number), "txt": "x"})
+    found = ShardList(index).open_shards().load_tar().group_by_key()
+    assert [sample["__key__"] for sample in found] == list("012345")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_samples": 2.5}, TypeError, "max_samples must be an int, not 2.5"),
+        ({"max_samples": 0}, ValueError, "max_samples must be at least 1, not 0"),
+        ({"max_bytes": "1GB"}, TypeError, "max_bytes must be an int, not '1GB'"),
+        ({"start": -1}, ValueError, "start must be at least 0, not -1"),
+        ({"on_shard": 3}, TypeError, "on_shard is a function of the path of a shard, not 3"),
+    ],
+)
+def test_wrong_options_are_told_when_it_is_built(options, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        ShardWriter(str(tmp_path / "%d.tar"), **options)
+
+
+@pytest.mark.parametrize("sample", [None, [1], 3])
+def test_what_is_no_dict_is_refused(sample, tmp_path):
+    with (
+        TarWriter(tmp_path / "a.tar") as writer,
+        pytest.raises(TypeError, match="a sample is a dict of its fields and its '__key__', not"),
+    ):
+        writer.write(sample)

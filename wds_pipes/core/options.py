@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 from wds_pipes.core.words import shown
 
@@ -36,6 +37,13 @@ def check_seconds(what: str, seconds: object) -> float:
     if not seconds >= 0:
         raise ValueError(f"{what} must be at least 0, not {seconds}")
     return seconds
+
+
+def check_storage_options(options: object) -> dict[str, Any] | None:
+    """Return ``options`` if they are a dict or None."""
+    if options is not None and not isinstance(options, dict):
+        raise TypeError(f"storage_options must be a dict, not {type(options).__name__}")
+    return options
 
 
 def check_choice(what: str, value: object, *choices: str) -> str:

@@ -150,6 +150,7 @@ class Stream(Generic[Out]):
             "shards": recipe.shards,
             "fingerprint": recipe.fingerprint,
             **recipe.of_data,
+            **({} if recipe.samples is None else {"samples": recipe.samples}),
             "graph": list(recipe.graph),
             "lane_count": host.lanes,
             "lanes": {
@@ -166,7 +167,10 @@ class Stream(Generic[Out]):
     def recipe(self) -> Recipe:
         """What never changes; StateError if the position of the chain cannot be known."""
         self.stage.check_resumable()
-        return Recipe(self.stage.seed, *self.stage.shards(), tuple(self.stage.graph()), self.stage.which_data())
+        root = self.stage.root
+        samples = root.samples_fingerprint if root.has_global_order else None  # which depends on their numbers
+        graph = tuple(self.stage.graph())
+        return Recipe(self.stage.seed, *self.stage.shards(), graph, self.stage.which_data(), samples)
 
     @shortened
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:

@@ -72,4 +72,6 @@ def as_cache(given: ShardCache | str | os.PathLike[str] | None) -> ShardCache | 
         from wds_pipes.io.cache.shard_cache import ShardCache
 
         return ShardCache(given)
+    if given is not None and not hasattr(given, "max_bytes"):
+        raise TypeError(f"cache is a directory or a ShardCache, not {given!r:.80}")
     return given

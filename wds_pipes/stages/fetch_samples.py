@@ -23,7 +23,7 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import unusable
 from wds_pipes.tar.samples import SampleParser
 
@@ -87,7 +87,7 @@ class FetchSamples(Tolerant[Sample]):
     ) -> None:
         super().__init__(source, on_error, max_errors)
         self.fields = None if fields is None else read_names("fields", fields)
-        self.split = key_split
+        self.split = check_key_split(key_split)
         options = source.storage_options if storage_options is None else storage_options
         self.files = RangeReader(
             options,

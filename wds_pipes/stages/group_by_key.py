@@ -33,7 +33,7 @@ from wds_pipes.stages.sample_errors import (
 )
 from wds_pipes.stages.sample_fields import VARIED, Doubt, KeptFields, SeenFields
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.tar.keys import KeySplit, has_field, is_metadata, splitter, with_field
+from wds_pipes.tar.keys import KeySplit, check_key_split, has_field, is_metadata, splitter, with_field
 from wds_pipes.tar.members import EMPTY, END, MARK, TarMember, half_sample
 
 Sample = dict[str, Any]
@@ -116,7 +116,7 @@ class GroupByKey(Tolerant[Sample]):
         check_order(source)
         self.fields = None if fields is None else read_names("fields", fields)
         self.split = key_split
-        name = "callable" if callable(key_split) else check_choice("key_split", key_split, "first-dot", "last-dot")
+        name = "callable" if callable(check_key_split(key_split)) else str(key_split)
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
         # While running, where a resume opens the source: at a member of its shard, or at a mark.

@@ -26,7 +26,7 @@ from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.samples import SampleParser
+from wds_pipes.tar.samples import SampleParser, check_head
 
 # How many remote samples are read one by one; and how many bytes a run of later ones has, and how
 # many may be between two of them. In 50 ms, a connection of 50 MB/s brings 2.5 MB, so a run of 8 MB
@@ -201,7 +201,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         if of_shard and part[1] <= (before := self._range(place, of_shard - 1).start):
             self._checker.parse(part, before, start, url, url)  # the one before it ends there
         elif not of_shard and start and not part[1]:
-            self._check_head(part[0][:start], url)
+            check_head(part[0][:start], url, self._split, self._offsets.stale)
         if stop - start > self._load.max_member_bytes:
             self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
         sample = self._parser.parse(part, start, stop, url, url)
@@ -211,12 +211,6 @@ class NumberedSamples(Numbered[dict[str, Any]]):
             key = sample.pop("__key__")
             sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}
         return sample
-
-    def _check_head(self, data: bytes, url: str) -> None:
-        """Check that what is before the first sample of a shard is none."""
-        for member in TarReader(io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore"):
-            if member.name and self._split(member.name) is not None:
-                raise self._offsets.stale(url, f"a sample begins before byte {len(data)}")
 
     def _check_members(self, data: bytes, start: int, url: str) -> None:
         """Raise the ShardError for a member that is too large."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.options import check_count
+from wds_pipes.core.options import check_count, check_storage_options
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
@@ -125,8 +125,7 @@ class OpenShards(Tolerant[Shard]):
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)
-        if storage_options is not None and not isinstance(storage_options, dict):
-            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
+        check_storage_options(storage_options)
         if not isinstance(timeout_seconds, (int, float)) or timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
         if storage_options is None:

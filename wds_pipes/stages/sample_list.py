@@ -114,6 +114,8 @@ class SampleList(ShardSource[SampleRef]):
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
         self._located = Located(self.urls, listed.folder, files, storage_options, connections, counts=listed.counts)
+        if listed.counts is not None:
+            self._located.compare_ends()
         every = range(self._located.starts[-1])
         self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
         self.count = len(self._view)

@@ -9,7 +9,7 @@ from typing import Any
 
 from wds_pipes.core.lane import Host
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
-from wds_pipes.core.options import check_seed
+from wds_pipes.core.options import check_seed, check_storage_options
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify, redact, relative_names
@@ -39,9 +39,7 @@ class ShardSource(Stage[Out]):
 
     def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
         super().__init__()
-        if storage_options is not None and not isinstance(storage_options, dict):
-            raise TypeError(f"storage_options must be a dict, not {type(storage_options).__name__}")
-        self.options, self.moved = storage_options, bool(moved)
+        self.options, self.moved = check_storage_options(storage_options), bool(moved)
         self._seed = check_seed(seed)
         self._host = Host()
         # The numbers of the shards by their URLs, added when one is first requested. As a whole: a

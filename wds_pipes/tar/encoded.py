@@ -34,6 +34,8 @@ class Encoded:
     def __init__(self, sample: Mapping[str, Any], own: ByExtension[Encoder] | None) -> None:
         from wds_pipes.codecs.encoding import encode  # imports numpy, which reading tars does not need
 
+        if not isinstance(sample, Mapping):
+            raise TypeError(f"a sample is a dict of its fields and its '__key__', not {sample!r:.80}")
         key = sample.get("__key__")
         if not isinstance(key, str) or not key:
             raise SampleError(

@@ -121,6 +121,11 @@ def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storag
         raise ValueError("standard input has no index: write it to a file first")
     where = None if isinstance(index, bool) else at_home(os.fspath(index))
     if where is None or not is_index(where):
+        if where is not None and len(names := {path_of(url).rpartition("/")[2] for url in shards}) < len(shards):
+            raise ValueError(
+                f"the shards have {len(names)} names, such as {min(names)!r:.200}, and are {len(shards)}: a directory "
+                "has one index for each name. Write the indexes beside the shards"
+            )
         return Listed(shards, facts, where)
     return Listed(shards, find_facts(shards, where, storage_options), None)
 

@@ -27,7 +27,7 @@ from wds_pipes.io.versions import version_of
 from wds_pipes.tar.dali import pack_dali
 from wds_pipes.tar.index_file import Entry, check_is_index, check_output, name_in, read_index, write_index
 from wds_pipes.tar.index_formats import Options, ShardFacts, base_name, dali_name, make_opener
-from wds_pipes.tar.keys import KeySplit
+from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.scanning import Rules, Scanned, scan
 
@@ -99,8 +99,7 @@ def index_shards(
         raise ValueError(f"jobs must be at least 1, not {jobs}")
     if on_repeated_key not in ("raise", "warn", "ignore"):
         raise ValueError(f"on_repeated_key must be one of 'raise', 'warn', 'ignore', not {on_repeated_key!r}")
-    if not callable(key_split) and key_split not in ("first-dot", "last-dot"):
-        raise ValueError(f"key_split must be one of 'first-dot', 'last-dot' or a function, not {key_split!r}")
+    check_key_split(key_split)
     path = None if output is None else check_output(output)
     if path is not None:
         check_is_index(path)

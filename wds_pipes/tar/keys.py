@@ -26,6 +26,13 @@ def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None
     return parts and (parts[0], parts[1].lower())
 
 
+def check_key_split(rule: KeySplit) -> KeySplit:
+    """Return ``rule`` if it is one of ``split_key``; otherwise raise ValueError."""
+    if not callable(rule) and rule not in ("first-dot", "last-dot"):
+        raise ValueError(f"key_split must be one of 'first-dot', 'last-dot' or a function, not {rule!r:.80}")
+    return rule
+
+
 def splitter(rule: KeySplit) -> Callable[[str], tuple[str, str] | None]:
     """The function of one rule of ``split_key``; it does not change the case of the field."""
     if callable(rule):

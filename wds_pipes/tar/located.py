@@ -22,7 +22,7 @@ from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import dali_name, folder_of, path_of
-from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.keys import KeySplit, split_key, splitter
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.offsets import (
     KEYS,
@@ -37,7 +37,7 @@ from wds_pipes.tar.offsets import (
     unusable,
 )
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.samples import SampleParser, name_of
+from wds_pipes.tar.samples import SampleParser, check_head, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,6 +100,7 @@ class Located:
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
         self.starts: list[int] = []  # the number of the first sample of each shard, and that of all samples
+        self._counted = counts is not None
         if counts is not None:
             pass
         elif len(urls) > 1 and any(map(is_remote, urls)):
@@ -151,6 +152,8 @@ class Located:
             ShardError: an index is of another shard.
         """
         for shard in range(len(self.urls)):
+            if self._counted and self.starts[shard] < self.starts[shard + 1]:
+                continue  # its index is compared when it is read; that of a shard without samples never is
             url = self.index_of(shard)
             if is_remote(url):
                 continue  # it was read as a whole, and remote shards are not compared
@@ -160,7 +163,7 @@ class Located:
                 end = int.from_bytes(_read_local(url, size - 8, 8), "little") if size >= 8 else 0
             except OSError:  # there is an index of DALI, perhaps
                 continue
-            if size % 8 or not size or end % BLOCK or (most is not None and size > most):
+            if self._counted or size % 8 or not size or end % BLOCK or (most is not None and size > most):
                 self.offsets(shard)  # raises, or compares it
             else:
                 self._check_end(shard, end)
@@ -214,13 +217,37 @@ class Located:
         return found
 
     def key_of(self, number: int) -> str:
-        """Return the key of a sample, from its tar."""
+        """Return the key of a sample, from its tar, by the rule by which its index of keys was
+        made, if that is not a function.
+        """
+        names: list[str] = []
+        self._parse(number, lambda name: _noted(name, names))
+        keys = [parts[0] for rule in ("first-dot", "last-dot") if (parts := split_key(names[0], rule)) is not None]
+        shard, place = self.place(number)
+        hashes, numbers = self.keys(shard)
+        indexed = hashes[numbers == place].tolist()
+        return next((key for key in keys if hash_text(key) in indexed), keys[0])
+
+    def check_head(self, url: str, start: int, split: Callable[[str], Any]) -> None:
+        """Check that no sample begins before byte ``start``, where the first one of a shard does.
+
+        Args:
+            url: the shard.
+            start: the byte.
+            split: the function of ``key_split``.
+        """
+        check_head(self._files.read_one(url, 0, start)[0][:start], url, split, self.stale)
+
+    def check_whole(self, number: int) -> None:
+        """Raise a ShardError if a sample goes on after its end, by the rule ``"first-dot"``."""
+        self._parse(number, "first-dot")
+
+    def _parse(self, number: int, rule: KeySplit) -> None:
         shard, place = self.place(number)
         url, offsets = self.urls[shard], self.offsets(shard)
         start, stop = offsets[place], offsets[place + 1]
         part = self._files.read_one(url, start, stop + BLOCK)
-        sample = SampleParser(frozenset(), "first-dot", self.stale).parse(part, start, stop, url, redact(url))
-        return str(sample["__key__"])
+        SampleParser(frozenset(), rule, self.stale).parse(part, start, stop, url, redact(url))
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
@@ -356,3 +383,11 @@ def _read_local(url: str, start: int, size: int) -> bytes:
     with open(at_home(cast(str, local_path(url))), "rb", buffering=0) as file:
         file.seek(start)
         return file.read(size)
+
+
+def _noted(name: str, names: list[str]) -> tuple[str, str] | None:
+    """Note the name of a file of a sample, and take it for a field of this one."""
+    if split_key(name, "first-dot") is None and split_key(name, "last-dot") is None:
+        return None
+    names.append(name)
+    return "\1", str(len(names))

@@ -180,3 +180,25 @@ def name_of(header: bytes) -> str | None:
     if header[156] not in b"0\0":
         return ""
     return header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def check_head(
+    data: bytes,
+    url: str,
+    split: Callable[[str], tuple[str, str] | None],
+    stale: Callable[[str, str], ShardError],
+) -> None:
+    """Check that what is before the first sample of a shard is none.
+
+    Args:
+        data: the bytes of the shard up to that sample.
+        url: the shard.
+        split: the function of ``key_split``.
+        stale: as in ``SampleParser``.
+
+    Raises:
+        ShardError: a sample begins there, so that the index is of another shard.
+    """
+    for member in TarReader(io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore"):
+        if member.name and split(member.name) is not None:
+            raise stale(url, f"a sample begins before byte {len(data)}")

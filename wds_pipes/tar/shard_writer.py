@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import StateError
 from wds_pipes.io.compression import compressor, kind_of_name
@@ -110,11 +111,10 @@ class ShardWriter:
         self.pattern = target_of(pattern)
         if overwrite and resume:
             raise ValueError("overwrite=True replaces the shards that resume=True keeps: pass one of them")
-        if max_samples < 1 or max_bytes < 1 or start < 0:
-            raise ValueError(
-                "max_samples and max_bytes must be positive and start not negative, not "
-                f"{max_samples}, {max_bytes} and {start}"
-            )
+        self.max_samples, self.max_bytes = check_count("max_samples", max_samples), check_count("max_bytes", max_bytes)
+        self._number = check_count("start", start, least=0)
+        if on_shard is not None and not callable(on_shard):
+            raise TypeError(f"on_shard is a function of the path of a shard, not {on_shard!r:.80}")
         places = list(_PLACE.finditer(self.pattern))
         if len(places) != 1:
             raise ValueError(
@@ -128,12 +128,11 @@ class ShardWriter:
             compressor(kind)  # an error now, if its library is missing
         self._offsets = bool(offsets)
         self._samples: list[tuple[str, int]] = []  # of the unfinished shard: the key of each, and where it begins
-        self.max_samples, self.max_bytes, self.on_shard = max_samples, max_bytes, on_shard
-        self.overwrite = overwrite
+        self.on_shard, self.overwrite = on_shard, overwrite
         self.shards: dict[str, int] = {}
         self._index = None if index is None else check_output(index, remote=True)
+        # what the index says of each shard, by its name there, with its URL
         self._entries, self._rules = _entries(self._index, storage_options)
-        self._number = start
         self._writer: TarWriter | None = None
         # Whether the last complete shard was reported to the index and to ``on_shard``.
         self._told = True
@@ -203,18 +202,18 @@ class ShardWriter:
             self._resume = False
             return False
         key, path = self._kept[0], self.path(self._number)
-        if sample.get("__key__") != key:
+        own = sample.get("__key__") if isinstance(sample, Mapping) else sample
+        if own != key:
             raise StateError(
                 f"shard {redact(path)} is of another run: its sample {self._count - len(self._kept)} has the key "
-                f"{key!r}, and this sample has {sample.get('__key__')!r}. Write the same samples in the same order, or "
+                f"{key!r}, and this sample has {own!r:.80}. Write the same samples in the same order, or "
                 "pass overwrite=True"
             )
         self._kept.popleft()
         if not self._kept:
             self.shards[path] = self._count
-            self._told = False
+            self._told = False  # told before the next sample, as of a shard that was written
             self._number += 1
-            self._tell()
         return True
 
     def _find(self) -> None:
@@ -227,7 +226,7 @@ class ShardWriter:
         if not self._kept:
             raise StateError(f"shard {redact(path)} has no samples, so it is of another run: remove it")
         if self._index is not None:
-            self._entries[path] = Entry(found.facts)
+            self._entries[name_in(self._index, path)] = path, Entry(found.facts)
         if self._offsets:
             self._samples = list(zip(found.keys, found.starts, strict=True))
             self._write_offsets(path, found.end)
@@ -237,9 +236,9 @@ class ShardWriter:
             self._writer.close()
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
-            if self._writer.digest is not None:
+            if self._index is not None and self._writer.digest is not None:
                 facts = ShardFacts(self._writer.samples, self._writer.stored, self._writer.digest.hexdigest())
-                self._entries[path] = Entry(facts)
+                self._entries[name_in(self._index, path)] = path, Entry(facts)
             if self._offsets:
                 self._write_offsets(path, self._writer.size)
             self._writer, self._told = None, False
@@ -259,7 +258,7 @@ class ShardWriter:
         ``close``.
         """
         if self._index is not None:
-            write_index(self._index, self._entries, self._rules, self._options)
+            write_index(self._index, dict(self._entries.values()), self._rules, self._options)
         self._told = True
         if self.on_shard is not None:
             self.on_shard(self.path(self._number - 1))
@@ -267,6 +266,8 @@ class ShardWriter:
     def close(self) -> None:
         """Finish the last shard."""
         if self._resume:
+            if not self._told:
+                self._tell()
             if not self._kept:
                 self._find()
             if self._kept:
@@ -290,8 +291,11 @@ class ShardWriter:
             self._writer = None
 
 
-def _entries(index: str | None, storage_options: dict[str, Any] | None) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Return what an existing index says of each shard by its URL, and how it found the samples.
+def _entries(
+    index: str | None, storage_options: dict[str, Any] | None
+) -> tuple[dict[str, tuple[str, Entry]], dict[str, str]]:
+    """Return what an existing index says of each shard, with its URL, by its name in the index; and
+    how it found the samples.
 
     Raises:
         ValueError: it is damaged, or in another format.
@@ -299,8 +303,9 @@ def _entries(index: str | None, storage_options: dict[str, Any] | None) -> tuple
     if index is None or not exists(index, storage_options):
         return {}, {}
     listed, known = listed_shards([index], storage_options)[0], read_index(index, storage_options)
-    entries = {url: (known.entries.get(name_in(index, url)), facts) for url, facts in listed}
-    return {
-        url: entry if entry is not None and entry.facts == facts else Entry(facts)
-        for url, (entry, facts) in entries.items()
-    }, known.rules
+    entries = {}
+    for url, facts in listed:
+        name = name_in(index, url)
+        entry = known.entries.get(name)
+        entries[name] = url, entry if entry is not None and entry.facts == facts else Entry(facts)
+    return entries, known.rules

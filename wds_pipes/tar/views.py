@@ -92,6 +92,9 @@ def split_by_key(shares: Mapping[str, float]) -> dict[str, KeyRange]:
 
     if not isinstance(shares, Mapping):
         raise TypeError(f'the shares have names, as {{"train": 0.9, "val": 0.1}}, and these have none: {shares!r:.80}')
+    for name, share in shares.items():
+        if not isinstance(share, (int, float, np.number)):
+            raise TypeError(f"the share of {name!r} must be a number, not {share!r:.80}")
     ends = np.cumsum([float(share) for share in shares.values()]).tolist()
     if not shares or abs(ends[-1] - 1) > 1e-9 or any(not share > 0 for share in shares.values()):
         raise ValueError(f"the shares must be above 0 and sum to 1, not {dict(shares)}")
@@ -164,7 +167,7 @@ class Selector:
         if isinstance(wanted, (bytes, Mapping)) or single:
             raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
         if isinstance(wanted, (set, frozenset)) or not hasattr(wanted, "__len__"):
-            wanted = sorted(wanted) if isinstance(wanted, (set, frozenset)) else list(wanted)
+            wanted = sorted(wanted, key=repr) if isinstance(wanted, (set, frozenset)) else list(wanted)
         if len(wanted) and isinstance(next(iter(wanted)), str):
             return of_view(view, self._by_keys(wanted, must=option == "where"))
         return by_numbers(wanted, view)

@@ -188,7 +188,7 @@ class Source:
             located.compare_ends()
             chosen = range(self.indexed.count)[start:stop]
             if chosen and located.place(start).number:
-                located.key_of(start - 1)  # raises if it goes on, since keys end at other dots in the index
+                located.check_whole(start - 1)  # raises if it goes on, since keys end at other dots in the index
             return iter(Stream(FetchSamples(self._list(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)
 
