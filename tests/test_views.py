@@ -690,3 +690,16 @@ def test_a_state_does_not_fit_other_numbers_of_samples(source, tmp_path):
         load(make(), state)
     del state["samples"]  # earlier versions did not save it
     load(make(), state)
+
+
+def test_tables_that_are_empty_or_missing(duckdb, tmp_path):
+    """One of a shard of which no sample has a row, and one that was not written."""
+    urls = make_shards(tmp_path, shards=2, samples=3)
+    index_shards(urls, offsets=True)
+    rows = [{"key": sample["__key__"], "n": 1} for sample in wp.IndexedShards(urls)[:3]]
+    (tmp_path / "shard-000000.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "shard-000001.jsonl").write_text("")
+    assert len(wp.IndexedShards(urls).select("n > 0")) == 3
+    (tmp_path / "shard-000001.jsonl").unlink()
+    with pytest.raises(wp.ShardError, match=r"shard-000001\.jsonl cannot be used: it does not exist"):
+        wp.IndexedShards(urls).select("n > 0")

@@ -214,6 +214,12 @@ def test_a_position_is_checked_when_the_class_is_defined():
             type(wp.Stage)("NoDataclass", (wp.Stage,), {"At": type("At", (base,), {"number": 0})})
 
 
+@pytest.mark.parametrize("wrong", [int, 3, len])
+def test_what_is_no_stage_is_not_registered(wrong):
+    with pytest.raises(TypeError, match=r"register_stage\(\) takes a class that is derived from wds_pipes.Stage"):
+        wp.register_stage(wrong)
+
+
 def test_a_class_with_the_name_of_a_built_in_does_not_take_its_place(urls):
     """A state is described by the stage of the package."""
     source = wp.ShardList(urls).open_shards().load_tar().group_by_key().shuffle_buffer(3)

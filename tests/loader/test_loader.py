@@ -1254,7 +1254,7 @@ def changed(state, **changes):
         (lambda states: [*states[:2], changed(states[2], seed=6)], "differ in 'seed': 5, 5, 6"),
         (
             lambda states: [*states[:2], changed(states[2], fingerprint="x", data="0" * 8)],
-            "differ in 'fingerprint' and 'data'",
+            "are of other shards",
         ),
         (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
         (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
 from wds_pipes.core.words import shown, some
@@ -86,10 +86,10 @@ def is_count(value: object, *, least: int = 0, most: int = MOST) -> bool:
 
 def read_count(value: object, what: str, *, least: int = 0, most: int = MOST) -> int:
     """Return a value as an int between two bounds."""
-    if type(value) is not int or not least <= value <= most:
+    if not is_count(value, least=least, most=most):
         bound = f", and at most {most:,} can be" if type(value) is int and value > most else ""
         raise damaged(f"{what} is {shown(value)}{bound}")
-    return value
+    return cast(int, value)
 
 
 def read_finite(value: object) -> float | None:

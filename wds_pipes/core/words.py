@@ -43,5 +43,5 @@ def listed(names: Iterable[str]) -> str:
 
 def some(numbers: Any) -> str:
     """Return numbers for a message, at most the first 10."""
-    listed = [str(number) for number, _ in zip(numbers, range(11), strict=False)]
-    return ", ".join([*listed[:10], *(["..."] if len(listed) > 10 else [])]) or "none"
+    first = [str(number) for number, _ in zip(numbers, range(11), strict=False)]
+    return ", ".join([*first[:10], *(["..."] if len(first) > 10 else [])]) or "none"

@@ -58,7 +58,10 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
 
     Raises:
         RuntimeError: another pipe already has this name.
+        TypeError: it is no class of stages.
     """
+    if not (isinstance(kind, type) and issubclass(kind, Stage)):
+        raise TypeError(f"register_stage() takes a class that is derived from wds_pipes.Stage, not {kind!r:.80}")
     pipe = pipe_class(kind)
     _register(pipe)
     return pipe

@@ -60,7 +60,7 @@ class WdsPipe(Countable, Base[T_co]):
 
     Each ``iter(pipe)`` is the next epoch; after a state was loaded, the next ``iter(pipe)``
     continues the epoch of the state. A pipe has one iterator at a time: a new iterator ends the one
-    before.
+    before. Pipes that read from one ``ShardList`` object count their epochs together.
     """
 
     _is_child_datapipe = False  # torch reads it for each item; set here, it does not go through __getattr__

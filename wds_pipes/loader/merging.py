@@ -117,10 +117,8 @@ def _check_data(saved: list[Saved], moved: bool) -> None:
     for state in saved[1:]:
         if Move(moved).problem(Data(state.fingerprint, state.data), first) is not None:
             raise StateError(
-                f"the states of ranks {saved[0].rank} and {state.rank} differ in "
-                "'fingerprint' and 'data', so that they are of other shards. Take them of "
-                "one "
-                "run, at one step. If their shards are the same, under other names, pass moved=True."
+                f"the states of ranks {saved[0].rank} and {state.rank} are of other shards. Take them of one run, at "
+                "one step. If their shards are the same, under other names, pass moved=True."
             )
 
 

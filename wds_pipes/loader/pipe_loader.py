@@ -64,7 +64,8 @@ class PipeLoader:
     ``epoch_end="loop"`` it continues the stream); after a state was loaded, the next
     ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing until the first
     ``next()``. A state that is taken after the last batch of an epoch stands at the
-    beginning of the next epoch.
+    beginning of the next epoch. A loader counts epochs by itself: those of ``iter(pipe)``, and
+    ``set_epoch()`` and states of the pipe, do not matter.
 
     Args:
         pipe: a pipeline that starts with ``ShardList`` or ``SampleList``; it may contain torch's

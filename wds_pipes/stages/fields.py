@@ -40,6 +40,7 @@ def read_choices(fields: Iterable[Any]) -> list[list[str]]:
     Raises:
         TypeError: a name is not a string, or is empty.
     """
+    fields = list(fields)
     for field in fields:
         if not isinstance(field, str) or not all(map(str.strip, field.split(";"))):
             raise TypeError(f"a field is named by a string such as 'jpg;png', not {field!r}")
@@ -56,7 +57,7 @@ def read_names(option: str, fields: Iterable[str]) -> tuple[str, ...]:
     if isinstance(fields, str):
         names = fields.replace(";", " ").split()
         raise TypeError(f"{option} must be a list of names, not {fields!r}: write {option}={names}")
-    choices = read_choices(list(fields))
+    choices = read_choices(fields)
     if not choices:
         raise ValueError(f"{option} is empty: name at least one field")
     return tuple(sorted({name.lower().lstrip(".") for names in choices for name in names}))

@@ -167,9 +167,14 @@ class Tables:
     def _select(self, number: int, column: str, end: str) -> list[tuple[str, int]]:
         import duckdb
 
+        path = self._paths[number]
+        if not os.path.exists(path):
+            raise self._unusable(number, "it does not exist")
+        if path.endswith(".jsonl") and not os.path.getsize(path):  # as of a shard of which no sample has a row
+            return []
         with self._database.cursor() as cursor:
             try:
-                table, columns = _described(cursor, self._paths[number])
+                table, columns = _described(cursor, path)
             except duckdb.Error as error:
                 raise self._unusable(number, _first_line(error)) from error
             key = next((name for name in KEY_COLUMNS if name in columns), None)
