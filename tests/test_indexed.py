@@ -657,3 +657,40 @@ def test_wrong_arguments_are_told(few, wrong, error, message):
 def test_small_negative_numbers_of_numpy(few):
     data = wp.IndexedShards([str(few[0])] * 1)
     assert data.__getitems__([np.int8(-1)]) == [data[3]]
+
+
+def test_the_index_of_keys_of_other_shards_is_an_error(tmp_path):
+    """Shards of equal structure have equal offsets. The index of others replaced theirs."""
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+        with TarWriter(tmp_path / part / "000.tar") as writer:
+            for number in range(4):
+                writer.write({"__key__": f"{part}{number}", "cls": number})
+    (tmp_path / "idx").mkdir()
+    for part in ("train", "val"):
+        index_shards(str(tmp_path / part / "*.tar"), offsets=tmp_path / "idx")
+    url, index = str(tmp_path / "train" / "000.tar"), tmp_path / "idx"
+    train = wp.IndexedShards(url, index=index)
+    for select in (
+        lambda: train.select(["val1"]),
+        lambda: train.select(exclude=["train1"]),
+        lambda: train.by_key("train1"),
+        lambda: train.split({"a": 0.5, "b": 0.5}),
+    ):
+        with pytest.raises(wp.ShardError, match="it has a sample 'train0', which the index does not have there"):
+            select()
+
+
+def test_keys_of_a_function(tmp_path):
+    with TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(4):
+            writer.write({"__key__": f"k{number}", "cls": number})
+    index_shards(str(tmp_path / "a.tar"), offsets=True, key_split=upper)
+    data = wp.IndexedShards(str(tmp_path / "a.tar"), key_split=upper)
+    assert [sample["__key__"] for sample in data.select(["K1", "K3"])] == ["K1", "K3"]
+    assert data.by_key("K2") == data[2]
+
+
+def upper(name):
+    key, field = name.split(".")
+    return key.upper(), field

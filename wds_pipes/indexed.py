@@ -26,7 +26,7 @@ from wds_pipes.tar.index import Listed, list_indexed
 from wds_pipes.tar.keys import KeySplit, check_key_split, splitter
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
-from wds_pipes.tar.samples import SampleParser
+from wds_pipes.tar.samples import SampleParser, check_head
 from wds_pipes.tar.views import Selection, Selector, split_by_key
 
 if TYPE_CHECKING:
@@ -282,7 +282,13 @@ class _Opened:
         listed = data._listing()
         self._urls, self._facts = listed.urls, listed.facts
         self.located = Located(
-            listed.urls, listed.folder, self._files, data._options, data._connections, counts=listed.counts
+            listed.urls,
+            listed.folder,
+            self._files,
+            data._options,
+            data._connections,
+            counts=listed.counts,
+            key_split=data._key_split,
         )
         self.located.compare_ends()
         self.count = self.located.starts[-1]
@@ -301,12 +307,16 @@ class _Opened:
         start, stop = offsets[place], offsets[place + 1]
         size = None if self._facts is None else self._facts[shard].size
         if start and not place:
-            located.check_head(url, start, self._split)
+            self._check_head(url, start)
         part = self._files.read_one(url, start, stop + BLOCK, size)
         sample = self._parser.parse(part, start, stop, url, self._shown[url])
         if not self._local and place + 2 == len(offsets):  # a local shard was checked with its index
             self._parser.check_last(part, stop, url)
         return sample if self._decode is None else self._decode(sample)
+
+    def _check_head(self, url: str, start: int) -> None:
+        """Check that no sample begins before that byte, where the first one of a shard does."""
+        check_head(self._files.read_one(url, 0, start)[0][:start], url, self._split, self.located.stale)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
@@ -317,7 +327,7 @@ class _Opened:
         samples: dict[int, Any] = {}
         for number, (url, start, *_) in zip(ordered, places, strict=True):
             if start and number == starts[bisect_right(starts, number) - 1]:
-                self.located.check_head(url, start, self._split)
+                self._check_head(url, start)
         with self._files.read(place._replace(stop=place.stop + BLOCK) for place in places) as parts:
             for number, (url, start, stop, _), part in zip(ordered, places, parts, strict=True):
                 sample = self._parser.parse(part, start, stop, url, self._shown[url])
@@ -341,7 +351,7 @@ class _Opened:
             offsets, part = there
             start, stop = offsets[place], offsets[place + 1]
             if start and not place:
-                self.located.check_head(url, start, self._split)
+                self._check_head(url, start)
             if stop - start >= LARGE:
                 self._files.announce(part[0], url, start, stop)
             sample = parse(part, start, stop, url, self._shown[url])

@@ -16,7 +16,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import is_compressed_name
 from wds_pipes.io.open import Opener, is_remote
-from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.ranges import Part, RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.dali import unpack_dali
@@ -37,7 +37,7 @@ from wds_pipes.tar.offsets import (
     unusable,
 )
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.samples import SampleParser, check_head, name_of
+from wds_pipes.tar.samples import SampleParser, first_name, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +47,7 @@ _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 _PLAIN = "A compressed shard has no index: write it uncompressed, with: wds-pipes reshard SHARDS NEW"
 _USUAL_END = 20 * BLOCK  # bytes of zeros after the last sample, at most, unless tar was told otherwise
 _MOST_END = 1 << 20  # which are looked at
+_STANDARD: tuple[KeySplit, ...] = ("first-dot", "last-dot")
 _CHECKED = 8  # shards whose keys are checked at a time
 Found = TypeVar("Found")
 
@@ -74,6 +75,7 @@ class Located:
             instead, and are not compared with the shard. They may be of what a compressed shard
             contains.
         held_bytes: how many bytes of indexes stay in memory.
+        key_split: the rule by which the indexes of keys were made; None: not known.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -90,9 +92,10 @@ class Located:
         counts: Sequence[int] | None = None,
         made: Mapping[str, str] | None = None,
         held_bytes: int = 128 << 20,
+        key_split: KeySplit | None = None,
     ) -> None:
         self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
-        self._held_bytes = held_bytes
+        self._held_bytes, self._key_split = held_bytes, key_split
         self._of_dali: dict[str, str] = {}  # the indexes of DALI that are used, by their shards
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
@@ -217,42 +220,42 @@ class Located:
         return found
 
     def key_of(self, number: int) -> str:
-        """Return the key of a sample, from its tar, by the rule by which its index of keys was
-        made, if that is not a function.
+        """Return the key of a sample, from its tar, by the rule of its index of keys; by the first
+        rule that is possible, if that is not known.
         """
-        names: list[str] = []
-        self._parse(number, lambda name: _noted(name, names))
-        keys = [parts[0] for rule in ("first-dot", "last-dot") if (parts := split_key(names[0], rule)) is not None]
+        rules = _STANDARD if self._key_split is None else (self._key_split,)
+        name = first_name(self._read_sample(number), rules, self.stale)
+        keys = [parts[0] for rule in rules if (parts := split_key(name, rule)) is not None]
         shard, place = self.place(number)
         hashes, numbers = self.keys(shard)
         indexed = hashes[numbers == place].tolist()
         return next((key for key in keys if hash_text(key) in indexed), keys[0])
 
-    def check_head(self, url: str, start: int, split: Callable[[str], Any]) -> None:
-        """Check that no sample begins before byte ``start``, where the first one of a shard does.
-
-        Args:
-            url: the shard.
-            start: the byte.
-            split: the function of ``key_split``.
-        """
-        check_head(self._files.read_one(url, 0, start)[0][:start], url, split, self.stale)
-
     def check_whole(self, number: int) -> None:
         """Raise a ShardError if a sample goes on after its end, by the rule ``"first-dot"``."""
-        self._parse(number, "first-dot")
+        SampleParser(frozenset(), "first-dot", self.stale).parse(*self._read_sample(number))
 
-    def _parse(self, number: int, rule: KeySplit) -> None:
+    def _read_sample(self, number: int) -> tuple[Part, int, int, str, str]:
+        """Return what ``SampleParser.parse`` takes of a sample."""
         shard, place = self.place(number)
         url, offsets = self.urls[shard], self.offsets(shard)
         start, stop = offsets[place], offsets[place + 1]
-        part = self._files.read_one(url, start, stop + BLOCK)
-        SampleParser(frozenset(), rule, self.stale).parse(part, start, stop, url, redact(url))
+        return self._files.read_one(url, start, stop + BLOCK), start, stop, url, redact(url)
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
-        """Return the sorted hashes of the keys of a shard, and the numbers of their samples."""
-        count = self.starts[shard + 1] - self.starts[shard]
-        return self._load(shard, KEYS, lambda data, url: unpack_keys(data, count, url))
+        """Return the sorted hashes of the keys of a shard, and the numbers of their samples.
+
+        When they are read, the keys of the first and the last sample of a local shard are compared,
+        if their rule is known.
+        """
+        count, url, known = self.starts[shard + 1] - self.starts[shard], self.urls[shard], (shard, KEYS) in self._held
+        found = self._load(shard, KEYS, lambda data, place: unpack_keys(data, count, place))
+        if self._key_split is None or known or not count or is_remote(url) or not os.path.exists(local_path(url) or ""):
+            return found
+        if len(stale := self._stale_keys(shard)) == min(count, 2):
+            self._drop((shard, KEYS))
+            raise stale[0]
+        return found
 
     def find(self, key: str) -> list[Place]:
         """Return the samples whose keys have the hash of ``key``."""
@@ -272,14 +275,19 @@ class Located:
             ShardError: an index is of another shard.
         """
         with ThreadPoolExecutor(_CHECKED) as pool:
-            list(pool.map(self._check_keys, self.with_samples))
+            for stale in pool.map(self._stale_keys, self.with_samples):
+                for error in stale:
+                    raise error
 
-    def _check_keys(self, shard: int) -> None:
-        (hashes, numbers), start = self.keys(shard), self.starts[shard]
-        for number in {0, len(numbers) - 1}:
-            key = self.key_of(start + number)
-            if hashes[numbers == number][0] != hash_text(key):
-                raise stale_keys(self.urls[shard], key)
+    def _stale_keys(self, shard: int) -> list[ShardError]:
+        """Return errors for the first and the last sample of a shard that are not in its index."""
+        (hashes, numbers), start, url = self.keys(shard), self.starts[shard], self.urls[shard]
+        ends = {number: self.key_of(start + number) for number in (0, len(numbers) - 1)}
+        return [
+            stale_keys(url, key, self._folder)
+            for number, key in ends.items()
+            if hashes[numbers == number][0] != hash_text(key)
+        ]
 
     def _load(self, shard: int, ending: str, unpack: Callable[[bytes, str], Found]) -> Found:
         """Return an index of a shard."""
@@ -383,11 +391,3 @@ def _read_local(url: str, start: int, size: int) -> bytes:
     with open(at_home(cast(str, local_path(url))), "rb", buffering=0) as file:
         file.seek(start)
         return file.read(size)
-
-
-def _noted(name: str, names: list[str]) -> tuple[str, str] | None:
-    """Note the name of a file of a sample, and take it for a field of this one."""
-    if split_key(name, "first-dot") is None and split_key(name, "last-dot") is None:
-        return None
-    names.append(name)
-    return "\1", str(len(names))

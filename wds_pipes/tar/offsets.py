@@ -123,10 +123,12 @@ def stale_offset(url: str, offset: int) -> ShardError:
     )
 
 
-def stale_keys(url: str, key: str) -> ShardError:
-    """Return the error for a shard with a sample whose key its index of keys does not have."""
+def stale_keys(url: str, key: str, folder: str | None = None) -> ShardError:
+    """Return the error for a shard with a sample whose key its index of keys, beside it or in a
+    folder, does not have.
+    """
     what = f"the shard is another than the indexed one: it has a sample {key!r}, which the index does not have there"
-    return unusable(beside(url, KEYS), what, shard=url)
+    return unusable(beside(url, KEYS, folder), what, shard=url)
 
 
 def write_beside(path: str, ending: str, content: bytes, storage_options: dict[str, Any] | None = None) -> None:

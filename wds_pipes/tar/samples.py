@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from struct import error as struct_error
 from typing import Any
 from zlib import adler32
@@ -12,7 +12,7 @@ from zlib import adler32
 from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
 from wds_pipes.tar.headers import BLOCK, FIELDS, Sizes, Sums
-from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
+from wds_pipes.tar.keys import KeySplit, is_metadata, split_key, splitter
 from wds_pipes.tar.members import END, MARK, Link, reserved_name
 from wds_pipes.tar.reader import TarReader
 
@@ -202,3 +202,21 @@ def check_head(
     for member in TarReader(io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore"):
         if member.name and split(member.name) is not None:
             raise stale(url, f"a sample begins before byte {len(data)}")
+
+
+def first_name(
+    sample: tuple[Part, int, int, str, str], rules: Sequence[KeySplit], stale: Callable[[str, str], ShardError]
+) -> str:
+    """Return the name of the first file of a sample by one of some rules; ``sample`` is what
+    ``SampleParser.parse`` takes.
+    """
+    names: list[str] = []
+
+    def note(name: str) -> tuple[str, str] | None:
+        if all(split_key(name, rule) is None for rule in rules):
+            return None
+        names.append(name)
+        return "\1", str(len(names))  # all files are fields of one sample, whose key no next one has
+
+    SampleParser(frozenset(), note, stale).parse(*sample)
+    return names[0]

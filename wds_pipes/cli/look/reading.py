@@ -125,7 +125,7 @@ class ShardWalk:
 def located_of(urls: Sequence[str], storage_options: dict[str, Any]) -> Located:
     """Return where the samples of shards are, as the indexes beside them say."""
     files = RangeReader(storage_options, _CONNECTIONS)
-    return Located(shards_of(urls, storage_options), None, files, storage_options, _CONNECTIONS)
+    return Located(shards_of(urls, storage_options), None, files, storage_options, _CONNECTIONS, key_split="first-dot")
 
 
 def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]:
