@@ -145,7 +145,7 @@ def test_what_cannot_be_written(urls, tmp_path):
     """Wrong arguments when it is built, wrong samples and states in words."""
     with pytest.raises(ValueError, match="one place for the shard's number"):
         samples(urls).write_shards("x.tar")
-    with pytest.raises(ValueError, match="max_samples and max_bytes must be positive"):
+    with pytest.raises(ValueError, match="max_samples must be at least 1, not 0"):
         samples(urls).write_shards("%d.tar", max_samples=0)
     with pytest.raises(TypeError, match=r"write_shards\(\) takes samples as dicts"):
         list(samples(urls).to_tuple("txt").write_shards(tmp_path / "%d.tar"))
