@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wds_pipes.codecs.arrays import decode_torch
@@ -99,7 +99,7 @@ plain = st.recursive(
 
 
 @given(plain, st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_plain_objects_come_back(value, zipped):
     data = saved(value, zipped)
     assert repr(decode_torch(data)) == repr(loaded(data)) == repr(value)
@@ -166,7 +166,7 @@ def test_what_torch_does_not_write_is_refused():
 
 
 @given(st.sampled_from(list(VALUES)), st.integers(0, 10_000), st.integers(0, 255))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_changed_byte_is_an_error_or_what_torch_loads(name, place, byte):
     with zipfile.ZipFile(io.BytesIO(saved(VALUES[name]))) as archive:
         content = bytearray(archive.read(next(each for each in archive.namelist() if each.endswith("/data.pkl"))))
