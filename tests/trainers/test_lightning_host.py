@@ -410,12 +410,12 @@ def test_validation_begins_anew_where_the_loader_was_cut(host, shards):
         (
             lambda host: host.WdsDataModule(train=lambda: 3, transform=len),
             ValueError,
-            "transform= applies to shards that are given by URLs, and train are not",
+            "transform= applies to URLs, and train is given by a pipe or a function: do it there",
         ),
         (
             lambda host: host.WdsDataModule(["x.tar"], lambda: 3, batch_size=2, eval_transform=len),
             ValueError,
-            "eval_transform= applies to shards that are given by URLs, and val and test are not",
+            "eval_transform= applies to URLs, and val is given by a pipe or a function",
         ),
         (lambda host: host.WdsDataModule(lambda: 3, cache_bytes="1GB"), ValueError, "pass cache=, its directory, too"),
         (lambda host: host.StatsCallback(every_n_steps=0), ValueError, "at least 1"),

@@ -139,15 +139,13 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         self._built: dict[str, PipeLoader] = {}
 
     def _refuse_unused(self, options: dict[str, Any], *names: str) -> None:
-        """Raise ValueError if one of ``options`` is passed, and none of the sources is given by
-        URLs.
-        """
-        sources = [self._sources[name] for name in names if self._sources[name] is not None]
+        """Raise ValueError if one of ``options`` is passed, and none of these sources is URLs."""
+        given = [name for name in names if self._sources[name] is not None]
         passed = [option for option, value in options.items() if value]
-        if passed and sources and not any(isinstance(source, (str, list, tuple)) for source in sources):
+        if passed and given and not any(isinstance(self._sources[name], (str, list, tuple)) for name in given):
             raise ValueError(
-                f"{passed[0]}= applies to shards that are given by URLs, and {' and '.join(names)} are not: put it "
-                "into the pipe"
+                f"{passed[0]}= applies to URLs, and {' and '.join(given)} {'is' if len(given) == 1 else 'are'} given "
+                "by a pipe or a function: do it there"
             )
 
     def _hide_missing(self) -> None:
