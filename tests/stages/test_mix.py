@@ -721,3 +721,9 @@ def test_is_a_function_with_help_that_pickles(three, capsys):
     assert repr(pipe).endswith("}).shuffle_buffer(2)")
     help(wp.mix)
     assert "Mix several pipelines in exact proportions" in capsys.readouterr().out
+
+
+def test_a_seed_of_more_than_64_bits_is_refused():
+    """A state could not hold it."""
+    with pytest.raises(ValueError, match="seed must be at most 18446744073709551615"):
+        Mix({"a": Given([1])}, seed=1 << 64)
