@@ -140,6 +140,11 @@ def test_each_form_selects_the_same_for_both(name, indexed, stream):
     assert fetched(indexed, exclude=where) == left == list(wp.IndexedShards(indexed).select(exclude=where))
 
 
+def test_a_set_of_numbers_selects_in_their_order(indexed):
+    """So that a state of the view fits."""
+    assert list(wp.IndexedShards(indexed).select({10, 9, 2, 33}).numbers) == [2, 9, 10, 33]
+
+
 def test_numbers_of_few_bits(tmp_path):
     """An array whose type cannot hold the number of samples."""
     [url] = make_shards(tmp_path, shards=1, samples=[300])

@@ -167,7 +167,7 @@ class Selector:
         if isinstance(wanted, (bytes, Mapping)) or single:
             raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
         if isinstance(wanted, (set, frozenset)) or not hasattr(wanted, "__len__"):
-            wanted = sorted(wanted, key=repr) if isinstance(wanted, (set, frozenset)) else list(wanted)
+            wanted = _sorted(wanted) if isinstance(wanted, (set, frozenset)) else list(wanted)
         if len(wanted) and isinstance(next(iter(wanted)), str):
             return of_view(view, self._by_keys(wanted, must=option == "where"))
         return by_numbers(wanted, view)
@@ -291,6 +291,13 @@ class Selector:
                 f"{some[0]!r:.200}. {self._example(shards[0])}"
             )
         return found
+
+
+def _sorted(wanted: Collection[Any]) -> list[Any]:
+    try:
+        return sorted(wanted)
+    except TypeError:  # numbers and keys in one: an error says so
+        return list(wanted)
 
 
 def read_keys(url: str, opener: Opener) -> list[str]:
