@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
-from wds_pipes.codecs.pickles import check_calls
 from wds_pipes.core.importing import library
 
 # The longest header of version 1. numpy reads 10,000 characters by default: 400 fields.
@@ -181,6 +180,8 @@ def _check_torch(data: bytes) -> None:
     number, the version, facts of the machine, the value, and the keys of its storages) and then the
     storages.
     """
+    from wds_pipes.codecs.pickles import check_calls  # imports pickletools, which most pipelines do not need
+
     if data[:1] == b"\x80":
         file = io.BytesIO(data)
         for _ in range(5):
