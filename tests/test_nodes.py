@@ -20,7 +20,7 @@ from torchdata.nodes import (
 
 import wds_pipes as wp
 from wds_pipes import nodes
-from wds_pipes.core.lane import Host
+from wds_pipes.core.lane import Context
 from wds_pipes.core.stage import Stage
 
 CRITERIA = (
@@ -132,12 +132,12 @@ class Numbered(Stage):
     class At:
         given: int = 0
 
-    host = None
+    context = None
     seed = 0
 
     def __init__(self, count):
         super().__init__()
-        self.count, self.host = count, Host()
+        self.count, self.context = count, Context()
 
     def run(self):
         while self.at.given < self.count:

@@ -61,7 +61,7 @@ class WdsDataset(Countable, IterableDataset[Any]):
         super().__init__()
         warn_of_ranks("as_dataset()")
         self._stream = _WorkerStream(stage)
-        stage.host.tell_end = LaneEnds()
+        stage.context.tell_end = LaneEnds()
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
@@ -159,7 +159,7 @@ def warn_of_copies(stage: Stage[Any]) -> None:
         and worker.num_workers > 1
         and worker.id == 0
         and stage.root.divides
-        and stage.host.made_in != os.getpid()
+        and stage.context.made_in != os.getpid()
     ):
         warnings.warn(
             f"DataLoader does not see that there is a pipe in this dataset, so each of its {worker.num_workers} "
@@ -272,7 +272,7 @@ class _WorkerStream(Stream[Any]):
         # the latest iteration; how many states were loaded in the main process, as it is; and for
         # each lane the key of its last iteration
         self.shared = SharedNumbers([0] * (2 + MAX_WORKERS))
-        self.tell(stage.host.epoch - 1)
+        self.tell(stage.context.epoch - 1)
 
     @property
     def latest(self) -> int:
@@ -307,15 +307,15 @@ class _WorkerStream(Stream[Any]):
 
     def settle(self) -> None:
         """Set the lane and the epoch of this process."""
-        host, worker = self.stage.host, worker_info()
-        host.lane, host.lanes = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        if host.lanes > MAX_WORKERS:
-            raise ValueError(f"at most {MAX_WORKERS} workers are possible, not {host.lanes}")
+        context, worker = self.stage.context, worker_info()
+        context.lane, context.lanes = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        if context.lanes > MAX_WORKERS:
+            raise ValueError(f"at most {MAX_WORKERS} workers are possible, not {context.lanes}")
         if self.at is None:
-            host.epoch = self.coming()
+            context.epoch = self.coming()
 
-    def begin(self) -> Position:
-        host = self.stage.host
+    def start_epoch(self) -> Position:
+        context = self.stage.context
         if self.all_loads != self.loads:
             raise StateError(
                 "a state was loaded into this dataset after its workers were started, which do not see it: use "
@@ -325,8 +325,8 @@ class _WorkerStream(Stream[Any]):
         if process != os.getpid() and self.latest != latest:  # workers of an earlier iteration had the state
             self._resume = False
         if not self._resume:
-            host.epoch = self.coming()
-        position = super().begin()
+            context.epoch = self.coming()
+        position = super().start_epoch()
         self.tell(position.epoch, self.key)
         return position
 

@@ -29,12 +29,12 @@ except ModuleNotFoundError as error:
 
 from wds_pipes import stages
 from wds_pipes.core.hosts import make_skin
-from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.lane import Context, Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Mark, begin, running_copy
 from wds_pipes.core.stage import Stage, State, find_stage, functional_name
 from wds_pipes.core.state import read_flag
-from wds_pipes.core.stream import Pass, Stream
+from wds_pipes.core.stream import Stream, StreamIterator
 from wds_pipes.core.suggest import build, no_name
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
@@ -72,7 +72,7 @@ class WdsNode(Countable, BaseNode[Any]):
 
     def _begin(self, stage: Stage[Any]) -> None:
         self._stream: Stream[Any] = Stream(stage)
-        self._items: Pass[Any] = iter(self._stream)
+        self._items: StreamIterator[Any] = iter(self._stream)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made, kind = super().__reduce_ex__(protocol), type(self).__dict__.get("_kind")
@@ -88,7 +88,7 @@ class WdsNode(Countable, BaseNode[Any]):
             stream.load_state_dict(initial_state)
         else:
             if stream.stage.counts_epochs and stream.will_resume and stream.position.delivered:
-                self._items.begin()  # rule 4: the other node must know the epoch that is given up
+                self._items.open()  # rule 4: the other node must know the epoch that is given up
             stream.give_up()
         self._items = iter(stream)
 
@@ -103,7 +103,7 @@ class WdsNode(Countable, BaseNode[Any]):
         After the last item of an epoch, it is the end of this epoch.
         """
         if self._stream.stage.counts_epochs and self._stream.position.mark is None:
-            self._items.begin()
+            self._items.open()
         return self._stream.state_at(self._stream.position)
 
     def set_epoch(self, epoch: int) -> None:
@@ -145,11 +145,11 @@ class ForeignNode(Stage[Any]):
         self.node = node
         self._loaded = _Loaded()
         self._ours = _below(node)
-        self._host = Host()
+        self._context = Context()
 
     @property
-    def host(self) -> Host:
-        return self._host
+    def context(self) -> Context:
+        return self._context
 
     @property
     def seed(self) -> int:

@@ -158,7 +158,7 @@ def test_other_items_draw_by_lane_and_number():
     drawn = []
     for lane in (0, 1):
         source = Given(range(20))
-        source.host.lane, source.host.lanes = lane, 2
+        source.context.lane, source.context.lanes = lane, 2
         drawn += [value for _, value in Stream(MapSamples(source, draw_number))]
     assert len(set(drawn)) == 20
 

@@ -136,7 +136,7 @@ def test_golden_draws():
     mixed = numbers({"a": 5, "b": 2, "c": 1})
     epochs = [names(itertools.islice(mixed, 40)) for _ in range(2)]
     lane = numbers({"a": 5, "b": 2, "c": 1})
-    lane.stage.host.lane, lane.stage.host.lanes = 1, 2
+    lane.stage.context.lane, lane.stage.context.lanes = 1, 2
     assert [*epochs, names(itertools.islice(lane, 40))] == GOLDEN_MIX
 
 
@@ -145,7 +145,7 @@ def test_rare_sources_come_at_another_place_in_each_lane():
     places = set()
     for lane in range(16):
         mixed = numbers({"a": 99, "b": 1}, 10_000)
-        mixed.stage.host.lane, mixed.stage.host.lanes = lane, 16
+        mixed.stage.context.lane, mixed.stage.context.lanes = lane, 16
         places.add(names(itertools.islice(mixed, 100)).index("b"))
     assert len(places) >= 12
     assert max(places) - min(places) > 40

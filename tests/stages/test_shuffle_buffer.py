@@ -92,7 +92,7 @@ def test_lanes_have_orders_of_their_own():
     orders = []
     for lane in (0, 1):
         source = Given(range(200))
-        source.host.lane, source.host.lanes = lane, 2
+        source.context.lane, source.context.lanes = lane, 2
         orders.append([number // 2 for number in Stream(ShuffleBuffer(source, 20))])
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(100))
     assert orders[0] != orders[1]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.lane import Host
+from wds_pipes.core.lane import Context
 from wds_pipes.core.stage import Stage
 
 
@@ -22,12 +22,12 @@ class Given(Stage[Any]):
     class At:
         number: int = 0
 
-    host = seed = None
+    context = seed = None
     shared = ("given", "taken")
 
     def __init__(self, items: Sequence[Any], *, seed: int = 0) -> None:
         super().__init__()
-        self.given, self.seed, self.host, self.taken = items, seed, Host(), [0]
+        self.given, self.seed, self.context, self.taken = items, seed, Context(), [0]
 
     def run(self) -> Iterator[Any]:
         own = self.given[self.lane.number :: self.lane.of]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from wds_pipes.core.counts import NO_NETWORK, Lack, Network
-from wds_pipes.core.lane import Host, Lane, LaneFacts
+from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Mark
 from wds_pipes.errors import SampleError, WdsError
@@ -60,8 +60,8 @@ class StageFacts:
         return 0 if self.source is None else self.source.depth + 1
 
     @property
-    def host(self) -> Host:
-        return self.root.host
+    def context(self) -> Context:
+        return self.root.context
 
     @property
     def seed(self) -> int:

@@ -67,25 +67,57 @@ class Lane:
         return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
-LOADED = "a loaded state"  # see Host.told
+LOADED = "a loaded state"  # see Passed.missed
 
 
 @dataclass(slots=True)
-class Host:
-    """The iteration context of a whole chain: the epoch of the next iteration, and which lane of
-    how many this process yields.
+class Passed:
+    """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
+    start, which sees nothing that the main process is told later. See
+    ``wds_pipes.datapipes.epochs``.
+
+    Attributes:
+        by: the main process; None: no DataLoader has iterated the pipe.
+        epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
+        times: how often the next epoch was passed to new workers.
+        kept: the epoch of the workers, which count on if they are kept.
+        missed: what they have not seen, for a message: ``set_epoch()`` or a loaded state.
+    """
+
+    by: int | None = None
+    epoch: int | None = None
+    times: int = 0
+    kept: int = 0
+    missed: str = ""
+
+    def miss(self, what: str) -> None:
+        """The main process is told something that workers do not see."""
+        self.epoch, self.missed = None, what
+
+
+@dataclass(slots=True)
+class Context:
+    """The iteration context of a whole chain.
+
+    Attributes:
+        epoch: the epoch of the next iteration.
+        lane: which lane this process yields.
+        lanes: of how many.
+        tell_end: what hears that a lane has ended: see ``dataset.LaneEnds``.
+        passed: what workers of a DataLoader have.
+        made_in: the process that made the chain.
     """
 
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
-    tell_end: Callable[[int, bool], bool] | None = None  # see dataset.LaneEnds
-    pid: int | None = None  # of the main process
-    hosted: int | None = None  # the epoch that the main process last passed to DataLoader's workers
-    passed_on: int = 0  # how often it passed the next epoch to new workers
-    kept: int = 0  # the epoch of those workers, which count on if they are kept
-    told: str = ""  # what set_epoch() or load_state_dict() has told the main process since then, for a message
-    made_in: int = field(default_factory=os.getpid)  # a process
+    tell_end: Callable[[int, bool], bool] | None = None
+    passed: Passed = field(default_factory=Passed)
+    made_in: int = field(default_factory=os.getpid)
+
+    def lane_in(self, seed: int, epoch: int) -> Lane:
+        """Return the lane of this process in an epoch."""
+        return Lane(seed, epoch, self.lane, self.lanes)
 
 
 class LaneFacts(NamedTuple):

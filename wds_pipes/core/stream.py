@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.counts import public_counts, warn_of_nothing
-from wds_pipes.core.lane import LOADED, Lane
+from wds_pipes.core.lane import LOADED
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
@@ -47,14 +47,14 @@ class Stream(Generic[Out]):
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
         self._resume = False
-        self._loaded_for = 0, 1, 0  # of the loaded state: the lane, how many there are, and ``host.passed_on`` then
-        self._live: weakref.ref[Pass[Out]] | None = None
+        self._loaded_for = 0, 1, 0  # of the loaded state: the lane, how many there are, and ``Passed.times`` then
+        self._live: weakref.ref[StreamIterator[Out]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
-    def __iter__(self) -> Pass[Out]:
-        return Pass(self)
+    def __iter__(self) -> StreamIterator[Out]:
+        return StreamIterator(self)
 
     def set_epoch(self, epoch: int, *, anew: bool = False) -> None:
         """Make the next ``iter()`` start ``epoch`` from its beginning; unless ``anew``, a loaded
@@ -64,14 +64,15 @@ class Stream(Generic[Out]):
         if self._resume and self.position.epoch == epoch and not anew:
             return
         self._stop_live("set_epoch() was called: continue with a new iter()")
-        host = self.stage.host
-        host.epoch, host.hosted, host.told = epoch, None, f"set_epoch({epoch})"
+        context = self.stage.context
+        context.epoch = epoch
+        context.passed.miss(f"set_epoch({epoch})")
         self.at, self._resume = Position(epoch), False
 
     @property
     def position(self) -> Position:
         """The current position of the stream."""
-        return Position(*self.at) if self.at is not None else Position(self.stage.host.epoch)
+        return Position(*self.at) if self.at is not None else Position(self.stage.context.epoch)
 
     @property
     def will_resume(self) -> bool:
@@ -81,25 +82,26 @@ class Stream(Generic[Out]):
     def seek(self, position: Position) -> None:
         """Make the next ``iter()`` continue from ``position``."""
         self._stop_live("a state was loaded: continue with a new iter()")
-        host = self.stage.host
+        context = self.stage.context
         self.at, self._resume = position, True
-        host.epoch, host.hosted, host.told = position.epoch, None, LOADED
-        self._loaded_for = host.lane, host.lanes, host.passed_on
+        context.epoch = position.epoch
+        context.passed.miss(LOADED)
+        self._loaded_for = context.lane, context.lanes, context.passed.times
 
-    def begin(self) -> Position:
+    def start_epoch(self) -> Position:
         """Return the position from which the iteration that starts now continues."""
-        host = self.stage.host
-        lane, lanes, passed_on = self._loaded_for
-        if self._resume and (lane, lanes) != (host.lane, host.lanes):
+        context = self.stage.context
+        lane, lanes, times = self._loaded_for
+        if self._resume and (lane, lanes) != (context.lane, context.lanes):
             raise StateError(
-                f"a state of lane {lane} of {lanes} was loaded, and this process gives lane {host.lane} of "
-                f"{host.lanes}: DataLoader passes no state to its workers. Use wds_pipes.PipeLoader, or torchdata's "
+                f"a state of lane {lane} of {lanes} was loaded, and this process gives lane {context.lane} of "
+                f"{context.lanes}: DataLoader passes no state to its workers. Use wds_pipes.PipeLoader, or torchdata's "
                 "StatefulDataLoader(pipe.as_dataset())."
             )
-        if host.passed_on != passed_on:  # workers of an earlier iteration had the state
+        if context.passed.times != times:  # workers of an earlier iteration had the state
             self._resume = False
-        position = self.position if self._resume else Position(host.epoch)
-        host.epoch = position.epoch + 1
+        position = self.position if self._resume else Position(context.epoch)
+        context.epoch = position.epoch + 1
         self.at, self._resume = position, False
         return position
 
@@ -142,7 +144,7 @@ class Stream(Generic[Out]):
         """Return the state that continues from ``position``; at the end of an epoch, the rest of
         the epoch is empty.
         """
-        recipe, host = self.recipe, self.stage.host
+        recipe, context = self.recipe, self.stage.context
         return {
             "version": STATE_VERSION,
             "epoch": position.epoch,
@@ -152,10 +154,10 @@ class Stream(Generic[Out]):
             **recipe.of_data,
             **({} if recipe.samples is None else {"samples": recipe.samples}),
             "graph": list(recipe.graph),
-            "lane_count": host.lanes,
+            "lane_count": context.lanes,
             "lanes": {
-                str(host.lane): {
-                    "url": self.stage.where(position.mark, Lane(recipe.seed, position.epoch, host.lane, host.lanes)),
+                str(context.lane): {
+                    "url": self.stage.where(position.mark, context.lane_in(recipe.seed, position.epoch)),
                     "delivered": position.delivered,
                     "position": self.stage.dump(position.mark),
                 }
@@ -185,18 +187,18 @@ class Stream(Generic[Out]):
             StateError: the state was made by another version, over other shards, with another seed
                 or another chain of stages. The message says what differs.
         """
-        move, host = Move(moved), self.stage.host
+        move, context = Move(moved), self.stage.context
         saved = check_recipe(state, self.recipe, move)
-        lane = saved.lanes.get(host.lane)
-        if saved.lane_count != host.lanes or lane is None:
+        lane = saved.lanes.get(context.lane)
+        if saved.lane_count != context.lanes or lane is None:
             held = f"lane {some(saved.lanes)} of {saved.lane_count}"
             raise StateError(
-                f"the state holds {held}, and this process gives lane {host.lane} of "
-                f"{host.lanes}: keep the number of workers."
+                f"the state holds {held}, and this process gives lane {context.lane} of "
+                f"{context.lanes}: keep the number of workers."
             )
-        mark = self.stage.load(self.stage.relocate(check_lane(lane, host.lane, self.stage), move))
+        mark = self.stage.load(self.stage.relocate(check_lane(lane, context.lane, self.stage), move))
         self.seek(Position(saved.epoch, lane.delivered, mark))
-        if host.lane == 0:  # only one of several workers logs it
+        if context.lane == 0:  # only one of several workers logs it
             move.log()
 
     def _stop_live(self, why: str) -> None:
@@ -205,7 +207,7 @@ class Stream(Generic[Out]):
             live.stop(StateError(f"this iterator has been replaced: {why}."))
 
 
-class Pass(Generic[Out]):
+class StreamIterator(Generic[Out]):
     """One iteration of a stream; ``next()`` commits the position of the item that it returns."""
 
     __slots__ = ("__weakref__", "_delivered", "_epoch", "_error", "_items", "_mark", "_running", "_stream", "_trace")
@@ -219,7 +221,7 @@ class Pass(Generic[Out]):
         self._trace: TracebackType | None = None
         self._epoch = self._delivered = 0
 
-    def __iter__(self) -> Pass[Out]:
+    def __iter__(self) -> StreamIterator[Out]:
         return self
 
     def __next__(self) -> Out:
@@ -258,13 +260,13 @@ class Pass(Generic[Out]):
         stream._stop_live(
             "a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once"
         )
-        position, host = stream.begin(), stream.stage.host
+        position, stage = stream.start_epoch(), stream.stage
         self._epoch, self._delivered = position.epoch, position.delivered
-        self._running = stream.stage.open(Lane(stream.stage.seed, position.epoch, host.lane, host.lanes), position.mark)
+        self._running = stage.open(stage.context.lane_in(stage.seed, position.epoch), position.mark)
         self._items, self._mark = self._running.items, self._running.mark
         stream._live = weakref.ref(self)
 
-    def begin(self) -> None:
+    def open(self) -> None:
         """Open what is read, without an item: then the position has a mark."""
         if self._running is None and self._error is None:
             self._start()
@@ -274,15 +276,17 @@ class Pass(Generic[Out]):
         """Commit the end of the epoch. If all samples lack the fields that are kept, stop with an
         error instead, and return the error.
         """
-        running, host = cast(Stage[Out], self._running), self._stream.stage.host
+        running, context = cast(Stage[Out], self._running), self._stream.stage.context
         mark, lack = running.mark(), running.lack
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
         explained, nothing = lack.explains(counts), not any(counts.values())
-        if (explained or nothing) and (explained if host.tell_end is None else host.tell_end(self._epoch, explained)):
+        if context.tell_end is not None and (explained or nothing):
+            explained = context.tell_end(self._epoch, explained)
+        if explained:
             error = lack.error()
             self.stop(error)
             return error
-        if host.lanes == 1:
+        if context.lanes == 1:
             warn_of_nothing(counts, lack)
         self._stream.at = Position(self._epoch, self._delivered, mark, ended=True)
         self.stop(StopIteration())

@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import sys
 
-from wds_pipes.core.lane import LOADED, Host
+from wds_pipes.core.lane import LOADED, Context
 from wds_pipes.dataset import LaneEnds
 from wds_pipes.loader.callers import keeps_workers, refuse_accelerate
 from wds_pipes.loader.ranks import warn_of_ranks
 
 
-def count_epoch(host: Host) -> None:
+def count_epoch(context: Context) -> None:
     """Note that an iterator of DataLoader is made or reset; its seed hook calls this.
 
     Raises:
@@ -21,27 +21,28 @@ def count_epoch(host: Host) -> None:
             that was loaded.
         TypeError: Accelerate would lose samples.
     """
-    host.pid = host.pid or os.getpid()
+    passed = context.passed
+    passed.by = passed.by or os.getpid()
     warn_of_ranks("a pipe in DataLoader", divided=True)
-    if host.tell_end is None:
-        host.tell_end = LaneEnds()
-    if host.pid != os.getpid():
+    if context.tell_end is None:
+        context.tell_end = LaneEnds()
+    if passed.by != os.getpid():
         return
     refuse_accelerate()
     if keeps_workers():
-        host.kept += 1
-        if host.told and (host.told == LOADED or host.epoch != host.kept):
+        passed.kept += 1
+        if passed.missed and (passed.missed == LOADED or context.epoch != passed.kept):
             raise RuntimeError(
-                f"the workers of this DataLoader, which keeps them, come to epoch {host.kept} now, and do not see "
-                f"{host.told} of the pipe: for an epoch, pass pipe.as_dataset() to DataLoader; for a state use "
+                f"the workers of this DataLoader, which keeps them, come to epoch {passed.kept} now, and do not see "
+                f"{passed.missed} of the pipe: for an epoch, pass pipe.as_dataset() to DataLoader; for a state use "
                 "wds_pipes.PipeLoader, or torchdata's StatefulDataLoader(pipe.as_dataset())"
             )
     # A worker counts on from the epoch with which it was started. An iterator of DataLoader calls
     # this twice, when it is made and when it is reset: only the first call counts.
     if sys._getframe(3).f_code.co_name != "__init__":
         return
-    if host.hosted == host.epoch:  # workers already had this epoch
-        host.epoch += 1
-        host.passed_on += 1
-    host.hosted = host.kept = host.epoch
-    host.told = ""
+    if passed.epoch == context.epoch:  # workers already had this epoch
+        context.epoch += 1
+        passed.times += 1
+    passed.epoch = passed.kept = context.epoch
+    passed.missed = ""

@@ -227,11 +227,11 @@ class WdsPipe(Countable, Base[T_co]):
         return self._count_epoch
 
     def _count_epoch(self, seed: int) -> None:
-        count_epoch(self._stream.stage.host)
+        count_epoch(self._stream.stage.context)
 
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
-        host = self._stream.stage.host
-        host.lane, host.lanes = instance_id, num_of_instances
+        context = self._stream.stage.context
+        context.lane, context.lanes = instance_id, num_of_instances
 
     def to_mermaid(self) -> str:
         """Return the chain as a Mermaid flowchart, which GitHub and notebooks draw in Markdown."""
@@ -260,7 +260,7 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
         )
     stage = self._stream.stage
     _refuse_loaded(itertools.islice(walk(self), 1, None), "a pipe that reads from it")
-    if stage.host.lanes == 1:
+    if stage.context.lanes == 1:
         if worker_info() is None:
             warn_of_ranks("a pipe")
         else:

@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from wds_pipes.core.lane import Host
+from wds_pipes.core.lane import Context
 from wds_pipes.core.moved import Data
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged
@@ -169,11 +169,11 @@ class TorchSource(Stage[Any]):
         super().__init__()
         self.pipe = pipe
         self._ours = ours
-        self._host = Host()
+        self._context = Context()
 
     @property
-    def host(self) -> Host:
-        return self._host
+    def context(self) -> Context:
+        return self._context
 
     @property
     def seed(self) -> int:

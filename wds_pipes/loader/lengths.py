@@ -181,10 +181,10 @@ def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
     """Why this process, or the DataLoader that calls ``len()``, may get another number of items
     than one process that reads all.
     """
-    loader, host = _asking(), stage.host
+    loader, context = _asking(), stage.context
     mend = "use wds_pipes.PipeLoader, whose len() is right on any number of workers and ranks"
-    if host.lanes > 1:
-        return f"this process gives part {host.lane} of {host.lanes} of the epoch: {mend}"
+    if context.lanes > 1:
+        return f"this process gives part {context.lane} of {context.lanes} of the epoch: {mend}"
     if loader is None:
         return None
     if (

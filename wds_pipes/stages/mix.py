@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from wds_pipes.core.composite import Composite
 from wds_pipes.core.counts import Network
-from wds_pipes.core.lane import Host, Lane
+from wds_pipes.core.lane import Context, Lane
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.options import check_choice, check_seed
 from wds_pipes.core.order import hash64, hash_text
@@ -120,8 +120,8 @@ class Mix(Composite[Any]):
         self._reached = [0]
 
     @property
-    def host(self) -> Host:
-        return next(iter(self.sources.values())).host
+    def context(self) -> Context:
+        return next(iter(self.sources.values())).context
 
     @property
     def seed(self) -> int:

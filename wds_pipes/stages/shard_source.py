@@ -7,7 +7,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-from wds_pipes.core.lane import Host
+from wds_pipes.core.lane import Context
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_seed, check_storage_options
 from wds_pipes.core.running import Out
@@ -41,14 +41,14 @@ class ShardSource(Stage[Out]):
         super().__init__()
         self.options, self.moved = check_storage_options(storage_options), bool(moved)
         self._seed = check_seed(seed)
-        self._host = Host()
+        self._context = Context()
         # The numbers of the shards by their URLs, added when one is first requested. As a whole: a
         # thread must not see a part of them.
         self._numbers: list[dict[str, str]] = []
 
     @property
-    def host(self) -> Host:
-        return self._host
+    def context(self) -> Context:
+        return self._context
 
     @property
     def seed(self) -> int:
