@@ -7,10 +7,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE
+from wds_pipes.codecs import parquet
+from wds_pipes.codecs.names import MAX_DECODED_BYTES
 from wds_pipes.core.importing import library
-
-_ROWS = 64  # of a Parquet file that are in memory at a time, at most, beside its pages
 
 
 def _lines(data: bytes) -> Iterator[Any]:
@@ -41,24 +40,8 @@ def _cbor(data: bytes) -> Iterator[Any]:
 
 
 def _parquet(data: bytes) -> Iterator[Any]:
-    """Rows as dicts of Python's values, in the order of the file; at most MAX_DECODED_BYTES."""
-    parquet = library("pyarrow.parquet", "pyarrow", "a Parquet field")
-    file = parquet.ParquetFile(io.BytesIO(data), pre_buffer=False)
-    facts, names = file.metadata, file.schema_arrow.names
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"it has several columns {twice[0]!r}, which no dict can hold: rename them")
-    groups = [facts.row_group(number).total_byte_size for number in range(facts.num_row_groups)]
-    if sum(groups) > MAX_DECODED_BYTES:
-        raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
-    # A page of a few bytes may repeat a large value in each row.
-    rows = max(1, min(_ROWS, MAX_DECODED_BYTES // max([1, *groups])))
-    # Without threads: those of pyarrow do not survive a fork.
-    size = 0
-    for batch in file.iter_batches(rows, use_threads=False):
-        size += batch.nbytes
-        if size > MAX_DECODED_BYTES:
-            raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
-        yield from batch.to_pylist()
+    """Rows as dicts."""
+    return parquet.rows(data, MAX_DECODED_BYTES)
 
 
 # By format: the extensions of its files, and its reader.
