@@ -5,11 +5,10 @@ workers are copies, which cannot count themselves.
 from __future__ import annotations
 
 import os
-import sys
 
 from wds_pipes.core.lane import LOADED, Context
 from wds_pipes.dataset import LaneEnds
-from wds_pipes.loader.callers import keeps_workers, refuse_accelerate
+from wds_pipes.loader.callers import keeps_workers, makes_iterator, refuse_accelerate
 from wds_pipes.loader.ranks import warn_of_ranks
 
 
@@ -39,7 +38,7 @@ def count_epoch(context: Context) -> None:
             )
     # A worker counts on from the epoch with which it was started. An iterator of DataLoader calls
     # this twice, when it is made and when it is reset: only the first call counts.
-    if sys._getframe(3).f_code.co_name != "__init__":
+    if not makes_iterator():
         return
     if passed.epoch == context.epoch:  # workers already had this epoch
         context.epoch += 1

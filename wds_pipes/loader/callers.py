@@ -12,7 +12,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from wds_pipes.errors import StateError
 
@@ -92,6 +93,22 @@ def keeps_workers() -> bool:
     """Whether a DataLoader begins an epoch with workers that it kept from an earlier one."""
     kind = _MultiProcessingDataLoaderIter
     return _caller(kind._reset) is not None and _caller(kind.__init__) is None
+
+
+def makes_iterator() -> bool:
+    """Whether a DataLoader makes an iterator, not: resets one, which may be a part of making it."""
+    kind = _BaseDataLoaderIter
+    return _caller(kind.__init__) is not None and _caller(kind._reset) is None
+
+
+def asks_for_length() -> DataLoader[Any] | None:
+    """Return the DataLoader whose ``len()`` calls this, if there is one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "__len__" and isinstance(asking := frame.f_locals.get("self"), DataLoader):
+            return asking
+        frame = frame.f_back
+    return None
 
 
 def _caller(method: Callable[..., Any]) -> Any:

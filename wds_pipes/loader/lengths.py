@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterable
-from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.stream import Stream
+from wds_pipes.loader.callers import asks_for_length
 from wds_pipes.stages import BatchSamples
 
 
@@ -181,7 +179,7 @@ def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
     """Why this process, or the DataLoader that calls ``len()``, may get another number of items
     than one process that reads all.
     """
-    loader, context = _asking(), stage.context
+    loader, context = asks_for_length(), stage.context
     mend = "use wds_pipes.PipeLoader, whose len() is right on any number of workers and ranks"
     if context.lanes > 1:
         return f"this process gives part {context.lane} of {context.lanes} of the epoch: {mend}"
@@ -199,15 +197,4 @@ def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
             f"each of the {loader.num_workers} workers makes batches of its own, and their last "
             f"ones may be smaller: {mend}"
         )
-    return None
-
-
-def _asking() -> DataLoader[Any] | None:
-    """The DataLoader whose ``len()`` calls this, if there is one."""
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None and frame.f_code.co_name == "__len__":
-        asking = frame.f_locals.get("self")
-        if isinstance(asking, DataLoader):
-            return asking
-        frame = frame.f_back
     return None
