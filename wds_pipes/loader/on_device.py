@@ -18,6 +18,7 @@ from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.identity import identity
 from wds_pipes.tar.finding import at_byte, offset_of
 
 _WARN_AFTER = 3  # batches in a row of which the device decoded no image
@@ -235,15 +236,15 @@ def _error(batch: Any, place: int, field: str | int, cause: Exception, image: by
         values = batch.get(column) if isinstance(batch, dict) else None
         return values[place] if isinstance(values, list) and place < len(values) else None
 
-    key, url = of("__key__"), of("__url__")
+    named = identity({name: of(name) for name in ("__key__", "__url__")})
     which = f"field {field!r}" if isinstance(field, str) else f"place {field}"
-    sample = f"sample {key!r} in shard {url}" if key is not None else f"sample {place} of the batch"
-    offset = offset_of(url, key, field, image)
+    sample = f"sample {place} of the batch" if named.key is None else named.name("in")
+    offset = offset_of(named.url, named.key, field, image)
     return DecodeError(
         f"{which} of {sample} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}.{at_byte(offset)} "
         "Correct it, or check it in the pipe, where on_error='skip' leaves such samples out.",
-        url=url,
-        key=key,
+        url=named.url,
+        key=named.key,
         field=str(field),
         offset=offset,
     )

@@ -12,8 +12,8 @@ The other modules:
 - ``shard_source``: the base of ShardList and SampleList; ``shard_ref``, ``sample_ref``: what they
   yield; ``shard``: what OpenShards yields.
 - ``sample_fields``, ``sample_errors``, ``numbered_samples``: parts of GroupByKey.
-- ``fields``: fields by name; ``collating``: a batch as columns; ``threaded``: functions in threads;
-  ``draws``: random numbers for single samples.
+- ``fields``: fields by name; ``identity``: samples in messages; ``collating``: a batch as columns;
+  ``threaded``: functions in threads; ``draws``: random numbers for single samples.
 - ``proportions``, ``mix_position``: parts of Mix.
 """
 

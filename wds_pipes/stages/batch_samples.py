@@ -11,7 +11,7 @@ import numpy as np
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import Empty, Rows, stack_with, which_batch
+from wds_pipes.stages.collating import NO_ROWS, Empty, Rows, stack_samples, which_batch
 
 _TENSORS = {None: True, "numpy": False, "columns": None}  # by collate, see stack_samples
 
@@ -109,7 +109,8 @@ class BatchSamples(Stage[Any]):
                 return self.collate(batch)
             if self.collate == "list":
                 return batch
-            return stack_with({} if rows is None else rows.arrays, batch, tensors=_TENSORS[self.collate])
+            made = NO_ROWS if rows is None else rows.arrays
+            return stack_samples(batch, tensors=_TENSORS[self.collate], rows=made)
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
                 assert self.source is not None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,14 @@ import numpy.typing as npt
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
-from wds_pipes.io.urls import redact
+from wds_pipes.stages.identity import identity
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 _LARGE = 16 << 10  # bytes; arrays from this size on become rows as they come
 _MOST = 1 << 28  # bytes; if a batch of them would be larger, they do not
 
 Array = npt.NDArray[Any]
+NO_ROWS: Mapping[str | int | None, Array] = MappingProxyType({})
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 
@@ -71,7 +73,9 @@ def _fields(sample: Any) -> Iterable[tuple[Any, Any]]:
     return enumerate(sample) if isinstance(sample, tuple) else [(None, sample)]
 
 
-def stack_samples(batch: list[Any], *, tensors: bool | None = True) -> Any:
+def stack_samples(
+    batch: list[Any], *, tensors: bool | None = True, rows: Mapping[str | int | None, Array] = NO_ROWS
+) -> Any:
     """Return a batch of samples as columns: a dict of columns for dicts, a tuple of columns for
     tuples, one column for anything else.
 
@@ -79,17 +83,11 @@ def stack_samples(batch: list[Any], *, tensors: bool | None = True) -> Any:
         batch: the samples, at least one, all of one form.
         tensors: stack numbers and arrays into torch tensors (True) or numpy arrays (False); None:
             stack nothing, so that every column is a list.
+        rows: the arrays of the ``Rows`` through which the samples have passed.
 
     Raises:
         SampleError: the samples differ in form, or the values of a column differ in kind, shape or
             dtype.
-    """
-    return stack_with({}, batch, tensors=tensors)
-
-
-def stack_with(rows: dict[str | int | None, Array], batch: list[Any], *, tensors: bool | None) -> Any:
-    """Do what ``stack_samples`` does, if the samples have passed through ``Rows``, with these
-    arrays.
     """
     first = batch[0]
     if isinstance(first, dict):
@@ -113,7 +111,7 @@ def _column(
     name: str | int | None,
     batch: list[Any],
     tensors: bool | None,
-    rows: dict[str | int | None, Array],
+    rows: Mapping[str | int | None, Array],
 ) -> Any:
     """Return one column: stacked if all values are numbers, arrays or tensors, a list if none is.
 
@@ -205,20 +203,9 @@ def _form(sample: Any) -> str:
     return f"{type(sample).__name__} of {len(sample)}" if isinstance(sample, tuple) else type(sample).__name__
 
 
-def identity(sample: Any) -> tuple[str | None, str | None]:
-    """Return the key of a sample and the URL of its shard, as messages show them; None where
-    unknown.
-    """
-    if not isinstance(sample, dict):
-        return None, None
-    key, url = sample.get("__key__"), sample.get("__url__")
-    return key, redact(url) if isinstance(url, str) else None
-
-
 def _name(batch: list[Any], place: int) -> str:
-    key, url = identity(batch[place])
-    where = "" if url is None else f" of shard {url}"
-    return f"sample {place} of the batch" if key is None else f"sample {key!r}{where}"
+    named = identity(batch[place])
+    return f"sample {place} of the batch" if named.key is None else named.name()
 
 
 def which_batch(batch: list[Any], reading: str | None) -> str:
@@ -226,6 +213,6 @@ def which_batch(batch: list[Any], reading: str | None) -> str:
     keys, the shard that was read.
     """
     note = f"raised on a batch of {plural(len(batch), 'sample')}"
-    if identity(batch[0])[0] is not None:
+    if identity(batch[0]).key is not None:
         return f"{note}, from {_name(batch, 0)} to {_name(batch, len(batch) - 1)}"
     return note if reading is None else f"{note}, when shard {reading} was read"

@@ -15,8 +15,8 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import read_names
+from wds_pipes.stages.identity import identity
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tar.finding import at_byte, offset_of
 from wds_pipes.tar.keys import is_metadata
@@ -220,8 +220,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         if isinstance(error, (ImportError, NotAllowedError)):
             raise _error(sample, field, error) from error
         if isinstance(error, MemoryError):
-            key, url = identity(sample)
-            error.add_note(f"raised when field {field!r} of sample {key!r} in shard {url} was decoded")
+            error.add_note(f"raised when field {field!r} of {identity(sample).name('in')} was decoded")
             raise error
         if isinstance(sample.get("__key__"), list):
             raise TypeError(
@@ -238,10 +237,10 @@ class DecodeByExt(Threaded[dict[str, Any]]):
 
 def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "", *, find: bool = True) -> DecodeError:
     """Make the error; ``find``: search for the byte, which takes time, so not if it is skipped."""
-    key, url = identity(sample)
-    offset = offset_of(url, key, field, sample[field]) if find else None
+    named = identity(sample)
+    offset = offset_of(named.url, named.key, field, sample[field]) if find else None
     why = f"{type(cause).__name__}: {hide(words(cause))}"
-    message = f"field {field!r} of sample {key!r} in shard {url} cannot be decoded: {why}"
+    message = f"field {field!r} of {named.name('in')} cannot be decoded: {why}"
     row = ROWS.get(field.rpartition(".")[2])
     if row is not None and row.decode is int and str(cause).startswith("invalid literal for int()"):
         message += (
@@ -250,6 +249,6 @@ def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "",
         )
     more = f"{at_byte(offset)} {mend}".rstrip()
     message = f"{message.rstrip('.')}.{more}" if more else message
-    error = DecodeError(message, url=url, key=key, field=field, offset=offset)
+    error = DecodeError(message, url=named.url, key=named.key, field=field, offset=offset)
     error.__cause__ = cause
     return error

@@ -15,8 +15,8 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError, SampleError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.stages.identity import identity
 from wds_pipes.tar.finding import at_byte, offset_of
 from wds_pipes.tar.keys import is_metadata
 
@@ -130,17 +130,17 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
         except Exception as error:
             if isinstance(error, MemoryError):
                 raise
-            key, url = identity(sample)
+            named = identity(sample)
             offset, mend = None, ""
             if not self.may_skip:  # skipping must not cost the time to search for the place
-                offset = offset_of(sample.get("__url__"), key, field, sample[field])
+                offset = offset_of(sample.get("__url__"), named.key, field, sample[field])
                 mend = "Correct it, or pass on_error='skip'."
             raise DecodeError(
-                f"record {number} of field {field!r} of sample {key!r} in shard {url} cannot be decoded: "
+                f"record {number} of field {field!r} of {named.name('in')} cannot be decoded: "
                 f"{type(error).__name__}: {hide(words(error))}".rstrip(".")
                 + f".{at_byte(offset)} {mend}".rstrip(),
-                url=url,
-                key=key,
+                url=named.url,
+                key=named.key,
                 field=field,
                 offset=offset,
             ) from error
@@ -171,8 +171,8 @@ def _packed(field: str) -> tuple[str, list[str]]:
 
 
 def _error(sample: dict[str, Any], why: str) -> SampleError:
-    key, url = identity(sample)
-    return SampleError(f"sample {key!r} of shard {url} cannot be exploded: {why}.", url=url, key=key)
+    named = identity(sample)
+    return SampleError(f"{named.name()} cannot be exploded: {why}.", url=named.url, key=named.key)
 
 
 def _bad_names(sample: dict[str, Any], field: str, number: int, fields: dict[Any, Any]) -> SampleError:

@@ -10,7 +10,7 @@ from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import identity
+from wds_pipes.stages.identity import identity
 
 
 class Selecting(Tolerant[Out]):
@@ -84,7 +84,7 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     """Return the error for a sample that lacks a field. It lists the fields that the sample has,
     and those that ``source`` has left out.
     """
-    key, url = identity(sample)
+    named = identity(sample)
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     if source is not None and (left_out := source.lack.left_out):
         there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
@@ -92,5 +92,5 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     if len(apart) > len(names) and any(part in sample for part in apart):
         there += f". Names are arguments of their own: {', '.join(map(repr, apart))}."
     return SampleError(
-        f"sample {key!r} of shard {url} has no field {';'.join(names)!r}; it has: {there}", url=url, key=key
+        f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key
     )

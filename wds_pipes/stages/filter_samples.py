@@ -8,8 +8,8 @@ from typing import Any
 
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
-from wds_pipes.stages.collating import identity
 from wds_pipes.stages.draws import Draws, takes_rng
+from wds_pipes.stages.identity import identity
 
 _RNG = 5  # the salt of the generators
 
@@ -52,8 +52,7 @@ class FilterSamples(Stage[Out]):
                     at.number += 1
                     keep = predicate(sample, draws.rng(sample, at.number))
             except Exception as error:
-                key, url = identity(sample)
-                name = f"{sample!r:.80}" if key is None else f"sample {key!r} of shard {url}"
+                name = identity(sample).name() if isinstance(sample, dict) else f"{sample!r:.80}"
                 error.add_note(f"raised by the function of filter_samples() on {name}")
                 raise
             if keep:

@@ -11,8 +11,8 @@ from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError, WdsError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.collating import identity
 from wds_pipes.stages.draws import Draws, GlobalGenerators, takes_rng
+from wds_pipes.stages.identity import identity
 from wds_pipes.stages.threaded import Threaded
 
 _RNG = 3  # the salt of the generators
@@ -188,8 +188,8 @@ class MapSamples(Threaded[Any]):
 
 
 def _name(sample: Any, number: int) -> str:
-    key, url = identity(sample)
-    return f"sample {number} of this lane and epoch" if key is None else f"sample {key!r} of shard {url}"
+    named = identity(sample)
+    return f"sample {number} of this lane and epoch" if named.key is None else named.name()
 
 
 def _nothing(sample: Any, number: int) -> SampleError:

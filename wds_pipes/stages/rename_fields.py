@@ -8,8 +8,8 @@ from typing import Any
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.stages.identity import identity
 
 
 class RenameFields(Tolerant[dict[str, Any]]):
@@ -67,12 +67,11 @@ class RenameFields(Tolerant[dict[str, Any]]):
                 if len(renamed) == len(sample) and len(new_names) == len(self.choices):
                     yield renamed
                 else:
-                    key, url = identity(sample)
+                    named = identity(sample)
                     self.skip(
                         SampleError(
-                            f"two fields of sample {key!r} in shard {url} would have one name; it "
-                            f"has: {', '.join(sample)}",
-                            url=url,
-                            key=key,
+                            f"two fields of {named.name('in')} would have one name; it has: {', '.join(sample)}",
+                            url=named.url,
+                            key=named.key,
                         )
                     )

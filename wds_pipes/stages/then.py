@@ -12,7 +12,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import StateError
-from wds_pipes.stages.collating import identity
+from wds_pipes.stages.identity import identity
 
 _MOST = 1 << 20  # the most items that may be held: the stage keeps a mark for each
 
@@ -159,9 +159,9 @@ class Then(Stage[Any]):
                     yield result
         except Exception as error:
             if error is not failed:
-                key, url = identity(item)
-                last = "" if key is None else f", after it took sample {key!r} of shard {url}"
-                error.add_note(f"raised by the function of then(){last}")
+                last = identity(item)
+                after = "" if last.key is None else f", after it took {last.name()}"
+                error.add_note(f"raised by the function of then(){after}")
             raise
         finally:
             if hasattr(made, "close"):

@@ -8,8 +8,8 @@ from typing import Any
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import identity
 from wds_pipes.stages.fields import Selecting, check_sample, missing
+from wds_pipes.stages.identity import identity
 
 
 class ToTuple(Selecting[tuple[Any, ...]]):
@@ -66,10 +66,10 @@ class ToTuple(Selecting[tuple[Any, ...]]):
 
 
 def _is_none(sample: dict[str, Any], field: str) -> SampleError:
-    key, url = identity(sample)
+    named = identity(sample)
     return SampleError(
-        f"the value of field {field!r} of sample {key!r} in shard {url} is None: correct its decoder, or pass "
+        f"the value of field {field!r} of {named.name('in')} is None: correct its decoder, or pass "
         "on_error='skip' to leave such samples out.",
-        url=url,
-        key=key,
+        url=named.url,
+        key=named.key,
     )
