@@ -6,6 +6,7 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import pickle
@@ -34,6 +35,7 @@ from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
 from wds_pipes.codecs.names import NotAllowedError
+from wds_pipes.codecs.records import RECORDS
 from wds_pipes.codecs.table import IMAGE, ROWS, TABLE
 from wds_pipes.testing import same
 
@@ -1099,6 +1101,27 @@ def test_msgpack_that_would_not_be_read_back_is_refused():
     """The reader refuses keys that are neither str nor bytes: hostile ones could share a hash."""
     with pytest.raises(ValueError, match=r"would not be read back .*: use str"):
         encode("mp", {"a": {1: 2}})
+
+
+@pytest.mark.parametrize("tag", [b"\xc4", b"\xc5", b"\xd8\x04", b"\xd9\x00\x05"])
+def test_decimals_of_cbor(tag):
+    """As cbor2 reads them. Those with many digits are refused: their time is quadratic in these."""
+    exponents, mantissas = (0, 1, -3, 400, -(1 << 40), 1 << 70), (0, 7, -12345, 10**60, -(10**4000))
+    wrong = ([1], [1, 2, 3], ["1", 2], [None, 3], 7, {})
+    for parts in (*itertools.product(exponents, mantissas), *wrong):
+        data = tag + cbor2.dumps(parts)
+        try:
+            wanted = cbor2.loads(data)
+        except cbor2.CBORDecodeError:
+            with pytest.raises(cbor2.CBORDecodeError):
+                decode("cbor", data)
+        else:
+            assert repr(decode("cbor", data)) == repr(wanted)
+    for parts in ([1, 10**4300], [-(10**4300), 1]):
+        with pytest.raises(cbor2.CBORDecodeError, match="a decimal fraction or bigfloat has more than 4,300 digits"):
+            decode("cbor", tag + cbor2.dumps(parts))
+        with pytest.raises(cbor2.CBORDecodeError, match="has more than 4,300 digits"):
+            list(RECORDS["cbor"][1](tag + cbor2.dumps(parts)))
 
 
 def test_a_sequence_of_cbor_says_what_reads_it():

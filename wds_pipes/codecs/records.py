@@ -9,6 +9,7 @@ from typing import Any
 
 from wds_pipes.codecs import parquet
 from wds_pipes.codecs.names import MAX_DECODED_BYTES
+from wds_pipes.codecs.text import cbor_decoder
 from wds_pipes.core.importing import library
 
 
@@ -32,9 +33,8 @@ def _msgpack(data: bytes) -> Iterator[Any]:
 
 def _cbor(data: bytes) -> Iterator[Any]:
     """Objects one after another (RFC 8742)."""
-    cbor2 = library("cbor2", "cbor2", "a CBOR field")
     file = io.BytesIO(data)
-    decoder = cbor2.CBORDecoder(file)
+    decoder = cbor_decoder(file)
     while file.tell() < len(data):
         yield decoder.decode()
 

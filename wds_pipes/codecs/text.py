@@ -6,6 +6,8 @@ import csv
 import functools
 import io
 import json
+import sys
+from decimal import Decimal
 from typing import Any
 
 from wds_pipes.codecs.names import MAX_MERGED
@@ -211,10 +213,44 @@ def encode_msgpack(value: Any) -> bytes:
     return data
 
 
+# The digits of a decimal fraction or a bigfloat, as Python's own limit for int("..."): the time to
+# make a Decimal is quadratic in them.
+_MAX_MANTISSA = 10**4300
+
+
+def cbor_decoder(file: io.BytesIO) -> Any:
+    """A decoder of CBOR objects, each in time that grows about linearly with its bytes."""
+    cbor2 = library("cbor2", "cbor2", "a CBOR field")
+    return cbor2.CBORDecoder(file, semantic_decoders={4: _decimal_fraction, 5: _bigfloat})
+
+
+def _decimal_fraction(parts: Any, immutable: bool) -> Decimal:
+    exponent, mantissa = _exponent_and_mantissa(parts)
+    sign, digits, _ = Decimal(mantissa).as_tuple()
+    return Decimal((sign, digits, exponent))
+
+
+def _bigfloat(parts: Any, immutable: bool) -> Decimal:
+    exponent, mantissa = _exponent_and_mantissa(parts)
+    return Decimal(mantissa) * 2 ** Decimal(exponent)
+
+
+def _exponent_and_mantissa(parts: Any) -> tuple[int, int]:
+    problem = None
+    if not isinstance(parts, (list, tuple)) or [type(part) for part in parts] != [int, int]:
+        problem = f"is {parts!r:.80}, not two integers"
+    elif max(map(abs, parts)) >= _MAX_MANTISSA:
+        problem = "has more than 4,300 digits"
+    if problem is not None:
+        raise sys.modules["cbor2"].CBORDecodeError(f"a decimal fraction or bigfloat {problem}")
+    exponent, mantissa = parts
+    return exponent, mantissa
+
+
 def decode_cbor(data: bytes) -> Any:
     """Decode one CBOR object; ValueError if more follows, which ``explode_records`` reads."""
     file = io.BytesIO(data)
-    value = library("cbor2", "cbor2", "a CBOR field").CBORDecoder(file).decode()
+    value = cbor_decoder(file).decode()
     if file.tell() < len(data):
         raise ValueError(
             f"its first object ends at byte {file.tell()} of {len(data)}: explode_records('cbor') reads several"
