@@ -1107,7 +1107,7 @@ def test_msgpack_that_would_not_be_read_back_is_refused():
 def test_decimals_of_cbor(tag):
     """As cbor2 reads them. Those with many digits are refused: their time is quadratic in these."""
     exponents, mantissas = (0, 1, -3, 400, -(1 << 40), 1 << 70), (0, 7, -12345, 10**60, -(10**4000))
-    wrong = ([1], [1, 2, 3], ["1", 2], [None, 3], 7, {})
+    wrong = ([1], [1, 2, 3], [None, 3], 7, {})
     for parts in (*itertools.product(exponents, mantissas), *wrong):
         data = tag + cbor2.dumps(parts)
         try:
@@ -1117,6 +1117,9 @@ def test_decimals_of_cbor(tag):
                 decode("cbor", data)
         else:
             assert repr(decode("cbor", data)) == repr(wanted)
+    for parts in (["1", 2], [1, 2.5], [True, 1]):  # some versions of cbor2 read them
+        with pytest.raises(cbor2.CBORDecodeError, match="not two integers"):
+            decode("cbor", tag + cbor2.dumps(parts))
     for parts in ([1, 10**4300], [-(10**4300), 1]):
         with pytest.raises(cbor2.CBORDecodeError, match="a decimal fraction or bigfloat has more than 4,300 digits"):
             decode("cbor", tag + cbor2.dumps(parts))
