@@ -1127,6 +1127,15 @@ def test_decimals_of_cbor(tag):
             list(RECORDS["cbor"][1](tag + cbor2.dumps(parts)))
 
 
+def test_a_message_about_cbor_is_short():
+    """Few bytes may be an object of any length, whose lists share their parts."""
+    shared = b"\0\0"
+    for depth in range(60):
+        shared = b"\x82" + b"\xd8\x1c" + b"\x82" + shared + b"\xd8\x1d" + cbor2.dumps(59 - depth)
+    with pytest.raises(cbor2.CBORDecodeError):
+        decode("cbor", b"\xc4" + shared)
+
+
 def test_a_sequence_of_cbor_says_what_reads_it():
     with pytest.raises(ValueError, match=r"ends at byte 1 of 3: explode_records\('cbor'\) reads several"):
         decode("cbor", b"\x01\x02\x03")

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 from pipelines import keys_of, shuffled
-from torch.utils.data import ChainDataset, DataLoader, IterDataPipe
+from torch.utils.data import ChainDataset, DataLoader, IterDataPipe, Sampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.graph import traverse_dps
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -294,6 +294,27 @@ def test_a_bare_pipe_in_a_plain_dataloader_has_another_order_each_epoch(workers,
         assert keys_of(loader) == epochs[1]
         pipe.set_epoch(1)
         assert keys_of(loader) == epochs[1]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_sampler_that_reads_a_pipe_has_its_epochs(persistent, urls):
+    """In a DataLoader within that of the samples, which is made or reset meanwhile."""
+    pipe = shuffled(urls)
+    epochs = [[sample["__key__"] for sample in pipe] for _ in range(4)]
+    inner, found = DataLoader(shuffled(urls), batch_size=None, num_workers=1), []
+
+    class Reads(Sampler):
+        def __iter__(self):
+            found.append(keys_of(inner))
+            return iter(range(3))
+
+        def __len__(self):
+            return 3
+
+    outer = DataLoader(range(3), sampler=Reads(), batch_size=None, num_workers=1, persistent_workers=persistent)
+    while len(found) < 4:
+        assert len(list(outer)) == 3
+    assert found[:4] == epochs
 
 
 def test_workers_that_are_kept_do_not_see_set_epoch(urls):

@@ -7,7 +7,7 @@ import re
 import pytest
 from launch import launch
 from pipelines import shuffled
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -162,6 +162,28 @@ def test_len_of_a_dataloader_is_right(workers, counted):
                 assert len(loader) == len(list(loader))
                 known += 1
     assert known == (2 if workers == 2 else 8)
+
+
+class ByHelper(Dataset):
+    """Its length is that of a pipe, which other code looks up."""
+
+    def __init__(self, pipe):
+        self.pipe = pipe
+
+    def __getitem__(self, place):
+        return place
+
+    def __len__(self):
+        return self.samples()
+
+    def samples(self):
+        return len(self.pipe)
+
+
+def test_len_of_a_dataset_that_needs_that_of_a_pipe(counted):
+    """DataLoader divides its numbers, not the pipe."""
+    loader = DataLoader(ByHelper(decoded(counted)), batch_size=4, num_workers=2)
+    assert len(loader) == len(list(loader)) == 5
 
 
 def lengths_on_a_rank(urls):

@@ -16,5 +16,6 @@ Rules:
 - ``pickles``: what a ``pt`` would call.
 - ``text``, ``arrays``, ``images``, ``audio``, ``video``: the formats; ``jpeg`` and ``tiff``: what
   is special to these images; ``resizing``: images to one size.
-- ``records``: files of many records; ``parquet``: the rows of one.
+- ``records``: files of many records; ``parquet``: the rows of one; ``pages``:
+  its pages.
 """

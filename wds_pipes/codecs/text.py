@@ -238,7 +238,7 @@ def _bigfloat(parts: Any, immutable: bool) -> Decimal:
 def _exponent_and_mantissa(parts: Any) -> tuple[int, int]:
     problem = None
     if not isinstance(parts, (list, tuple)) or [type(part) for part in parts] != [int, int]:
-        problem = f"is {parts!r:.80}, not two integers"
+        problem = "is not two integers"
     elif max(map(abs, parts)) >= _MAX_MANTISSA:
         problem = "has more than 4,300 digits"
     if problem is not None:

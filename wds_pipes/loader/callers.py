@@ -96,16 +96,23 @@ def keeps_workers() -> bool:
 
 
 def makes_iterator() -> bool:
-    """Whether a DataLoader makes an iterator, not: resets one, which may be a part of making it."""
-    kind = _BaseDataLoaderIter
-    return _caller(kind.__init__) is not None and _caller(kind._reset) is None
+    """Whether a DataLoader makes an iterator; making one may reset it."""
+    making, resetting = _BaseDataLoaderIter.__init__.__code__, _BaseDataLoaderIter._reset.__code__
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in (making, resetting):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is making
 
 
 def asks_for_length() -> DataLoader[Any] | None:
-    """Return the DataLoader whose ``len()`` calls this, if there is one."""
+    """Return the DataLoader whose ``len()`` is that of a pipe or dataset which calls this, if there
+    is one: other code on the way may need the length for something else.
+    """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "__len__" and isinstance(asking := frame.f_locals.get("self"), DataLoader):
+    while frame is not None and frame.f_code.co_name != "__len__":
+        frame = frame.f_back
+    while frame is not None and frame.f_code.co_name == "__len__":
+        if isinstance(asking := frame.f_locals.get("self"), DataLoader):
             return asking
         frame = frame.f_back
     return None
