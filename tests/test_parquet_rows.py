@@ -135,6 +135,8 @@ LONG = {
     "bytes": repeated(b"x" * 100_000),
     "fixed": repeated(pa.scalar(b"x" * 100_000, pa.binary(100_000))),
     "null": pa.nulls(1_500_000, pa.int64()),
+    "no string": pa.nulls(3_000_000, pa.string()),
+    "empty string": pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), 3_000_000), pa.array([""])),
 }
 
 

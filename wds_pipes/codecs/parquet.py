@@ -22,8 +22,8 @@ from wds_pipes.core.importing import library
 from wds_pipes.core.words import plural
 
 _ROWS = 64  # that are in memory at a time, at most, beside their pages
-# Bytes of a value: by its converted type, or else its physical one.
-_WIDTHS = {"INT_8": 1, "UINT_8": 1, "INT_16": 2, "UINT_16": 2, "BOOLEAN": 1, "INT32": 4, "FLOAT": 4}
+# Bytes of a value, by its converted type or else its physical one; of a string, without its text.
+_WIDTHS = {"INT_8": 1, "UINT_8": 1, "INT_16": 2, "UINT_16": 2, "BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}
 _STRINGS = {"NONE", "UTF8", "ENUM"}  # the converted types that pyarrow reads as numbers of a dictionary
 _LOGICAL = {"NONE", "STRING", "ENUM"}  # and the logical ones
 
@@ -64,15 +64,19 @@ def rows(data: bytes, max_bytes: int) -> Iterator[dict[str, Any]]:
 
 def _bytes_of_lists(data: bytes, facts: Any, pages: list[list[Pages]], max_bytes: int) -> int:
     """How many bytes the values of lists take, which may all be of one row."""
-    total = 0
+    total, repeating = 0, []
     for place, column in enumerate(map(facts.schema.column, range(facts.num_columns))):
         if not column.max_repetition_level:
             continue
         values = sum(group[place].values for group in pages)
-        if column.physical_type != "BYTE_ARRAY":
-            width = _WIDTHS.get(column.converted_type) or _WIDTHS.get(column.physical_type, 8)
-            total += values * max(width, column.length)
-        elif values * max((group[place].longest(data) for group in pages), default=0) > max_bytes:
+        width = _WIDTHS.get(column.converted_type) or _WIDTHS.get(column.physical_type, 8)
+        total += values * max(width, column.length)
+        if column.physical_type == "BYTE_ARRAY":
+            longest = max((group[place].longest(data) for group in pages), default=0)
+            if values * longest > max_bytes:
+                repeating.append(place)
+    for place in repeating:
+        if total <= max_bytes:
             total += _bytes_of_strings(data, facts, place)
     return total
 
