@@ -6,13 +6,12 @@ import decimal
 import io
 import itertools
 import random
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wds_pipes.codecs.pages import pages_of
+from wds_pipes.codecs.pages import Column, columns_of, pages_of
 from wds_pipes.codecs.parquet import rows
 
 pa = pytest.importorskip("pyarrow")
@@ -34,7 +33,9 @@ def facts(data):
 
 def unpacked(data):
     """How many bytes the pages of each row group unpack to."""
-    return [sum(column.unpacked for column in group) for group in pages_of(data, facts(data))]
+    return [
+        sum(column.unpacked for column in group) for group in pages_of(data, columns_of(data, facts(data).num_columns))
+    ]
 
 
 def columns(count):
@@ -206,12 +207,8 @@ def header(*, kind=0, unpacked=8, packed=0, values=8, of_values=5, more=b""):
 
 
 def footer(values, start=0, groups=1):
-    """What pyarrow says of a file with one column."""
-    column = SimpleNamespace(
-        data_page_offset=start, num_values=values, has_dictionary_page=False, compression="UNCOMPRESSED"
-    )
-    group = SimpleNamespace(num_columns=1, column=lambda place: column)
-    return SimpleNamespace(num_row_groups=groups, row_group=lambda number: group)
+    """What the footer says of a file with one column."""
+    return [[Column(start, values, 0)]] * groups
 
 
 def test_headers_of_pages():

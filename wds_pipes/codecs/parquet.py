@@ -17,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from wds_pipes.codecs.names import TOO_LARGE
-from wds_pipes.codecs.pages import Pages, pages_of
+from wds_pipes.codecs.pages import Pages, columns_of, pages_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import plural
 
@@ -43,7 +43,7 @@ def rows(data: bytes, max_bytes: int) -> Iterator[dict[str, Any]]:
     facts, names = file.metadata, file.schema_arrow.names
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"it has several columns {twice[0]!r}, which no dict can hold: rename them")
-    pages = pages_of(data, facts)
+    pages = pages_of(data, columns_of(data, facts.num_columns))
     groups = [sum(column.unpacked for column in group) for group in pages]
     if sum(groups) > max_bytes or _bytes_of_lists(data, facts, pages, max_bytes) > max_bytes:
         raise ValueError(TOO_LARGE.format(max_bytes))
