@@ -5,6 +5,7 @@ import datetime
 import decimal
 import io
 import itertools
+import multiprocessing
 import random
 
 import pytest
@@ -257,6 +258,26 @@ def test_a_dictionary_is_counted_as_often_as_its_values_come():
     assert len(list(rows(written(table, compression="zstd"), 400_000))) == 10_000
     table = pa.table({"a": pa.array(["x" * 10_000, *["y"] * 9999]).dictionary_encode()})
     assert len(list(rows(written(table, compression="zstd"), 400_000))) == 10_000
+
+
+def read_damaged(seed):
+    """Read files of which some bytes are others."""
+    rng, whole = random.Random(seed), written(pa.table(columns(20)), compression="zstd", row_group_size=9)
+    for _ in range(400):
+        content = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            content[-rng.randrange(1, len(content) // rng.choice((1, 3)))] = rng.randrange(256)
+        with contextlib.suppress(ValueError, OSError, LookupError, NotImplementedError, pa.ArrowException):
+            list(rows(bytes(content), 10 * MIB))
+
+
+@pytest.mark.skipif(pa.__version__.split(".")[0] < "26", reason="older versions of pyarrow end the process, too")
+def test_a_damaged_file_does_not_end_the_process():
+    """As pyarrow does where the metadata of a column are read that are damaged."""
+    child = multiprocessing.get_context("spawn").Process(target=read_damaged, args=(3,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 @given(st.data())
