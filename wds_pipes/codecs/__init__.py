@@ -16,6 +16,5 @@ Rules:
 - ``pickles``: what a ``pt`` would call.
 - ``text``, ``arrays``, ``images``, ``audio``, ``video``: the formats; ``jpeg`` and ``tiff``: what
   is special to these images; ``resizing``: images to one size.
-- ``records``: files of many records; ``parquet``: the rows of one; ``pages``:
-  its pages.
+- ``records``: files of many records; ``parquet`` and ``pages``: the rows and pages of one.
 """

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wds_pipes.codecs import parquet
 from wds_pipes.codecs.names import MAX_DECODED_BYTES
 from wds_pipes.codecs.text import cbor_decoder
 from wds_pipes.core.importing import library
@@ -41,7 +40,9 @@ def _cbor(data: bytes) -> Iterator[Any]:
 
 def _parquet(data: bytes) -> Iterator[Any]:
     """Rows as dicts."""
-    return parquet.rows(data, MAX_DECODED_BYTES)
+    from wds_pipes.codecs.parquet import rows  # which most pipelines do not need
+
+    return rows(data, MAX_DECODED_BYTES)
 
 
 # By format: the extensions of its files, and its reader.
