@@ -222,6 +222,15 @@ VALUES = st.recursive(
 )
 
 
+def test_resume_within_a_parquet(tmp_path):
+    """At every row and every second cut, over row groups, with lists of strings."""
+    with wp.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for key in range(3):
+            rows = [{"n": 10 * key + row, "words": ["a", "b" * row][: row % 3]} for row in range(5)]
+            writer.write({"__key__": str(key), "parquet": parquet_bytes(rows, row_group_size=2)})
+    check_resume(lambda: samples([str(tmp_path / "a.tar")]).explode_records("parquet"))
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["jsonl", "msgpack", "cbor"]),
