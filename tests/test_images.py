@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from pictures import ODD, PIXELS, saved, smooth, taller
 from PIL import Image, ImageOps
 from sources import Given
 
@@ -27,21 +28,6 @@ from wds_pipes.stages import DecodeByExt
 from wds_pipes.testing import check_resume, make_shards, same
 
 BILINEAR = Image.Resampling.BILINEAR
-
-
-def saved(image, form="JPEG", **options):
-    file = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
-    return file.getvalue()
-
-
-def smooth(height, width, seed=0):
-    """A picture with the smooth shapes of a photograph, and some grain."""
-    rng = np.random.default_rng(seed)
-    small = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
-        (width, height), Image.Resampling.BICUBIC
-    )
-    return np.clip(np.asarray(small) + rng.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8)
 
 
 @cache
@@ -79,26 +65,6 @@ def decibels(found, expected):
     return 10 * np.log10(255**2 / error) if error else np.inf
 
 
-PIXELS = smooth(61, 83)
-ODD = {
-    "colours": saved(PIXELS),
-    "4:4:4": saved(PIXELS, subsampling=0),
-    "4:2:2": saved(PIXELS, subsampling=1),
-    "progressive": saved(PIXELS, progressive=True),
-    "rgb": saved(PIXELS, keep_rgb=True),
-    "grey": saved(Image.fromarray(PIXELS).convert("L")),
-    "cmyk": saved(Image.fromarray(PIXELS).convert("CMYK")),
-    "restarts": saved(PIXELS, restart_marker_rows=1),
-    "1 x 1": saved(PIXELS[:1, :1]),
-    "1 x 83": saved(PIXELS[:1]),
-    "61 x 1": saved(PIXELS[:, :1]),
-    "exif": saved(PIXELS, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0\6\0\0\0\0\0\0"),
-    "a thumbnail": saved(PIXELS, exif=b"Exif\0\0" + saved(PIXELS[:9, :9])),
-    "data after its end": saved(PIXELS) + b"more",
-    "two pictures": saved(Image.fromarray(PIXELS), "MPO", save_all=True, append_images=[Image.fromarray(PIXELS[::-1])]),
-}
-
-
 # Which decoder
 
 
@@ -134,12 +100,6 @@ def test_damaged_jpegs_are_errors(size, decoder):
     for each in damaged:
         with pytest.raises((OSError, ValueError, SyntaxError, IndexError, struct.error)):
             decode(each, size=size)
-
-
-def taller(data, height, width):
-    """A JPEG whose header claims another size."""
-    place = data.index(b"\xff\xc0") + 5
-    return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
 
 
 @pytest.mark.parametrize("size", [None, (8, 8)])

@@ -1,0 +1,86 @@
+"""Resize the images of a batch on a device, with the results of Pillow's ``BILINEAR``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from wds_pipes.codecs.resizing import Resize
+
+_MOST = 1 << 26  # numbers of padded images that are in memory at a time: 256 MiB
+
+
+def resize_batch(images: Mapping[int, torch.Tensor], resize: Resize, result: torch.Tensor) -> None:
+    """Resize images into their places of a batch.
+
+    By products with the weights of all pixels, as a crop may begin inside a pixel, which
+    ``interpolate`` does not do. Many images are resized in one product, padded to one size: on a
+    GPU, starting one operation for each image takes more time than the operations.
+
+    Args:
+        images: the place of each image in the batch, and its pixels, uint8 of shape (C, H, W).
+        resize: the size of the result.
+        result: the batch, uint8 of shape (N, C, height, width).
+    """
+    with torch.autocast(result.device.type, enabled=False):  # the training's may have 8 bits
+        for places in _groups(images):
+            _resize_group({place: images[place] for place in places}, resize, result)
+
+
+def _groups(images: Mapping[int, torch.Tensor]) -> Iterator[list[int]]:
+    """Divide images, those of similar sizes together, so that each part is padded in little
+    memory.
+    """
+    group, width = list[int](), 0
+    for place in sorted(images, key=lambda place: images[place].shape, reverse=True):  # the highest first
+        width = max(width, images[place].shape[2])
+        if group and (len(group) + 1) * images[group[0]].shape[:2].numel() * width > _MOST:
+            yield group
+            group, width = [], images[place].shape[2]
+        group.append(place)
+    if group:
+        yield group
+
+
+def _resize_group(images: Mapping[int, torch.Tensor], resize: Resize, result: torch.Tensor) -> None:
+    shapes = [image.shape for image in images.values()]
+    channels, height, width = (max(numbers) for numbers in zip(*shapes))
+    device = next(iter(images.values())).device
+    padded = torch.zeros(len(images), channels, height, width, device=device)
+    for row, image in zip(padded, images.values()):
+        row[:, : image.shape[1], : image.shape[2]] = image
+    rows, columns = [], []
+    for _, own_height, own_width in shapes:
+        (left, top, right, bottom), new_width, new_height, first_column, first_row = resize.place(own_width, own_height)
+        rows.append((top, bottom, new_height, first_row, own_height))
+        columns.append((left, right, new_width, first_column, own_width))
+    down = _weights(torch.tensor(rows, dtype=torch.float64), resize.height, height, device)
+    across = _weights(torch.tensor(columns, dtype=torch.float64), resize.width, width, device)
+    resized = down[:, None] @ padded @ across[:, None].mT
+    places = torch.tensor(list(images), device=device)
+    result[places] = resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _weights(axes: torch.Tensor, size: int, length: int, device: torch.device) -> torch.Tensor:
+    """Return how much each pixel counts in each pixel of the result, along one axis of each image:
+    those of Pillow.
+
+    Args:
+        axes: for each image, the pixels where the box starts and ends, to how many pixels it is
+            resized, the first of them in the result, and the pixels of the image; shape (N, 5).
+        size: the pixels of the result.
+        length: the pixels of the padded images.
+        device: where the weights are.
+
+    Returns:
+        A tensor of shape (N, size, length), with zeros where the result has no pixel of the image.
+    """
+    start, end, own_size, first, own_length = axes.to(device)[:, :, None].unbind(1)
+    scale = (end - start) / own_size
+    row = torch.arange(size, device=device, dtype=torch.float64) - first
+    centre = start + (row + 0.5) * scale
+    pixel = torch.arange(length, device=device, dtype=torch.float64) + 0.5
+    weights = (1 - (pixel - centre[..., None]).abs() / scale.clamp(min=1)[..., None]).clamp_(0)
+    weights *= ((row >= 0) & (row < own_size))[..., None] & (pixel < own_length)[:, None]
+    return (weights / weights.sum(2, keepdim=True).clamp_(1e-9)).float()
