@@ -278,7 +278,7 @@ def test_a_warning_says_once_if_nothing_is_decoded_on_the_device(nvjpeg):
     on_device = wp.DecodeOnDevice("jpg", size=32)
     for images in ([refused], [other], [good, other], [refused], [], [refused, other]):
         on_device({"jpg": images})
-    with pytest.warns(UserWarning, match=r"decoded no image of 3 batches on the device.*nvjpegDecodeBatched failed"):
+    with pytest.warns(UserWarning, match=r"in 3 batches in a row: of the last one it decoded no image \(nvj"):
         on_device({"jpg": [other]})
     for _ in range(8):
         on_device({"jpg": [refused]})
@@ -287,15 +287,27 @@ def test_a_warning_says_once_if_nothing_is_decoded_on_the_device(nvjpeg):
         on_cpu({"jpg": [other]})
 
 
-def test_what_nvjpeg_refuses_is_decoded_on_the_cpu(nvjpeg):
-    """A batch fails as a whole, and then each image is tried alone."""
-    images = [encoded(number) for number in range(16)]
-    images[5] += b"refused"
-    on_device = wp.DecodeOnDevice("jpg", size=32)
-    found = on_device({"jpg": images})["jpg"]
-    assert nvjpeg == [16] + 16 * [1]
+@pytest.mark.parametrize(
+    ("refused", "calls"), [([5], [16] + 16 * [1]), ([3, 5], [16] + 6 * [1]), (range(16), [16, 1, 1])], ids=str
+)
+def test_what_nvjpeg_refuses_is_decoded_on_the_cpu(refused, calls, nvjpeg):
+    """A batch fails as a whole, and then each image is tried alone, until two of them have failed:
+    each failure takes a second.
+    """
+    images = [encoded(number) + b"refused" * (number in refused) for number in range(16)]
+    found = wp.DecodeOnDevice("jpg", size=32)({"jpg": images})["jpg"]
+    assert nvjpeg == calls
     expected = wp.DecodeOnDevice("jpg", size=32, device="cpu")({"jpg": images})["jpg"]
     assert_close(found, expected)
+
+
+def test_a_warning_says_once_if_images_are_refused_again_and_again(nvjpeg):
+    on_device, batch = wp.DecodeOnDevice("jpg", size=32), {"jpg": [encoded(1), encoded(2) + b"refused"]}
+    on_device(batch)
+    on_device(batch)
+    with pytest.warns(UserWarning, match=r"of the last one it refused 1 image, which takes a second each \(nvj"):
+        on_device(batch)
+    on_device(batch)
 
 
 def test_tuples_by_place():
@@ -401,7 +413,9 @@ def test_what_a_header_leaves_open_is_decoded_on_the_cpu(nvjpeg):
     """nvJPEG sees none of these images."""
     adobe = b"Adobe\0\x64\0\0\0\0"
     frame = COLOURS[FRAME : FRAME + 19]
+    huffman = COLOURS.index(b"\xff\xc4")
     odd = [
+        COLOURS[:huffman] + COLOURS[SCAN:],  # no tables of Huffman codes, as in Motion JPEG
         COLOURS[:2] + segment(0xEE, adobe + b"\0") + COLOURS[2:],  # says that it is RGB, beside JFIF
         COLOURS[:2] + b"\xff" + COLOURS[2:],  # a byte between segments
         ODD["grey"].replace(b"\1\x11\0\xff", b"\1\x22\0\xff"),  # a grey one whose pixels come in fours
@@ -424,6 +438,12 @@ def test_an_error_of_the_device_is_raised(message, nvjpeg, monkeypatch):
 
     monkeypatch.setattr(sys.modules["torchcodec.decoders"], "decode_jpeg", fails)
     with pytest.raises(RuntimeError, match=message[:10]):
+        wp.DecodeOnDevice("jpg", size=32)({"jpg": [encoded(1)]})
+
+
+def test_an_old_torchcodec_is_an_error(nvjpeg, monkeypatch):
+    monkeypatch.delattr(sys.modules["torchcodec.decoders"], "decode_jpeg")
+    with pytest.raises(ImportError, match=r"DecodeOnDevice.* needs torchcodec 0\.16 or newer"):
         wp.DecodeOnDevice("jpg", size=32)({"jpg": [encoded(1)]})
 
 

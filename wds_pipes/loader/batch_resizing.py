@@ -46,41 +46,42 @@ def _groups(images: Mapping[int, torch.Tensor]) -> Iterator[list[int]]:
 def _resize_group(images: Mapping[int, torch.Tensor], resize: Resize, result: torch.Tensor) -> None:
     shapes = [image.shape for image in images.values()]
     channels, height, width = (max(numbers) for numbers in zip(*shapes))
-    device = next(iter(images.values())).device
-    padded = torch.zeros(len(images), channels, height, width, device=device)
-    for row, image in zip(padded, images.values()):
-        row[:, : image.shape[1], : image.shape[2]] = image
     rows, columns = [], []
     for _, own_height, own_width in shapes:
         (left, top, right, bottom), new_width, new_height, first_column, first_row = resize.place(own_width, own_height)
         rows.append((top, bottom, new_height, first_row, own_height))
         columns.append((left, right, new_width, first_column, own_width))
-    down = _weights(torch.tensor(rows, dtype=torch.float64), resize.height, height, device)
-    across = _weights(torch.tensor(columns, dtype=torch.float64), resize.width, width, device)
-    resized = down[:, None] @ padded @ across[:, None].mT
+    device = next(iter(images.values())).device
+    # to the device before the work begins there, since these copies wait for what has begun
     places = torch.tensor(list(images), device=device)
+    axes = torch.tensor(rows + columns, dtype=torch.float64, device=device)
+    padded = torch.zeros(len(images), channels, height, width, device=device)
+    for row, image in zip(padded, images.values()):
+        row[:, : image.shape[1], : image.shape[2]] = image
+    weights = _weights(axes, max(resize.height, resize.width), max(height, width))
+    down, across = weights[: len(images), None], weights[len(images) :, None]
+    resized = down[..., : resize.height, :height] @ padded @ across[..., : resize.width, :width].mT
     result[places] = resized.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _weights(axes: torch.Tensor, size: int, length: int, device: torch.device) -> torch.Tensor:
-    """Return how much each pixel counts in each pixel of the result, along one axis of each image:
+def _weights(axes: torch.Tensor, size: int, length: int) -> torch.Tensor:
+    """Return how much each pixel counts in each pixel of the result, along one axis of an image:
     those of Pillow.
 
     Args:
-        axes: for each image, the pixels where the box starts and ends, to how many pixels it is
+        axes: for each axis, the pixels where the box starts and ends, to how many pixels it is
             resized, the first of them in the result, and the pixels of the image; shape (N, 5).
-        size: the pixels of the result.
-        length: the pixels of the padded images.
-        device: where the weights are.
+        size: the pixels of the result, or more.
+        length: the pixels of the largest image, or more.
 
     Returns:
         A tensor of shape (N, size, length), with zeros where the result has no pixel of the image.
     """
-    start, end, own_size, first, own_length = axes.to(device)[:, :, None].unbind(1)
+    start, end, own_size, first, own_length = axes[:, :, None].unbind(1)
     scale = (end - start) / own_size
-    row = torch.arange(size, device=device, dtype=torch.float64) - first
-    centre = start + (row + 0.5) * scale
-    pixel = torch.arange(length, device=device, dtype=torch.float64) + 0.5
-    weights = (1 - (pixel - centre[..., None]).abs() / scale.clamp(min=1)[..., None]).clamp_(0)
+    row = torch.arange(size, device=axes.device) - first
+    centre = (start + (row + 0.5) * scale)[..., None].float()
+    pixel = torch.arange(length, device=axes.device, dtype=torch.float32) + 0.5
+    weights = (pixel - centre).abs_().div_(scale.clamp(min=1)[..., None].float()).neg_().add_(1).clamp_(0)
     weights *= ((row >= 0) & (row < own_size))[..., None] & (pixel < own_length)[:, None]
-    return (weights / weights.sum(2, keepdim=True).clamp_(1e-9)).float()
+    return weights.div_(weights.sum(2, keepdim=True).clamp_(1e-9))

@@ -16,7 +16,8 @@ from wds_pipes.core.importing import library
 
 _BASELINE = (0xC0, 0xC1)
 _PROGRESSIVE = 0xC2
-_TABLES = (0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0))  # with comments and what applications add
+_TABLES = {0xC4, 0xDB}  # of Huffman codes and of quantization; frames of Motion JPEG may lack them
+_OTHERS = {0xDD, 0xFE, *range(0xE0, 0xF0)}  # restarts, comments and what applications add
 _SCAN = 0xDA
 _EXIF, _UNREAD = b"Exif\0\0", b"exif\0\0"
 _END = b"\xff\xd9"
@@ -38,7 +39,7 @@ def readable(data: bytes, max_pixels: int) -> bytes | None:
     if not data.startswith(MARKER):
         return None
     frame, progressive, exif = b"", False, list[int]()
-    jfif, transform = False, None
+    jfif, transform, missing = False, None, _TABLES
     for marker, start, end in segments(data):
         if marker == _SCAN:
             break
@@ -46,7 +47,9 @@ def readable(data: bytes, max_pixels: int) -> bytes | None:
             if frame:
                 return None
             frame, progressive = data[start:end], marker == _PROGRESSIVE
-        elif marker not in _TABLES:
+        elif marker in _TABLES:
+            missing = missing - {marker}
+        elif marker not in _OTHERS:
             return None
         elif marker == 0xE0:
             jfif = jfif or (data.startswith(b"JFIF\0", start) and end - start >= 14)
@@ -56,7 +59,7 @@ def readable(data: bytes, max_pixels: int) -> bytes | None:
             exif.append(start)
     else:
         return None
-    if len(frame) < 6:
+    if len(frame) < 6 or missing:
         return None
     bits, height, width, colours = struct.unpack_from(">BHHB", frame)
     if bits != 8 or len(frame) != 6 + 3 * colours or frame[7::3] not in _SAMPLINGS.get(colours, []):
@@ -69,7 +72,8 @@ def readable(data: bytes, max_pixels: int) -> bytes | None:
         return None
     try:
         check_pixels(width, height, max_pixels)
-        check_scans(data)
+        if progressive:
+            check_scans(data)
     except ValueError:
         return None
     for place in exif:
@@ -90,10 +94,12 @@ def decode(images: Sequence[bytes], mode: str, device: torch.device, who: str) -
         A tensor of uint8 of shape (3 or 1, H, W) of each image, on the device.
 
     Raises:
-        ImportError: ``torchcodec`` is missing.
+        ImportError: ``torchcodec`` is missing, or older than 0.16.
         RuntimeError: one of the images is not decoded.
     """
     codec: Any = library("torchcodec.decoders", "torchcodec", who)
+    if not hasattr(codec, "decode_jpeg"):
+        raise ImportError(f"{who} needs torchcodec 0.16 or newer: pip install -U torchcodec")
     _warn_once()
     # As tensors, since for bytes torchcodec changes the filters of warnings each time, after which
     # Python repeats warnings that it has shown.

@@ -13,7 +13,7 @@ from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
 from wds_pipes.codecs.resizing import Fit, Resize, Size
 from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.core.words import listed
+from wds_pipes.core.words import listed, plural
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.loader import nvjpeg
@@ -22,6 +22,7 @@ from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.identity import identity
 from wds_pipes.tar.finding import at_byte, offset_of
 
+_MOST_REFUSED = 2  # images of a batch, after which the rest of it is decoded on the CPU
 _WARN_AFTER = 3  # batches in a row of which the device decoded no image
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
 
@@ -41,7 +42,7 @@ class DecodeOnDevice:
     sizes from 224 x 224 to 448 x 448, and in the median 52 dB; at full size, at least 38 dB. Crops
     are the same, and EXIF turns no image: images with the same pixels are resized as by Pillow, and
     no number differs by more than 1. If three batches in a row have no image that the device
-    decodes, a warning says so, once.
+    decodes, or one that nvJPEG refuses, which takes a second, a warning says so, once.
 
     Args:
         fields: the names of the fields, or places of tuples; a batch has at least one of them. Its
@@ -62,7 +63,7 @@ class DecodeOnDevice:
         DecodeError: an image cannot be decoded.
         TypeError: a batch has none of the fields, or a field is not a list of bytes.
         RuntimeError: there is no such device, or this is a worker process.
-        ImportError: ``torchcodec`` is missing.
+        ImportError: ``torchcodec`` is missing, or older than 0.16.
 
     The state of a loader is that of the batches that were returned: a resume decodes nothing again
     but the batch whose decoding failed.
@@ -87,7 +88,7 @@ class DecodeOnDevice:
         self._mode, self._floats, _ = IMAGE_SPECS[spec]
         self._resize = Resize(size, fit)
         self._device = _read_device(device)
-        self._on_cpu = 0  # how many batches in a row had no image that the device decoded
+        self._in_vain = 0  # how many batches in a row had no image that the device decoded, or one that it refused
         self._why = "nvJPEG decodes JPEGs of one or three colours"  # or what it said last
         self._max_pixels = check_count("max_image_pixels", max_image_pixels)
         self._text = f"DecodeOnDevice({', '.join(map(repr, fields))}, size={size}, device={str(device)!r})"
@@ -130,8 +131,8 @@ class DecodeOnDevice:
         decoded: dict[int, torch.Tensor] = {}
         if self._device.type != "cpu":
             readable = {place: nvjpeg.readable(image, self._max_pixels) for place, image in enumerate(images)}
-            decoded = self._on_device({place: image for place, image in readable.items() if image is not None})
-            self._watch(len(images), len(decoded))
+            decoded, refused = self._on_device({place: each for place, each in readable.items() if each is not None})
+            self._watch(len(images), len(decoded), refused)
             resize_batch(decoded, self._resize, result)
         on_cpu = image_decoder("torchl8" if self._mode == "L" else "torchrgb8", self._max_pixels, "", self._resize)
         for place, image in enumerate(images):
@@ -143,35 +144,47 @@ class DecodeOnDevice:
                 raise _error(batch, place, field, error, image) from error
         return result.float() / 255 if self._floats else result
 
-    def _on_device(self, images: dict[int, bytes]) -> dict[int, torch.Tensor]:
-        """Decode images on the device, without those that it refuses.
+    def _on_device(self, images: dict[int, bytes]) -> tuple[dict[int, torch.Tensor], int]:
+        """Decode images on the device; return them, and how many it refused.
 
-        A call that fails does not say of which image, and costs as much as a hundred others, since
-        torchcodec then makes a new decoder: so try each image alone, not halves of the batch.
+        A call that fails does not say of which image, and takes a second, since torchcodec then
+        makes a new decoder. So try each image alone, not halves of the batch, and give up soon.
         """
         if not images:
-            return {}
+            return {}, 0
+        if (together := self._try(images)) is not None:
+            return together, 0
+        decoded, refused = dict[int, torch.Tensor](), 1 if len(images) == 1 else 0
+        for place, image in images.items():
+            if refused == min(len(images), _MOST_REFUSED):
+                break
+            alone = self._try({place: image})
+            decoded |= alone or {}
+            refused += alone is None
+        return decoded, refused
+
+    def _try(self, images: dict[int, bytes]) -> dict[int, torch.Tensor] | None:
+        """Decode images in one call; None: it fails because of one of them."""
         try:
             return dict(zip(images, nvjpeg.decode(list(images.values()), self._mode, self._device, f"{self}")))
         except RuntimeError as error:
             if nvjpeg.is_of_the_device(error):
                 raise
             self._why = words(error)
-        if len(images) == 1:
-            return {}
-        alone = (self._on_device({place: image}) for place, image in images.items())
-        return {place: image for one in alone for place, image in one.items()}
+            return None
 
-    def _watch(self, images: int, decoded: int) -> None:
+    def _watch(self, images: int, decoded: int, refused: int) -> None:
         """Warn if nothing is gained by the device."""
         if not images:
             return
-        self._on_cpu = min(self._on_cpu, 0) if decoded else self._on_cpu + 1
-        if self._on_cpu == _WARN_AFTER:
-            self._on_cpu = -sys.maxsize  # only once
+        self._in_vain = min(self._in_vain, 0) if decoded and not refused else self._in_vain + 1
+        if self._in_vain == _WARN_AFTER:
+            self._in_vain = -sys.maxsize  # only once
+            what = f"refused {plural(refused, 'image')}, which takes a second each" if refused else "decoded no image"
             warnings.warn(
-                f"{self} decoded no image of {_WARN_AFTER} batches on the device, but all on the CPU, in the main "
-                f"process ({self._why}). If that is so for most of the data, decode_by_ext() in the workers is faster.",
+                f"{self} gains nothing by the device in {_WARN_AFTER} batches in a row: of the last one it {what} "
+                f"({self._why}). The CPU decodes such images in the main process. If that is so for most of the data, "
+                "decode_by_ext() in the workers is faster.",
                 stacklevel=2,
             )
 
