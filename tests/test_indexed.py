@@ -640,6 +640,8 @@ def test_shards_of_one_name_have_no_indexes_in_one_directory(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
+        (lambda url: wp.IndexedShards(3), TypeError, "shards are named by a URL, a path or a list of them, not 3"),
+        (lambda url: wp.IndexedShards({url}), TypeError, r"a set of shards has another order .* pass sorted\(urls\)"),
         (lambda url: wp.IndexedShards(url, key_split="last"), ValueError, "key_split must be one of 'first-dot'"),
         (lambda url: wp.SampleList(url).fetch_samples(key_split=None), ValueError, "key_split must be one of"),
         (lambda url: wp.IndexedShards(url, storage_options="a"), TypeError, "storage_options must be a dict, not str"),

@@ -14,6 +14,7 @@ from wds_pipes.core.options import check_count, check_storage_options
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import SampleError
+from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import LARGE, Part, Range, RangeReader
 from wds_pipes.io.urls import Urls, redact
@@ -95,7 +96,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
     ) -> None:
-        self._given = urls if isinstance(urls, (str, os.PathLike)) else list(urls)
+        self._given = urls if isinstance(urls, (str, os.PathLike)) else items_of(urls)
         self._index, self._options = index, check_storage_options(storage_options)
         listed = list_indexed(self._given, index, storage_options)
         self._listed: Listed | None = listed

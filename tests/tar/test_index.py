@@ -284,6 +284,20 @@ def test_wrong_arguments(options, message):
         index_shards(**{"urls": "a.tar", **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobs": "2"}, "jobs must be an int, not '2'"),
+        ({"offsets": 1}, "offsets= is True, False or a directory, not 1"),
+        ({"output": 3}, "an index is named by a path, not 3"),
+        ({"urls": {"a.tar"}}, r"pass sorted\(urls\)"),
+    ],
+)
+def test_arguments_of_other_types(options, message, urls):
+    with pytest.raises(TypeError, match=message):
+        index_shards(**{"urls": urls, **options})
+
+
 # The writer
 
 

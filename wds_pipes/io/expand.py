@@ -51,16 +51,25 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
 
 def expand_each(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[list[str]]:
     """The result of ``expand``, with a list for each of the URLs that ``urls`` lists or joins."""
+    found = [list(_expand_one(url, storage_options)) for item in items_of(urls) for url in urls_of(item)]
+    if not any(found):
+        raise ValueError("the list of shards is empty: name at least one")
+    return found
+
+
+def items_of(urls: Urls) -> list[str | os.PathLike[str]]:
+    """Return what ``urls`` lists, in order.
+
+    Raises:
+        TypeError: it is neither a string, a path nor a list, or has no order.
+    """
     if isinstance(urls, (str, os.PathLike)):
-        urls = [urls]
+        return [urls]
     if isinstance(urls, (set, frozenset)):
         raise TypeError("a set of shards has another order in each process, so ranks would differ: pass sorted(urls)")
     if not isinstance(urls, Iterable) or isinstance(urls, (bytes, dict)):
         raise TypeError(f"shards are named by a URL, a path or a list of them, not {hide(repr(urls)):.200}")
-    found = [list(_expand_one(url, storage_options)) for item in urls for url in urls_of(item)]
-    if not any(found):
-        raise ValueError("the list of shards is empty: name at least one")
-    return found
+    return list(urls)
 
 
 def urls_of(item: str | os.PathLike[str]) -> list[str]:

@@ -56,6 +56,8 @@ def check_output(output: str | os.PathLike[str], *, remote: bool = False) -> str
     """The path of an index to write, with ``remote`` also its URL; ValueError if it is another one,
     or has no existing directory.
     """
+    if not isinstance(output, (str, os.PathLike)):
+        raise TypeError(f"an index is named by a path, not {output!r:.80}")
     if TAR_NAME.fullmatch(os.path.basename(os.fspath(output))):
         raise ValueError(f"{redact(os.fspath(output))} is the name of a shard: name the index, such as index.json")
     if remote and local_path(target := target_of(output)) is None:

@@ -20,6 +20,7 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.importing import library
+from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.errors import ShardError
 from wds_pipes.io.expand import expand
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
@@ -91,14 +92,13 @@ def index_shards(
         ShardError: a shard cannot be read, is damaged, was written meanwhile, or can have no index
             of DALI.
         SampleError: a sample has a field twice, or a key comes again.
+        TypeError: an argument is of another type.
         ValueError: nothing matches, ``output`` is not a local path or an existing file that is no
             index, the offsets of remote shards are not written to a directory, or a shard is
             compressed, which has no offsets.
     """
-    if jobs < 1:
-        raise ValueError(f"jobs must be at least 1, not {jobs}")
-    if on_repeated_key not in ("raise", "warn", "ignore"):
-        raise ValueError(f"on_repeated_key must be one of 'raise', 'warn', 'ignore', not {on_repeated_key!r}")
+    check_count("jobs", jobs)
+    check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
     check_key_split(key_split)
     path = None if output is None else check_output(output)
     if path is not None:
@@ -242,6 +242,8 @@ def _places(shards: list[str], what: str, choice: Choice, name: Callable[[str], 
             url: os.path.join(os.path.dirname(path), name(url)) for url, path in paths.items() if path is not None
         }
     else:
+        if not isinstance(choice, (str, os.PathLike)):
+            raise TypeError(f"{what}= is True, False or a directory, not {choice!r:.80}")
         folder = local_path(at_home(os.fspath(choice)))
         if folder is None or not os.path.isdir(folder):
             raise ValueError(
