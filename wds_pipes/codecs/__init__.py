@@ -14,7 +14,7 @@ Rules:
 - ``table``: a row for each format. ``codec``: what a row is, and the codecs of users.
 - ``decoding``, ``encoding``: which decoder or encoder a field has. ``names``: what both share.
 - ``pickles``: what a ``pt`` would call.
-- ``text``, ``arrays``, ``images``, ``audio``, ``video``: the formats; ``jpeg`` and ``tiff``: what
-  is special to these images; ``resizing``: images to one size.
+- ``text``, ``arrays``, ``images``, ``audio``, ``video``: the formats; ``jpeg``,
+  ``jpeg_header`` and ``tiff``: what is special to these images; ``resizing``: images to one size.
 - ``records``: files of many records; ``parquet`` and ``pages``: the rows and pages of one.
 """

@@ -8,7 +8,7 @@ import torch
 
 from wds_pipes.codecs.resizing import Resize
 
-_MOST = 1 << 26  # numbers of padded images that are in memory at a time: 256 MiB
+_MOST = 1 << 26  # numbers of padded images and weights that are in memory at a time, or one image: 256 MiB
 
 
 def resize_batch(images: Mapping[int, torch.Tensor], resize: Resize, result: torch.Tensor) -> None:
@@ -19,25 +19,27 @@ def resize_batch(images: Mapping[int, torch.Tensor], resize: Resize, result: tor
     GPU, starting one operation for each image takes more time than the operations.
 
     Args:
-        images: the place of each image in the batch, and its pixels, uint8 of shape (C, H, W).
+        images: the place of each image in the batch, and its pixels, uint8 of shape (3, H, W).
         resize: the size of the result.
-        result: the batch, uint8 of shape (N, C, height, width).
+        result: the batch, uint8 of shape (N, 3, height, width); with one channel, the images
+            become grey before they are resized, as by Pillow.
     """
     with torch.autocast(result.device.type, enabled=False):  # the training's may have 8 bits
-        for places in _groups(images):
+        for places in _groups(images, max(resize.height, resize.width)):
             _resize_group({place: images[place] for place in places}, resize, result)
 
 
-def _groups(images: Mapping[int, torch.Tensor]) -> Iterator[list[int]]:
-    """Divide images, those of similar sizes together, so that each part is padded in little
+def _groups(images: Mapping[int, torch.Tensor], size: int) -> Iterator[list[int]]:
+    """Divide images, those of similar sizes together, so that each part is resized in little
     memory.
     """
-    group, width = list[int](), 0
-    for place in sorted(images, key=lambda place: images[place].shape, reverse=True):  # the highest first
-        width = max(width, images[place].shape[2])
-        if group and (len(group) + 1) * images[group[0]].shape[:2].numel() * width > _MOST:
+    group, height, width = list[int](), 0, 0
+    for place in sorted(images, key=lambda place: images[place].shape):
+        _, own_height, own_width = images[place].shape
+        height, width = max(height, own_height), max(width, own_width)
+        if group and (len(group) + 1) * (3 * height * width + 2 * size * max(height, width)) > _MOST:
             yield group
-            group, width = [], images[place].shape[2]
+            group, height, width = [], own_height, own_width
         group.append(place)
     if group:
         yield group
@@ -45,7 +47,7 @@ def _groups(images: Mapping[int, torch.Tensor]) -> Iterator[list[int]]:
 
 def _resize_group(images: Mapping[int, torch.Tensor], resize: Resize, result: torch.Tensor) -> None:
     shapes = [image.shape for image in images.values()]
-    channels, height, width = (max(numbers) for numbers in zip(*shapes))
+    _, height, width = (max(numbers) for numbers in zip(*shapes))
     rows, columns = [], []
     for _, own_height, own_width in shapes:
         (left, top, right, bottom), new_width, new_height, first_column, first_row = resize.place(own_width, own_height)
@@ -55,13 +57,23 @@ def _resize_group(images: Mapping[int, torch.Tensor], resize: Resize, result: to
     # to the device before the work begins there, since these copies wait for what has begun
     places = torch.tensor(list(images), device=device)
     axes = torch.tensor(rows + columns, dtype=torch.float64, device=device)
-    padded = torch.zeros(len(images), channels, height, width, device=device)
+    padded = torch.zeros(len(images), 3, height, width, dtype=torch.float32, device=device)
     for row, image in zip(padded, images.values()):
         row[:, : image.shape[1], : image.shape[2]] = image
+    if result.shape[1] == 1:
+        padded = _grey(padded)
     weights = _weights(axes, max(resize.height, resize.width), max(height, width))
     down, across = weights[: len(images), None], weights[len(images) :, None]
     resized = down[..., : resize.height, :height] @ padded @ across[..., : resize.width, :width].mT
     result[places] = resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    """Return the grey images of coloured ones, as by Pillow: numbers from 0 to 255, in whole
+    steps. All sums are below 2 ** 24, so they are exact.
+    """
+    red, green, blue = images.unbind(1)
+    return ((19595 * red + 38470 * green + 7471 * blue + 0x8000) / 0x10000).floor_()[:, None]
 
 
 def _weights(axes: torch.Tensor, size: int, length: int) -> torch.Tensor:

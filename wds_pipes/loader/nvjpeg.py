@@ -3,116 +3,111 @@
 from __future__ import annotations
 
 import functools
-import struct
+import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from wds_pipes.codecs.jpeg import MARKER, check_pixels, check_scans, segments
+from wds_pipes.codecs.jpeg import check_pixels, check_scans
+from wds_pipes.codecs.jpeg_header import read_header
 from wds_pipes.core.importing import library
 
-_BASELINE = (0xC0, 0xC1)
-_PROGRESSIVE = 0xC2
-_TABLES = {0xC4, 0xDB}  # of Huffman codes and of quantization; frames of Motion JPEG may lack them
-_OTHERS = {0xDD, 0xFE, *range(0xE0, 0xF0)}  # restarts, comments and what applications add
-_SCAN = 0xDA
-_EXIF, _UNREAD = b"Exif\0\0", b"exif\0\0"
-_END = b"\xff\xd9"
-# Of one colour, and of three: how many pixels of the image share one of a colour, as 4:4:4, 4:2:2,
-# 4:2:0, 4:4:0 and 4:1:1 have it.
-_SAMPLINGS = {1: [b"\x11"], 3: [bytes((first, 0x11, 0x11)) for first in (0x11, 0x21, 0x22, 0x12, 0x41)]}
+# What torchcodec says where not an image is at fault: the driver, memory, or an earlier failure.
+_OF_THE_DEVICE = re.compile(
+    r"out of memory|CUDA error|CUDA stream|API call failed|not compiled|initialize nvjpeg|create (nvjpeg|jpeg)|: 5\b"
+)
 
 
-def readable(data: bytes, max_pixels: int) -> bytes | None:
+class Readable(NamedTuple):
+    """A JPEG that nvJPEG reads, with what its header says."""
+
+    data: bytes
+    height: int
+    width: int
+
+
+def readable(data: bytes, max_pixels: int) -> Readable | None:
     """Return a JPEG for nvJPEG, if that makes of it what the decoders on the CPU make.
 
-    nvJPEG takes pixels of RGB for YCbCr, and decodes a JPEG that is cut off without an error. Where
-    a header has anything unusual, it may read it otherwise than these decoders, its size too.
+    nvJPEG takes pixels of RGB for YCbCr, and decodes a JPEG that is cut off without an error.
     torchcodec turns a photograph as its EXIF says, which they do not; here EXIF loses its name.
 
     Returns:
-        The JPEG, or None: it has to be decoded on the CPU, which also says what is wrong with it.
+        The JPEG; None: it has to be decoded on the CPU, which also says what is wrong with it.
     """
-    if not data.startswith(MARKER):
-        return None
-    frame, progressive, exif = b"", False, list[int]()
-    jfif, transform, missing = False, None, _TABLES
-    for marker, start, end in segments(data):
-        if marker == _SCAN:
-            break
-        if marker in (*_BASELINE, _PROGRESSIVE):
-            if frame:
-                return None
-            frame, progressive = data[start:end], marker == _PROGRESSIVE
-        elif marker in _TABLES:
-            missing = missing - {marker}
-        elif marker not in _OTHERS:
-            return None
-        elif marker == 0xE0:
-            jfif = jfif or (data.startswith(b"JFIF\0", start) and end - start >= 14)
-        elif marker == 0xEE and data.startswith(b"Adobe", start) and end - start >= 12:
-            transform = data[start + 11]
-        elif marker == 0xE1 and data.startswith(_EXIF, start):
-            exif.append(start)
-    else:
-        return None
-    if len(frame) < 6 or missing:
-        return None
-    bits, height, width, colours = struct.unpack_from(">BHHB", frame)
-    if bits != 8 or len(frame) != 6 + 3 * colours or frame[7::3] not in _SAMPLINGS.get(colours, []):
-        return None
-    if colours == 3 and (transform not in (None, 1) or not (jfif or transform == 1 or frame[6::3] == b"\1\2\3")):
-        return None
-    if not progressive and data[start : start + 1] != bytes([colours]):  # a scan for each colour
-        return None
-    if not height or not width or data.rfind(_END, end) < 0:
+    header = read_header(data)
+    if header is None:
         return None
     try:
-        check_pixels(width, height, max_pixels)
-        if progressive:
+        check_pixels(header.width, header.height, max_pixels)
+        if header.progressive:
             check_scans(data)
     except ValueError:
         return None
-    for place in exif:
-        data = data[:place] + _UNREAD + data[place + len(_UNREAD) :]
-    return data
+    if header.exif:
+        renamed = bytearray(data)
+        for place in header.exif:
+            renamed[place : place + 4] = b"exif"
+        data = bytes(renamed)
+    return Readable(data, header.height, header.width)
 
 
-def decode(images: Sequence[bytes], mode: str, device: torch.device, who: str) -> list[torch.Tensor]:
+def load(who: str) -> Any:
+    """Import torchcodec's decoders.
+
+    Args:
+        who: what needs them, for a message.
+
+    Raises:
+        ImportError: ``torchcodec`` is missing, older than 0.16, or does not load.
+    """
+    try:
+        codec: Any = library("torchcodec.decoders", "torchcodec", who)
+    except (RuntimeError, OSError) as error:
+        raise ImportError(
+            f"{who} needs torchcodec, which does not load: it has to be made for this version of torch and for CUDA. "
+            f"({type(error).__name__}: {str(error).strip():.200})"
+        ) from error
+    if not hasattr(codec, "decode_jpeg"):
+        raise ImportError(f"{who} needs torchcodec 0.16 or newer: pip install -U torchcodec")
+    return codec
+
+
+def decode(codec: Any, images: Mapping[int, Readable], device: torch.device) -> dict[int, torch.Tensor]:
     """Decode JPEGs in one call.
 
     Args:
-        images: the JPEGs.
-        mode: ``"RGB"`` or ``"L"``.
+        codec: from ``load``.
+        images: the JPEGs, by their places.
         device: the CUDA device.
-        who: what needs ``torchcodec``, for a message.
 
     Returns:
-        A tensor of uint8 of shape (3 or 1, H, W) of each image, on the device.
+        A tensor of uint8 of shape (3, H, W) of each image, on the device, without those that have
+        another size than their headers say.
 
     Raises:
-        ImportError: ``torchcodec`` is missing, or older than 0.16.
-        RuntimeError: one of the images is not decoded.
+        RuntimeError: one of the images is not decoded, or the device has failed.
     """
-    codec: Any = library("torchcodec.decoders", "torchcodec", who)
-    if not hasattr(codec, "decode_jpeg"):
-        raise ImportError(f"{who} needs torchcodec 0.16 or newer: pip install -U torchcodec")
     _warn_once()
     # As tensors, since for bytes torchcodec changes the filters of warnings each time, after which
     # Python repeats warnings that it has shown.
-    encoded = [torch.frombuffer(image, dtype=torch.uint8) for image in images]
-    decoded: list[torch.Tensor] = codec.decode_jpeg(encoded, mode="GRAY" if mode == "L" else mode, device=device)
-    return decoded
+    encoded = [torch.frombuffer(image.data, dtype=torch.uint8) for image in images.values()]
+    decoded = codec.decode_jpeg(encoded, mode="RGB", device=device)
+    return {
+        place: pixels
+        for (place, image), pixels in zip(images.items(), decoded, strict=True)
+        if pixels.shape[1:] == (image.height, image.width)
+    }
 
 
 def is_of_the_device(error: RuntimeError) -> bool:
-    """Whether an error is not of an image, but says that the device has no memory left, or that
-    work on it has failed.
+    """Whether an error is not of an image: the device has no memory left, say, or work on it has
+    failed.
     """
-    return any(part in str(error) for part in ("out of memory", "CUDA error", "CUDA stream"))
+    return _OF_THE_DEVICE.search(str(error)) is not None
 
 
 @contextmanager

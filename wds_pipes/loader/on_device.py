@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
 from wds_pipes.codecs.resizing import Fit, Resize, Size
 from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.core.words import listed, plural
+from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.loader import nvjpeg
@@ -23,7 +24,7 @@ from wds_pipes.stages.identity import identity
 from wds_pipes.tar.finding import at_byte, offset_of
 
 _MOST_REFUSED = 2  # images of a batch, after which the rest of it is decoded on the CPU
-_WARN_AFTER = 3  # batches in a row of which the device decoded no image
+_WARN_AFTER = 3  # batches of which the device decoded no image, or refused one
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
 
 
@@ -42,7 +43,7 @@ class DecodeOnDevice:
     sizes from 224 x 224 to 448 x 448, and in the median 52 dB; at full size, at least 38 dB. Crops
     are the same, and EXIF turns no image: images with the same pixels are resized as by Pillow, and
     no number differs by more than 1. If three batches in a row have no image that the device
-    decodes, or one that nvJPEG refuses, which takes a second, a warning says so, once.
+    decodes, or three have one that nvJPEG refuses, which takes a second, a warning says so, once.
 
     Args:
         fields: the names of the fields, or places of tuples; a batch has at least one of them. Its
@@ -63,7 +64,7 @@ class DecodeOnDevice:
         DecodeError: an image cannot be decoded.
         TypeError: a batch has none of the fields, or a field is not a list of bytes.
         RuntimeError: there is no such device, or this is a worker process.
-        ImportError: ``torchcodec`` is missing, or older than 0.16.
+        ImportError: ``torchcodec`` is missing, older than 0.16, or does not load.
 
     The state of a loader is that of the batches that were returned: a resume decodes nothing again
     but the batch whose decoding failed.
@@ -88,8 +89,7 @@ class DecodeOnDevice:
         self._mode, self._floats, _ = IMAGE_SPECS[spec]
         self._resize = Resize(size, fit)
         self._device = _read_device(device)
-        self._in_vain = 0  # how many batches in a row had no image that the device decoded, or one that it refused
-        self._why = "nvJPEG decodes JPEGs of one or three colours"  # or what it said last
+        self._watches: dict[str | int, _Watch] = {}  # of each field
         self._max_pixels = check_count("max_image_pixels", max_image_pixels)
         self._text = f"DecodeOnDevice({', '.join(map(repr, fields))}, size={size}, device={str(device)!r})"
 
@@ -116,77 +116,100 @@ class DecodeOnDevice:
 
     def _decode_fields(self, columns: Any, fields: list[Any], batch: Any) -> dict[Any, torch.Tensor]:
         if self._device.type == "cpu":
-            return {field: self._decode(columns[field], field, batch) for field in fields}
+            return {field: self._decode(columns[field], field, batch, None) for field in fields}
+        codec = nvjpeg.load(f"{self}")
         with nvjpeg.beside_the_training(self._device) as hand_over:
-            return {field: hand_over(self._decode(columns[field], field, batch)) for field in fields}
+            return {field: hand_over(self._decode(columns[field], field, batch, codec)) for field in fields}
 
-    def _decode(self, images: Any, field: str | int, batch: Any) -> torch.Tensor:
-        if not isinstance(images, list) or not all(isinstance(image, bytes) for image in images):
+    def _decode(self, images: Any, field: str | int, batch: Any, codec: Any) -> torch.Tensor:
+        kinds = [type(each) for each in images] if isinstance(images, list) else []
+        if not isinstance(images, list) or any(kind is not bytes for kind in kinds):
+            wrong = next((place for place, kind in enumerate(kinds) if kind is not bytes), None)
+            what = f"is {type(images).__name__}" if wrong is None else f"has {kinds[wrong].__name__} at place {wrong}"
             raise TypeError(
-                f"{self} takes a list of bytes, and field {field!r} is {type(images).__name__}: leave its decoding "
-                "out of the pipe, as in decode_by_ext(only=[...])"
+                f"{self} takes a list of bytes, and field {field!r} {what}: leave its decoding out of the pipe, as in "
+                "decode_by_ext(only=[...])"
             )
         shape = len(images), 1 if self._mode == "L" else 3, self._resize.height, self._resize.width
         result = torch.zeros(shape, dtype=torch.uint8, device=self._device)
         decoded: dict[int, torch.Tensor] = {}
-        if self._device.type != "cpu":
+        if codec is not None:
             readable = {place: nvjpeg.readable(image, self._max_pixels) for place, image in enumerate(images)}
-            decoded, refused = self._on_device({place: each for place, each in readable.items() if each is not None})
-            self._watch(len(images), len(decoded), refused)
+            watch = self._watches.setdefault(field, _Watch())
+            decoded = self._on_device(codec, {place: each for place, each in readable.items() if each}, watch)
+            watch.look(f"{self}", field, len(images), len(decoded))
             resize_batch(decoded, self._resize, result)
         on_cpu = image_decoder("torchl8" if self._mode == "L" else "torchrgb8", self._max_pixels, "", self._resize)
         for place, image in enumerate(images):
             if place in decoded:
                 continue
             try:
-                result[place] = on_cpu(image)
+                pixels = on_cpu(image)
             except Exception as error:
                 raise _error(batch, place, field, error, image) from error
+            result[place] = pixels
         return result.float() / 255 if self._floats else result
 
-    def _on_device(self, images: dict[int, bytes]) -> tuple[dict[int, torch.Tensor], int]:
-        """Decode images on the device; return them, and how many it refused.
+    def _on_device(self, codec: Any, images: dict[int, nvjpeg.Readable], watch: _Watch) -> dict[int, torch.Tensor]:
+        """Decode images on the device, without those that it refuses.
 
         A call that fails does not say of which image, and takes a second, since torchcodec then
         makes a new decoder. So try each image alone, not halves of the batch, and give up soon.
         """
+
+        def attempt(some: dict[int, nvjpeg.Readable]) -> dict[int, torch.Tensor] | None:
+            try:
+                return nvjpeg.decode(codec, some, self._device)
+            except RuntimeError as error:
+                if nvjpeg.is_of_the_device(error):
+                    raise
+                watch.reason = words(error)
+                return None
+
         if not images:
-            return {}, 0
-        if (together := self._try(images)) is not None:
-            return together, 0
-        decoded, refused = dict[int, torch.Tensor](), 1 if len(images) == 1 else 0
-        for place, image in images.items():
-            if refused == min(len(images), _MOST_REFUSED):
-                break
-            alone = self._try({place: image})
+            return {}
+        if (together := attempt(images)) is not None:
+            return together
+        watch.refusing += 1
+        decoded, refused = dict[int, torch.Tensor](), 0
+        for place, image in images.items() if len(images) > 1 else ():
+            alone = attempt({place: image})
             decoded |= alone or {}
             refused += alone is None
-        return decoded, refused
+            if refused == _MOST_REFUSED:
+                break
+        return decoded
 
-    def _try(self, images: dict[int, bytes]) -> dict[int, torch.Tensor] | None:
-        """Decode images in one call; None: it fails because of one of them."""
-        try:
-            return dict(zip(images, nvjpeg.decode(list(images.values()), self._mode, self._device, f"{self}")))
-        except RuntimeError as error:
-            if nvjpeg.is_of_the_device(error):
-                raise
-            self._why = words(error)
-            return None
 
-    def _watch(self, images: int, decoded: int, refused: int) -> None:
-        """Warn if nothing is gained by the device."""
-        if not images:
+@dataclass(slots=True)
+class _Watch:
+    """Warns, once, if nothing is gained by the device for a field.
+
+    Attributes:
+        idle: how many batches in a row had no image that the device decoded.
+        refusing: how many batches had an image that it refused.
+        reason: what it said then.
+    """
+
+    idle: int = 0
+    refusing: int = 0
+    reason: str = ""
+
+    def look(self, who: str, field: str | int, images: int, decoded: int) -> None:
+        """Take note of a batch."""
+        self.idle = 0 if decoded else self.idle + bool(images)
+        if max(self.idle, self.refusing) < _WARN_AFTER:
             return
-        self._in_vain = min(self._in_vain, 0) if decoded and not refused else self._in_vain + 1
-        if self._in_vain == _WARN_AFTER:
-            self._in_vain = -sys.maxsize  # only once
-            what = f"refused {plural(refused, 'image')}, which takes a second each" if refused else "decoded no image"
-            warnings.warn(
-                f"{self} gains nothing by the device in {_WARN_AFTER} batches in a row: of the last one it {what} "
-                f"({self._why}). The CPU decodes such images in the main process. If that is so for most of the data, "
-                "decode_by_ext() in the workers is faster.",
-                stacklevel=2,
-            )
+        if self.refusing >= _WARN_AFTER:
+            what = f"refused images of {self.refusing} batches, each of which takes a second ({self.reason})"
+        else:
+            what = f"decoded no image of {self.idle} batches in a row, as it takes JPEGs that are grey or YCbCr"
+        self.idle = self.refusing = -sys.maxsize
+        warnings.warn(
+            f"{who}: for field {field!r}, nvJPEG {what}. The CPU decodes them, in the main process. If that is so for "
+            "most of the data, decode_by_ext() in the workers is faster.",
+            stacklevel=2,
+        )
 
 
 def _read_device(device: str | torch.device) -> torch.device:
