@@ -426,32 +426,48 @@ def begun_with(*segments):
     return COLOURS[:2] + b"".join(segments) + COLOURS[2:]
 
 
+def after(scan):
+    """Where the next scan of the progressive image begins, or its end."""
+    return next((place for place in SCANS if place > scan), len(PROGRESSIVE) - 2)
+
+
 ADOBE = b"Adobe\0\x64\0\0\0\0"
 JFIF = COLOURS.index(b"\xff\xe0")
 TABLES = {name: COLOURS.index(marker) for name, marker in (("codes", b"\xff\xc4"), ("numbers", b"\xff\xdb"))}
+HEADER = COLOURS[SCAN + 4 : SCAN + 14]
+CODES = bytes([0, 2, *bytes(14), 7, 7])  # two codes of two bits
+LUMA = [place for place in SCANS if PROGRESSIVE[place + 4 : place + 6] == b"\1\1"]
+FINER, FINEST = (next(place for place in LUMA if PROGRESSIVE[place + 9] == bits) for bits in (0x21, 0x10))
 AFTER_JFIF = JFIF + 2 + int.from_bytes(COLOURS[JFIF + 2 : JFIF + 4], "big")
+RENAMED = changed(FRAME + 10, b"R", changed(SCAN + 5, b"R"))
 LEFT_OPEN = {
     "no Huffman codes, as in Motion JPEG": COLOURS[: TABLES["codes"]] + COLOURS[SCAN:],
     "no numbers of quantization": COLOURS[:AFTER_JFIF] + COLOURS[FRAME:],
     "RGB, beside JFIF": begun_with(segment(0xEE, ADOBE + b"\0")),
-    "no JFIF, and other names": changed(FRAME + 10, b"R")[:JFIF] + changed(FRAME + 10, b"R")[AFTER_JFIF:],
-    "two colours of one name": changed(FRAME + 13, b"\1"),
+    "no JFIF, and other names": RENAMED[:JFIF] + RENAMED[AFTER_JFIF:],
+    "a short JFIF, and other names": RENAMED[:JFIF] + segment(0xE0, b"JFIF\0\1\1") + RENAMED[AFTER_JFIF:],
+    "two colours of one name": changed(FRAME + 13, b"\1", changed(SCAN + 7, b"\1")),
     "a byte between segments": begun_with(b"\xff"),
     "an unknown segment": begun_with(segment(0xF0, b"abc")),
     "very many segments": begun_with(*[segment(0xFE, b"")] * 1000),
     "grey in fours": ODD["grey"].replace(b"\1\x11\0\xff", b"\1\x22\0\xff"),
     "4:1:0": changed(FRAME + 11, b"\x42"),
     "12 bits": changed(FRAME + 4, b"\x0c"),
-    "a longer frame": COLOURS[:FRAME] + segment(0xC0, COLOURS[FRAME + 4 : FRAME + 19] + b"\0") + COLOURS[FRAME + 19 :],
     "numbers that are not there": changed(FRAME + 12, b"\3"),
     "codes that are not there": changed(SCAN + 6, b"\x33"),
-    "a table of number 5": changed(TABLES["codes"] + 4, b"\x05"),
-    "too many codes": changed(TABLES["codes"] + 5, b"\3"),
+    "a table of number 5": begun_with(segment(0xC4, b"\5" + CODES)),
+    "a table of another kind": begun_with(segment(0xC4, b"\x23" + CODES)),
+    "a table cut off": begun_with(segment(0xC4, b"\3" + CODES[:-1])),
+    "too many codes": begun_with(segment(0xC4, b"\3" + bytes([3, *bytes(15), 7, 7, 7]))),
     "numbers of 16 bits": changed(TABLES["numbers"] + 4, b"\x10"),
     "restarts of 3 bytes": begun_with(segment(0xDD, bytes(3))),
     "a scan of another order": changed(SCAN + 5, b"\2\0\1"),
     "a scan of one colour": COLOURS[:SCAN] + segment(0xDA, b"\1\1\0\0\x3f\0") + COLOURS[SCAN + 14 :],
+    "a scan of two of three colours": changed(SCAN + 4, b"\2"),
+    "a longer scan": COLOURS[:SCAN] + segment(0xDA, HEADER[:7] + b"\0" + HEADER[7:]) + COLOURS[SCAN + 14 :],
     "a scan of some coefficients": changed(SCAN + 11, b"\0\x3e"),
+    "first scan of another order": changed(SCANS[0] + 5, b"\2\x11\1\0", PROGRESSIVE),
+    "two bits at once": changed(FINER + 9, b"\x20", PROGRESSIVE[:FINEST]) + PROGRESSIVE[after(FINEST) :],
     "scans left out": PROGRESSIVE[: SCANS[3]] + b"\xff\xd9",
     "a scan twice": PROGRESSIVE[: SCANS[1]] + PROGRESSIVE[SCANS[0] : SCANS[1]] + PROGRESSIVE[SCANS[1] :],
     "a frame among the scans": PROGRESSIVE[: SCANS[1]] + PROGRESSIVE[FRAME : FRAME + 19] + PROGRESSIVE[SCANS[1] :],
@@ -470,6 +486,8 @@ def test_what_a_header_leaves_open_is_decoded_on_the_cpu(name, nvjpeg):
     "image",
     [
         begun_with(segment(0xEE, ADOBE + b"\1")),
+        begun_with(segment(0xEE, ADOBE)),
+        begun_with(segment(0xC4, b"\3" + CODES)),
         begun_with(segment(0xFE, b"a comment"), segment(0xDD, bytes(2))),
         begun_with(*[segment(0xE1, b"Exif\0\0")] * 900),
         COLOURS[:JFIF] + COLOURS[AFTER_JFIF:],

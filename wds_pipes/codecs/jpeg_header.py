@@ -83,7 +83,6 @@ def read_header(data: bytes) -> JpegHeader | None:
         bits != 8
         or not height
         or not width
-        or len(frame) != 6 + 3 * colours
         or len(set(names)) < colours
         or frame[7::3] not in _SAMPLINGS.get(colours, [])
         or any(("quantization", table) not in tables for table in frame[8::3])
