@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from wds_pipes.codecs.jpeg import MARKER, places_of, segments
 
-BASELINE, PROGRESSIVE = (0xC0, 0xC1), 0xC2  # the frames
+_BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # the frames
 _HUFFMAN, _QUANTIZATION, _RESTARTS, _SCAN = 0xC4, 0xDB, 0xDD, 0xDA
 _BEGINNING, _END = 0xD8, 0xD9  # of an image
 _OTHERS = {0xFE, *range(0xE0, 0xF0)}  # comments, and what applications add
@@ -57,10 +57,10 @@ def read_header(data: bytes) -> JpegHeader | None:
             break
         if number == _MOST_SEGMENTS:
             return None
-        if marker in (*BASELINE, PROGRESSIVE):
+        if marker in (*_BASELINE, _PROGRESSIVE):
             if frame:
                 return None
-            frame, progressive = data[start:end], marker == PROGRESSIVE
+            frame, progressive = data[start:end], marker == _PROGRESSIVE
         elif marker in (_HUFFMAN, _QUANTIZATION, _RESTARTS):
             if (found := _tables(marker, data[start:end])) is None:
                 return None
@@ -173,7 +173,7 @@ def _adds_bits(scan: bytes, names: bytes, tables: set[tuple[str, int]], lowest: 
         return False
     if not (first == last == 0 or (0 < first <= last < _COEFFICIENTS and colours == 1)):
         return False
-    if high and low != high - 1:
+    if low >= _NOT_THERE or (high and low != high - 1):
         return False
     if not (high and not first) and any(
         (("AC", table & 15) if first else ("DC", table >> 4)) not in tables for table in used
