@@ -127,9 +127,9 @@ print(len(first), "batches with threads, and", len(rest), "more with workers: th
 # ## On the device
 #
 # With a GPU, the workers need not decode at all. They send the encoded images, a tenth of the bytes,
-# and `DecodeOnDevice` decodes each batch in one call of nvJPEG (`pip install torchcodec`, in its
-# build for CUDA). Here, the same code runs with or without a GPU: with `device="cpu"` it uses the
-# decoders from above, and returns their numbers.
+# and `DecodeOnDevice` decodes each batch in one call of nvJPEG (`pip install torchcodec`, 0.16 or newer,
+# in its build for CUDA), beside the training's own work there. Here, the same code runs with or without a
+# GPU: with `device="cpu"` it uses the decoders from above, and returns their numbers.
 
 # %%
 has_device = torch.cuda.is_available() and importlib.util.find_spec("torchcodec") is not None

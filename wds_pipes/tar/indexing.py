@@ -97,7 +97,7 @@ def index_shards(
             index, the offsets of remote shards are not written to a directory, or a shard is
             compressed, which has no offsets.
     """
-    check_count("jobs", jobs)
+    jobs = check_count("jobs", jobs)
     check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
     check_key_split(key_split)
     path = None if output is None else check_output(output)
