@@ -20,6 +20,7 @@ from pictures import ODD, PIXELS, saved, segment, taller, turned
 from PIL import Image, ImageFile, ImageOps
 
 import wds_pipes as wp
+from wds_pipes.codecs.jpeg_header import read_header
 from wds_pipes.loader.nvjpeg import _stream as streams
 from wds_pipes.testing import make_shards
 
@@ -281,8 +282,8 @@ def test_a_warning_says_once_if_nothing_is_decoded_on_the_device(nvjpeg):
         on_device({"jpg": images, "mask": [good]})
     with pytest.warns(UserWarning, match=r"for field 'jpg', nvJPEG decoded no image of 3 batches in a row"):
         on_device({"jpg": [other], "mask": [good]})
-    for _ in range(8):
-        on_device({"jpg": [other], "mask": [good]})
+    for images in ([other], [good], *([other],) * 4):
+        on_device({"jpg": images, "mask": [good]})
     on_cpu = wp.DecodeOnDevice("jpg", size=32, device="cpu")
     for _ in range(4):
         on_cpu({"jpg": [other]})
@@ -309,8 +310,8 @@ def test_a_warning_says_once_if_images_are_refused_again_and_again(nvjpeg):
         on_device({"jpg": images})
     with pytest.warns(UserWarning, match=r"'jpg', nvJPEG refused images of 3 batches, each of which takes a .*\(nvj"):
         on_device({"jpg": [good, refused]})
-    for _ in range(4):
-        on_device({"jpg": [refused]})
+    for images in ([refused], [good], *([refused],) * 4):
+        on_device({"jpg": images})
 
 
 def test_tuples_by_place():
@@ -401,6 +402,11 @@ DAMAGED = {
     "too large": taller(COLOURS, 2000, 2001),
     "two frames": COLOURS[:FRAME] + segment(0xC0, b"\x08\x07\xd0\x07\xd0\1\1\x11\0") + COLOURS[FRAME:],
     "cut, and another picture after it": COLOURS[: SCAN + 300] + COLOURS,
+    "cut, and another file after it": COLOURS[: SCAN + 300] + saved(PIXELS, "PNG") + b"\xff\xd9",
+    "cut, and its own header after it": COLOURS[: SCAN + 300] + COLOURS[FRAME:],
+    "codes in a scan": COLOURS[: SCAN + 60] + b"\xff\xc4\0\3\0" + COLOURS[SCAN + 60 :],
+    "cut in a segment of Adobe": COLOURS[:2] + segment(0xEE, b"Adobe\0\x64\0\0\0\0\1")[:9],
+    "no length between scans": PROGRESSIVE[: SCANS[2]] + b"\xff\xc4\0\0" + PROGRESSIVE[SCANS[2] :],
     "cut at a comment": PROGRESSIVE[: SCANS[2]]
     + segment(0xFE, b"hi\xff\xd9ho")
     + PROGRESSIVE[SCANS[2] : SCANS[2] + 40],
@@ -459,6 +465,16 @@ LEFT_OPEN = {
     "a table of another kind": begun_with(segment(0xC4, b"\x23" + CODES)),
     "a table cut off": begun_with(segment(0xC4, b"\3" + CODES[:-1])),
     "too many codes": begun_with(segment(0xC4, b"\3" + bytes([3, *bytes(15), 7, 7, 7]))),
+    "a code of all ones": begun_with(segment(0xC4, b"\3\2" + bytes(15) + b"\7\7")),
+    "more codes than symbols": begun_with(segment(0xC4, b"\x13" + bytes([*bytes(13), 200, 200, 200]) + bytes(600))),
+    "colours of 200 bits": begun_with(segment(0xC4, b"\3" + CODES[:-2] + b"\xc8\xc9")),
+    "very many codes": begun_with(segment(0xC4, (b"\3" + CODES) * 200)),
+    "a shorter frame": COLOURS[:FRAME] + segment(0xC0, COLOURS[FRAME + 4 : FRAME + 18]) + COLOURS[FRAME + 19 :],
+    "other numbers between scans": PROGRESSIVE[: SCANS[1]]
+    + segment(0xDB, b"\0" + b"\xff" * 64)
+    + PROGRESSIVE[SCANS[1] :],
+    "RGB between scans": PROGRESSIVE[: SCANS[1]] + segment(0xEE, ADOBE + b"\0") + PROGRESSIVE[SCANS[1] :],
+    "very many segments between scans": PROGRESSIVE[: SCANS[1]] + segment(0xFE, b"") * 1000 + PROGRESSIVE[SCANS[1] :],
     "numbers of 16 bits": changed(TABLES["numbers"] + 4, b"\x10"),
     "restarts of 3 bytes": begun_with(segment(0xDD, bytes(3))),
     "a scan of another order": changed(SCAN + 5, b"\2\0\1"),
@@ -586,11 +602,22 @@ def test_warnings_that_were_shown_are_not_repeated(nvjpeg):
     assert len(shown) == 1
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data(), name=st.sampled_from([*ODD]))
+def test_any_header_is_read_or_refused(data, name):
+    """Also one that is cut off: no other error comes."""
+    image = bytearray(ODD[name])
+    end = image.rindex(b"\xff\xda") + 20
+    for _ in range(data.draw(st.integers(0, 4))):
+        image[data.draw(st.integers(0, end))] = data.draw(st.integers(0, 255))
+    read_header(bytes(image[: data.draw(st.integers(0, len(image)))]))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     shapes=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), min_size=1, max_size=7),
     fit=st.sampled_from(["cover", "contain", "stretch"]),
-    most=st.integers(1, 40_000),
+    most=st.integers(1, 200_000),
 )
 def test_images_are_resized_in_groups_as_alone(nvjpeg, shapes, fit, most):
     images = [photograph(width, height) for width, height in shapes]

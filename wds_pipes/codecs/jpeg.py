@@ -80,7 +80,7 @@ def check_pixels(width: int, height: int, most: int) -> None:
 
 def check_scans(data: bytes) -> None:
     """Raise ValueError if a JPEG has more than MAX_SCANS scans that would be decoded."""
-    if not _ends_after_one_scan(data) and (scans := len(places_of(0xDA, data))) > MAX_SCANS:
+    if not _ends_after_one_scan(data) and (scans := _count_scans(data)) > MAX_SCANS:
         raise ValueError(
             f"the JPEG has {scans} scans, more than {MAX_SCANS}, each of which costs as much time as a whole image"
         )
@@ -115,14 +115,11 @@ def _ends_after_one_scan(data: bytes) -> bool:
     return False
 
 
-def places_of(marker: int, data: bytes, start: int = 0) -> list[int]:
-    """Return where a marker (FF and this byte) is from a place on: also in what is no header, but
-    compressed data cannot have one.
+def _count_scans(data: bytes) -> int:
+    """Count the scans of a JPEG by their marker (FF DA), which cannot occur inside compressed
+    data.
     """
     # Compare 16-bit numbers at both alignments: this takes a seventh of the time of data.count().
-    found = list[int]()
-    for first in (start, start + 1):
-        numbers = np.frombuffer(data, "<u2", max(0, len(data) - first) // 2, min(first, len(data)))
-        if (equal := numbers == (marker << 8 | 0xFF)).any():
-            found += (np.flatnonzero(equal) * 2 + first).tolist()
-    return sorted(found)
+    return sum(
+        int(np.count_nonzero(np.frombuffer(data, "<u2", (len(data) - start) // 2, start) == 0xDAFF)) for start in (0, 1)
+    )

@@ -6,21 +6,25 @@ The format is ITU-T T.81; JFIF and the segment of Adobe say which colours it has
 from __future__ import annotations
 
 import functools
-import re
 import struct
+from bisect import bisect_left
 from typing import NamedTuple
 
-from wds_pipes.codecs.jpeg import MARKER, places_of, segments
+import numpy as np
+
+from wds_pipes.codecs.jpeg import MARKER, segments
 
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # the frames
 _HUFFMAN, _QUANTIZATION, _RESTARTS, _SCAN = 0xC4, 0xDB, 0xDD, 0xDA
-_BEGINNING, _END = 0xD8, 0xD9  # of an image
+_END = 0xD9
+_ADOBE = 0xEE
 _OTHERS = {0xFE, *range(0xE0, 0xF0)}  # comments, and what applications add
 _MOST_SEGMENTS = 1000
+_MOST_CODES = 256
+_MOST_TABLES = 8 * (17 + _MOST_CODES)  # bytes of a segment of Huffman codes
 # Of one colour, and of three: how many pixels of the image share one of a colour, as 4:4:4, 4:2:2,
 # 4:2:0, 4:4:0 and 4:1:1 have it.
 _SAMPLINGS = {1: [b"\x11"], 3: [bytes((first, 0x11, 0x11)) for first in (0x11, 0x21, 0x22, 0x12, 0x41)]}
-_MARKER = re.compile(rb"\xff[^\0\xd0-\xd7\xff]")  # that ends the compressed data of a scan
 _COEFFICIENTS = 64  # of a block of 8 x 8 pixels
 _NOT_THERE = 14  # one more than the highest bit
 
@@ -53,9 +57,9 @@ def read_header(data: bytes) -> JpegHeader | None:
     jfif, transform = False, None
     tables = set[tuple[str, int]]()
     for number, (marker, start, end) in enumerate(segments(data)):
-        if marker == _SCAN:
+        if marker == _SCAN and end <= len(data):
             break
-        if number == _MOST_SEGMENTS:
+        if number == _MOST_SEGMENTS or end > len(data):
             return None
         if marker in (*_BASELINE, _PROGRESSIVE):
             if frame:
@@ -69,7 +73,7 @@ def read_header(data: bytes) -> JpegHeader | None:
             return None
         elif marker == 0xE0:
             jfif = jfif or (data.startswith(b"JFIF\0", start) and end - start >= 14)
-        elif marker == 0xEE and data.startswith(b"Adobe", start) and end - start >= 12:
+        elif marker == _ADOBE and data.startswith(b"Adobe", start) and end - start >= 12:
             transform = data[start + 11]
         elif marker == 0xE1 and data.startswith(b"Exif\0\0", start):
             exif.append(start)
@@ -83,6 +87,7 @@ def read_header(data: bytes) -> JpegHeader | None:
         bits != 8
         or not height
         or not width
+        or len(frame) != 6 + 3 * colours
         or len(set(names)) < colours
         or frame[7::3] not in _SAMPLINGS.get(colours, [])
         or any(("quantization", table) not in tables for table in frame[8::3])
@@ -99,6 +104,8 @@ def _tables(marker: int, content: bytes) -> frozenset[tuple[str, int]] | None:
     """Return which tables a segment defines, each by its kind and number; None: it is damaged."""
     if marker == _RESTARTS:
         return frozenset() if len(content) == 2 else None
+    if len(content) > _MOST_TABLES:
+        return None
     found, place = set[tuple[str, int]](), 0
     while place < len(content):
         kind, number = divmod(content[place], 16)
@@ -109,8 +116,10 @@ def _tables(marker: int, content: bytes) -> frozenset[tuple[str, int]] | None:
             found.add(("quantization", number))
             place += 1 + _COEFFICIENTS
             continue
-        # no more codes than there are of each length
-        if len(counts) < 16 or sum(count << (15 - bits) for bits, count in enumerate(counts)) > 1 << 16:
+        symbols = content[place + 17 : place + 17 + sum(counts)]
+        # the code of all ones is not used, so there is room for one more code
+        room = (1 << 16) - sum(count << (15 - bits) for bits, count in enumerate(counts))
+        if len(counts) < 16 or room < 1 or len(symbols) > _MOST_CODES or (not kind and max(symbols, default=0) > 15):
             return None
         found.add(("AC" if kind else "DC", number))
         place += 17 + sum(counts)
@@ -120,9 +129,6 @@ def _tables(marker: int, content: bytes) -> frozenset[tuple[str, int]] | None:
 def _has_one_scan(data: bytes, names: bytes, tables: set[tuple[str, int]], start: int, end: int) -> bool:
     """Whether the scan whose header is from ``start`` to ``end`` has all colours, and is followed
     by the end of the image.
-
-    The bytes after it are not read one by one, which would take a tenth of the time of decoding:
-    compressed data have neither the marker of an end, nor that of the beginning of another image.
     """
     colours = len(names)
     used = data[start + 2 : start + 1 + 2 * colours : 2]
@@ -132,8 +138,20 @@ def _has_one_scan(data: bytes, names: bytes, tables: set[tuple[str, int]], start
         and data[start + 1 : start + 1 + 2 * colours : 2] == names
         and data[end - 3 : end] == bytes([0, _COEFFICIENTS - 1, 0])
         and all(("DC", table >> 4) in tables and ("AC", table & 15) in tables for table in used)
-        and data.rfind(bytes([0xFF, _END]), end, min(places_of(_BEGINNING, data, end), default=len(data))) >= 0
+        and (markers := _markers(data, end)) != []
+        and data[markers[0] + 1] == _END
     )
+
+
+def _markers(data: bytes, start: int) -> list[int]:
+    """Return where markers are from a place on, as those that end compressed data: neither restarts
+    nor a byte of compressed data that is FF.
+    """
+    numbers = np.frombuffer(data, np.uint8)
+    places = start + np.flatnonzero(numbers[start:-1] == 0xFF)
+    after = numbers[places + 1]
+    found: list[int] = places[(after != 0) & (after != 0xFF) & ((after < 0xD0) | (after > 0xD7))].tolist()
+    return found
 
 
 def _has_all_scans(data: bytes, names: bytes, tables: set[tuple[str, int]], start: int, end: int) -> bool:
@@ -141,22 +159,28 @@ def _has_all_scans(data: bytes, names: bytes, tables: set[tuple[str, int]], star
     as for ``_has_one_scan``. Where some are missing, decoders guess them in different ways.
     """
     lowest = {name: [_NOT_THERE] * _COEFFICIENTS for name in names}  # the lowest bit of each coefficient that is there
+    markers, at = _markers(data, end), 0
     marker = _SCAN
-    while marker != _END:
+    for _ in range(_MOST_SEGMENTS):
         if marker == _SCAN:
             if not _adds_bits(data[start:end], names, tables, lowest):
                 return False
-        elif marker in (_HUFFMAN, _QUANTIZATION, _RESTARTS):
+        elif marker in (_HUFFMAN, _RESTARTS):
             if (found := _tables(marker, data[start:end])) is None:
                 return False
             tables |= found
-        elif marker not in _OTHERS:
+        elif marker == _END:
+            return not any(map(any, lowest.values()))
+        elif marker not in _OTHERS or marker == _ADOBE:  # other numbers of quantization, too
             return False
-        if (place := _MARKER.search(data, end)) is None:
+        at = bisect_left(markers, end, at)
+        if at == len(markers):
             return False
-        marker, start = data[place.end() - 1], place.end() + 2
-        end = place.end() + int.from_bytes(data[place.end() : start], "big")
-    return not any(map(any, lowest.values()))
+        marker, start = data[markers[at] + 1], markers[at] + 4
+        end = start - 2 + int.from_bytes(data[start - 2 : start], "big")
+        if marker != _END and not start <= end <= len(data):
+            return False
+    return False
 
 
 def _adds_bits(scan: bytes, names: bytes, tables: set[tuple[str, int]], lowest: dict[int, list[int]]) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from wds_pipes.codecs.resizing import Resize
 
-_MOST = 1 << 26  # numbers of padded images and weights that are in memory at a time, or one image: 256 MiB
+_MOST = 3 << 26  # numbers in memory at a time, or those of one image: 768 MiB
 
 
 def resize_batch(images: Mapping[int, torch.Tensor], resize: Resize, result: torch.Tensor) -> None:
@@ -37,7 +37,9 @@ def _groups(images: Mapping[int, torch.Tensor], size: int) -> Iterator[list[int]
     for place in sorted(images, key=lambda place: images[place].shape):
         _, own_height, own_width = images[place].shape
         height, width = max(height, own_height), max(width, own_width)
-        if group and (len(group) + 1) * (3 * height * width + 2 * size * max(height, width)) > _MOST:
+        # the padded image, the weights, also once for each channel, and both products
+        numbers = 3 * height * width + 8 * size * max(height, width) + 3 * size * (width + 2 * size)
+        if group and (len(group) + 1) * numbers > _MOST:
             yield group
             group, height, width = [], own_height, own_width
         group.append(place)

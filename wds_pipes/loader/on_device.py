@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -189,22 +188,25 @@ class _Watch:
         idle: how many batches in a row had no image that the device decoded.
         refusing: how many batches had an image that it refused.
         reason: what it said then.
+        has_warned: whether it has warned.
     """
 
     idle: int = 0
     refusing: int = 0
     reason: str = ""
+    has_warned: bool = False
 
     def look(self, who: str, field: str | int, images: int, decoded: int) -> None:
         """Take note of a batch."""
         self.idle = 0 if decoded else self.idle + bool(images)
-        if max(self.idle, self.refusing) < _WARN_AFTER:
+        if self.has_warned or max(self.idle, self.refusing) < _WARN_AFTER:
             return
+        self.has_warned = True
         if self.refusing >= _WARN_AFTER:
             what = f"refused images of {self.refusing} batches, each of which takes a second ({self.reason})"
         else:
-            what = f"decoded no image of {self.idle} batches in a row, as it takes JPEGs that are grey or YCbCr"
-        self.idle = self.refusing = -sys.maxsize
+            what = f"decoded no image of {self.idle} batches in a row"
+            what += f" ({self.reason})" if self.reason else ", as it takes whole JPEGs of the common kinds"
         warnings.warn(
             f"{who}: for field {field!r}, nvJPEG {what}. The CPU decodes them, in the main process. If that is so for "
             "most of the data, decode_by_ext() in the workers is faster.",
