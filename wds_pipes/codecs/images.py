@@ -72,7 +72,7 @@ def image_decoder(spec: str, max_pixels: int, extension: str, resize: Resize | N
 
 def _decode(data: bytes, mode: str, max_pixels: int, extension: str, resize: Resize | None) -> Pixels:
     """Decode an image to an array of shape (H, W) or (H, W, C), which can be written to."""
-    if data.startswith(jpeg.MARKER) and (decoded := decode_jpeg(data, mode, max_pixels, resize)) is not None:
+    if data.startswith(jpeg.START) and (decoded := decode_jpeg(data, mode, max_pixels, resize)) is not None:
         return decoded
     image, width, height = _decode_with_pillow(data, mode, max_pixels, extension, resize)
     array: Pixels = np.asarray(image)

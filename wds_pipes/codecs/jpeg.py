@@ -14,8 +14,8 @@ from wds_pipes.codecs.resizing import Pixels, Resize
 
 # What simplejpeg and Pillow decode to the same pixels: mode of the result, colours of the file.
 _SAME = {("RGB", "YCbCr"), ("RGB", "RGB"), ("RGB", "Gray"), ("RGBA", "YCbCr"), ("RGBA", "RGB"), ("L", "Gray")}
-MARKER = b"\xff\xd8\xff"  # how every JPEG starts
 _COLOURS = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
+START = b"\xff\xd8\xff"  # of every JPEG
 
 
 @functools.cache

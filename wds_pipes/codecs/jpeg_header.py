@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wds_pipes.codecs.jpeg import MARKER, segments
+from wds_pipes.codecs.jpeg import START, segments
 
 _BASELINE, _PROGRESSIVE = (0xC0, 0xC1), 0xC2  # the frames
 _HUFFMAN, _QUANTIZATION, _RESTARTS, _SCAN = 0xC4, 0xDB, 0xDD, 0xDA
@@ -51,16 +51,16 @@ def read_header(data: bytes) -> JpegHeader | None:
         What they say; None: it is another image, is damaged or cut off, or has anything that
         decoders might read in different ways.
     """
-    if not data.startswith(MARKER):
+    if not data.startswith(START):
         return None
     frame, progressive, exif = b"", False, list[int]()
     jfif, transform = False, None
     tables = set[tuple[str, int]]()
     for number, (marker, start, end) in enumerate(segments(data)):
-        if marker == _SCAN and end <= len(data):
-            break
         if number == _MOST_SEGMENTS or end > len(data):
             return None
+        if marker == _SCAN:
+            break
         if marker in (*_BASELINE, _PROGRESSIVE):
             if frame:
                 return None

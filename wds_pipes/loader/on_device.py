@@ -121,12 +121,10 @@ class DecodeOnDevice:
             return {field: hand_over(self._decode(columns[field], field, batch, codec)) for field in fields}
 
     def _decode(self, images: Any, field: str | int, batch: Any, codec: Any) -> torch.Tensor:
-        kinds = [type(each) for each in images] if isinstance(images, list) else []
-        if not isinstance(images, list) or any(kind is not bytes for kind in kinds):
-            wrong = next((place for place, kind in enumerate(kinds) if kind is not bytes), None)
-            what = f"is {type(images).__name__}" if wrong is None else f"has {kinds[wrong].__name__} at place {wrong}"
+        wrong = _other_than_images(images)
+        if wrong is not None:
             raise TypeError(
-                f"{self} takes a list of bytes, and field {field!r} {what}: leave its decoding out of the pipe, as in "
+                f"{self} takes a list of bytes, and field {field!r} {wrong}: leave its decoding out of the pipe, as in "
                 "decode_by_ext(only=[...])"
             )
         shape = len(images), 1 if self._mode == "L" else 3, self._resize.height, self._resize.width
@@ -223,6 +221,15 @@ def _read_device(device: str | torch.device) -> torch.device:
     if read.type not in ("cpu", "cuda"):
         raise ValueError(f"device is 'cuda', such as 'cuda:1', or 'cpu', not {str(device)!r:.80}")
     return read
+
+
+def _other_than_images(column: Any) -> str | None:
+    """Return what a column is or has, for a message, if it is no list of bytes."""
+    if not isinstance(column, list):
+        return f"is {type(column).__name__}"
+    others = (place for place, image in enumerate(column) if not isinstance(image, bytes))
+    wrong = next(others, None)
+    return None if wrong is None else f"has {type(column[wrong]).__name__} at place {wrong}"
 
 
 def _form(batch: Any) -> str:
