@@ -101,9 +101,9 @@ def main() -> None:
         codec = nvjpeg.load("this benchmark")
 
         def headers():
-            return {place: nvjpeg.readable(image, 1 << 26) for place, image in enumerate(batch["jpg"])}
+            return {place: nvjpeg.examine(image, 1 << 26) for place, image in enumerate(batch["jpg"])}
 
-        encoded = {place: image for place, image in headers().items() if image is not None}
+        encoded = {place: image for place, image in headers().items() if image.size is not None}
         decoded = nvjpeg.decode(codec, encoded, CUDA)
         print(f"  a batch of {len(shapes)} sizes    {times(lambda: on_device(batch))}")
         print(f"    headers             {times(headers)}")

@@ -16,11 +16,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from pictures import ODD, PIXELS, saved, segment, taller, turned
+from pictures import ODD, PIXELS, saved, segment, smooth, taller, turned
 from PIL import Image, ImageFile, ImageOps
 
 import wds_pipes as wp
 from wds_pipes.codecs.jpeg_header import read_header
+from wds_pipes.loader import nvjpeg as decoding
 from wds_pipes.loader.nvjpeg import _stream as streams
 from wds_pipes.testing import make_shards
 
@@ -199,6 +200,110 @@ def test_nvjpeg_decodes_a_batch_in_one_call(shards, nvjpeg):
         assert keys == other_keys
         assert images.shape == other_images.shape
         assert_close(images, other_images)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Samples whose JPEGs are large enough for blocks of shared memory, every second with EXIF."""
+    return make_shards(
+        tmp_path_factory.mktemp("photographs"),
+        shards=2,
+        samples=12,
+        fields={
+            "jpg": lambda rng, number: saved(
+                smooth(200, 300, seed=number), quality=95, **({"exif": turned(6)} if number % 2 else {})
+            ),
+            "cls": lambda rng, number: b"%d" % number,
+        },
+    )
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What this process does: the images whose headers it reads, and those that nvJPEG gets."""
+    headers, images = [], []
+    read, decode = decoding.read_header, decoding.decode
+
+    def reading(data):
+        headers.append(data)
+        return read(data)
+
+    def decode_some(codec, some, device):
+        images.extend(some.values())
+        return decode(codec, some, device)
+
+    monkeypatch.setattr(decoding, "read_header", reading)
+    monkeypatch.setattr(decoding, "decode", decode_some)
+    return headers, images
+
+
+@pytest.mark.parametrize("mix_lanes", [1, 2])
+def test_workers_read_the_headers_and_images_arrive_without_a_copy(photographs, mix_lanes, nvjpeg, seen):
+    options = {"mix_lanes": mix_lanes, "on_device": wp.DecodeOnDevice("jpg", size=32)}
+    expected = batches(encoded_batches(photographs, **options))
+    headers, images = seen
+    written = set(headers)
+    assert len(written) == 24
+    assert {bytes(image.data) for image in images} == written  # EXIF has its name again
+    headers.clear()
+    images.clear()
+    loader = encoded_batches(photographs, num_workers=2, **options)
+    same(batches(loader), expected)
+    loader.close()
+    assert not headers
+    assert {type(image.data) for image in images} == {memoryview}  # of a block
+    assert {bytes(image.data) for image in images} == written
+    assert sum(bool(image.exif) for image in images) == 12
+
+
+def test_within_another_function_images_arrive_as_bytes(photographs, nvjpeg):
+    on_device = wp.DecodeOnDevice("jpg", size=32)
+    expected = batches(encoded_batches(photographs, on_device=on_device))
+    kinds = set()
+
+    def function(batch):
+        kinds.update(map(type, batch["jpg"]))
+        return on_device(batch)
+
+    loader = encoded_batches(photographs, num_workers=1, on_device=function)
+    same(batches(loader), expected)
+    loader.close()
+    assert kinds == {bytes}
+
+
+def test_they_arrive_where_there_are_no_blocks(photographs, nvjpeg, monkeypatch):
+    on_device = wp.DecodeOnDevice("jpg", size=32)
+    expected = batches(encoded_batches(photographs, on_device=on_device))
+    monkeypatch.delattr("os.memfd_create", raising=False)
+    loader = encoded_batches(photographs, num_workers=1, on_device=on_device)
+    same(batches(loader), expected)
+    loader.close()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_an_image_from_a_worker_is_found_in_its_shard(tmp_path, method):
+    with wp.TarWriter(tmp_path / "0.tar") as writer:
+        writer.write({"__key__": "good", "jpg": COLOURS})
+        writer.write({"__key__": "bad", "jpg": saved(PIXELS, exif=turned(6))[:-100]})
+    members = wp.ShardList([str(tmp_path / "0.tar")]).open_shards().load_tar()
+    offsets = {member.name: member.offset for member in members}
+    on_device = wp.DecodeOnDevice("jpg", size=32, device="cpu")
+    loader = wp.PipeLoader(
+        members.group_by_key(), batch_size=2, num_workers=1, multiprocessing_context=method, on_device=on_device
+    )
+    with pytest.raises(wp.DecodeError) as caught:
+        next(iter(loader))
+    loader.close()
+    assert (caught.value.key, caught.value.offset) == ("bad", offsets["bad.jpg"])
+
+
+def test_what_is_no_image_is_named_as_without_workers(shards):
+    on_device = wp.DecodeOnDevice("jpg", size=32, device="cpu")
+    mixed = pipe(shards).map_samples(lambda sample: {**sample, "jpg": sample["jpg"].hex()})
+    loader = wp.PipeLoader(mixed, batch_size=8, num_workers=1, on_device=on_device)
+    with pytest.raises(TypeError, match="field 'jpg' has str at place 0"):
+        next(iter(loader))
+    loader.close()
 
 
 def assert_close(images, others):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,38 +22,44 @@ _OF_THE_DEVICE = re.compile(
 )
 
 
-class Readable(NamedTuple):
-    """A JPEG that nvJPEG reads, with what its header says."""
+class Encoded:
+    """An encoded image, with what its header says. From a worker its bytes come as a view of a
+    block of shared memory.
 
-    data: bytes
-    height: int
-    width: int
+    Attributes:
+        data: the image; it can be written to if it has EXIF.
+        size: its height and width, if nvJPEG makes of it what the decoders on the CPU make; None:
+            it has to be decoded on the CPU, which also says what is wrong with it.
+        exif: where the names of its EXIF segments are.
+    """
+
+    __slots__ = ("data", "exif", "size")
+
+    def __init__(
+        self, data: bytes | bytearray | memoryview, size: tuple[int, int] | None = None, exif: tuple[int, ...] = ()
+    ) -> None:
+        self.data, self.size, self.exif = data, size, exif
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return Encoded, (pickle.PickleBuffer(self.data) if protocol >= 5 else self.data, self.size, self.exif)
 
 
-def readable(data: bytes, max_pixels: int) -> Readable | None:
-    """Return a JPEG for nvJPEG, if that makes of it what the decoders on the CPU make.
+def examine(data: bytes, max_pixels: int) -> Encoded:
+    """Read the header of an image.
 
-    nvJPEG takes pixels of RGB for YCbCr, and decodes a JPEG that is cut off without an error.
-    torchcodec turns a photograph as its EXIF says, which they do not; here EXIF loses its name.
-
-    Returns:
-        The JPEG; None: it has to be decoded on the CPU, which also says what is wrong with it.
+    nvJPEG takes pixels of RGB for YCbCr, and decodes a JPEG that is cut off without an error: such
+    images have no ``size``.
     """
     header = read_header(data)
     if header is None:
-        return None
+        return Encoded(data)
     try:
         check_pixels(header.width, header.height, max_pixels)
         if header.progressive:
             check_scans(data)
     except ValueError:
-        return None
-    if header.exif:
-        renamed = bytearray(data)
-        for place in header.exif:
-            renamed[place : place + 4] = b"exif"
-        data = bytes(renamed)
-    return Readable(data, header.height, header.width)
+        return Encoded(data)
+    return Encoded(bytearray(data) if header.exif else data, (header.height, header.width), tuple(header.exif))
 
 
 def load(who: str) -> Any:
@@ -76,8 +83,11 @@ def load(who: str) -> Any:
     return codec
 
 
-def decode(codec: Any, images: Mapping[int, Readable], device: torch.device) -> dict[int, torch.Tensor]:
+def decode(codec: Any, images: Mapping[int, Encoded], device: torch.device) -> dict[int, torch.Tensor]:
     """Decode JPEGs in one call.
+
+    torchcodec turns a photograph as its EXIF says, which the decoders on the CPU do not; so EXIF
+    has another name meanwhile.
 
     Args:
         codec: from ``load``.
@@ -95,12 +105,22 @@ def decode(codec: Any, images: Mapping[int, Readable], device: torch.device) -> 
     # As tensors, since for bytes torchcodec changes the filters of warnings each time, after which
     # Python repeats warnings that it has shown.
     encoded = [torch.frombuffer(image.data, dtype=torch.uint8) for image in images.values()]
-    decoded = codec.decode_jpeg(encoded, mode="RGB", device=device)
+    try:
+        _name_exif(images.values(), b"exif")
+        decoded = codec.decode_jpeg(encoded, mode="RGB", device=device)
+    finally:
+        _name_exif(images.values(), b"Exif")
     return {
         place: pixels
         for (place, image), pixels in zip(images.items(), decoded, strict=True)
-        if pixels.shape[1:] == (image.height, image.width)
+        if pixels.shape[1:] == image.size
     }
+
+
+def _name_exif(images: Iterable[Encoded], name: bytes) -> None:
+    for image in images:
+        for place in image.exif:
+            image.data[place : place + len(name)] = name  # type: ignore[index]
 
 
 def is_of_the_device(error: RuntimeError) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.loader import nvjpeg
 from wds_pipes.loader.batch_resizing import resize_batch
+from wds_pipes.loader.nvjpeg import Encoded
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.identity import identity
 from wds_pipes.tar.finding import at_byte, offset_of
@@ -32,8 +35,9 @@ class DecodeOnDevice:
     size=224))``.
 
     The pipe does not decode these fields, so a worker sends encoded images, about a tenth of the
-    bytes of their pixels. In the main process, the JPEGs of a batch are decoded in one call, by
-    nvJPEG through ``torchcodec``, and resized on the device, beside the training's own work there.
+    bytes of their pixels. It also reads their headers, if this is ``on_device`` itself and is not
+    called by another function. In the main process, the JPEGs of a batch are decoded in one call,
+    by nvJPEG through ``torchcodec``, and resized on the device, beside the training's own work.
     What nvJPEG does not decode as the CPU does (PNG, WebP, CMYK, RGB, rarer kinds of JPEG, and what
     is cut off) is decoded on the CPU, as by ``decode_by_ext``, or is an error as there.
 
@@ -102,23 +106,17 @@ class DecodeOnDevice:
             )
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise RuntimeError(f"{self} needs a CUDA device, and there is none: pass device='cpu'")
-        columns: Any = dict(batch) if isinstance(batch, dict) else list(batch) if isinstance(batch, tuple) else {}
-        there = range(len(columns)) if isinstance(columns, list) else columns
-        found = [field for field in self._fields if field in there]
-        if not found:
+        columns = _columns(batch, self._fields)
+        if not columns:
             raise TypeError(f"{self} finds none of its fields in a batch of {_form(batch)}")
-        for field, images in self._decode_fields(columns, found, batch).items():
-            columns[field] = images
-        if isinstance(batch, tuple):
-            return type(batch)(*columns) if hasattr(batch, "_fields") else tuple(columns)
-        return columns
+        return _replaced(batch, self._decode_fields(columns, batch))
 
-    def _decode_fields(self, columns: Any, fields: list[Any], batch: Any) -> dict[Any, torch.Tensor]:
+    def _decode_fields(self, columns: dict[Any, Any], batch: Any) -> dict[Any, torch.Tensor]:
         if self._device.type == "cpu":
-            return {field: self._decode(columns[field], field, batch, None) for field in fields}
+            return {field: self._decode(images, field, batch, None) for field, images in columns.items()}
         codec = nvjpeg.load(f"{self}")
         with nvjpeg.beside_the_training(self._device) as hand_over:
-            return {field: hand_over(self._decode(columns[field], field, batch, codec)) for field in fields}
+            return {field: hand_over(self._decode(images, field, batch, codec)) for field, images in columns.items()}
 
     def _decode(self, images: Any, field: str | int, batch: Any, codec: Any) -> torch.Tensor:
         wrong = _other_than_images(images)
@@ -131,30 +129,34 @@ class DecodeOnDevice:
         result = torch.zeros(shape, dtype=torch.uint8, device=self._device)
         decoded: dict[int, torch.Tensor] = {}
         if codec is not None:
-            readable = {place: nvjpeg.readable(image, self._max_pixels) for place, image in enumerate(images)}
+            images = [
+                image if isinstance(image, Encoded) else nvjpeg.examine(image, self._max_pixels) for image in images
+            ]
             watch = self._watches.setdefault(field, _Watch())
-            decoded = self._on_device(codec, {place: each for place, each in readable.items() if each}, watch)
+            readable = {place: image for place, image in enumerate(images) if image.size is not None}
+            decoded = self._on_device(codec, readable, watch)
             watch.look(f"{self}", field, len(images), len(decoded))
             resize_batch(decoded, self._resize, result)
         on_cpu = image_decoder("torchl8" if self._mode == "L" else "torchrgb8", self._max_pixels, "", self._resize)
         for place, image in enumerate(images):
             if place in decoded:
                 continue
+            data = bytes(image.data if isinstance(image, Encoded) else image)
             try:
-                pixels = on_cpu(image)
+                pixels = on_cpu(data)
             except Exception as error:
-                raise _error(batch, place, field, error, image) from error
+                raise _error(batch, place, field, error, data) from error
             result[place] = pixels
         return result.float() / 255 if self._floats else result
 
-    def _on_device(self, codec: Any, images: dict[int, nvjpeg.Readable], watch: _Watch) -> dict[int, torch.Tensor]:
+    def _on_device(self, codec: Any, images: dict[int, Encoded], watch: _Watch) -> dict[int, torch.Tensor]:
         """Decode images on the device, without those that it refuses.
 
         A call that fails does not say of which image, and takes a second, since torchcodec then
         makes a new decoder. So try each image alone, not halves of the batch, and give up soon.
         """
 
-        def attempt(some: dict[int, nvjpeg.Readable]) -> dict[int, torch.Tensor] | None:
+        def attempt(some: dict[int, Encoded]) -> dict[int, torch.Tensor] | None:
             try:
                 return nvjpeg.decode(codec, some, self._device)
             except RuntimeError as error:
@@ -176,6 +178,33 @@ class DecodeOnDevice:
             if refused == _MOST_REFUSED:
                 break
         return decoded
+
+
+def preparation(on_device: Any) -> Callable[[Any], Any] | None:
+    """Return what a worker does to a batch before it sends it, so that the main process has less to
+    do; None for any function but ``DecodeOnDevice``.
+    """
+    if not isinstance(on_device, DecodeOnDevice):
+        return None
+    max_pixels = None if on_device._device.type == "cpu" else on_device._max_pixels
+    return partial(_prepared, fields=on_device._fields, max_pixels=max_pixels)
+
+
+def _prepared(batch: Any, *, fields: tuple[Any, ...], max_pixels: int | None) -> Any:
+    """Return a batch with ``Encoded`` images in place of bytes, which would be copied when they
+    arrive. ``max_pixels``: also read their headers; None: nothing needs them.
+    """
+
+    def encoded(image: Any) -> Any:
+        if not isinstance(image, bytes):  # an error in the main process
+            return image
+        return Encoded(image) if max_pixels is None else nvjpeg.examine(bytes(image), max_pixels)
+
+    columns = _columns(batch, fields)
+    return _replaced(
+        batch,
+        {field: list(map(encoded, images)) for field, images in columns.items() if isinstance(images, list)},
+    )
 
 
 @dataclass(slots=True)
@@ -223,11 +252,27 @@ def _read_device(device: str | torch.device) -> torch.device:
     return read
 
 
+def _columns(batch: Any, fields: tuple[Any, ...]) -> dict[Any, Any]:
+    """Return the columns of a batch that are among these fields or places."""
+    there: Any = batch if isinstance(batch, dict) else dict(enumerate(batch)) if isinstance(batch, tuple) else {}
+    return {field: there[field] for field in fields if field in there}
+
+
+def _replaced(batch: Any, columns: dict[Any, Any]) -> Any:
+    """Return a batch with other columns in the places of some of its own."""
+    if isinstance(batch, dict):
+        return {**batch, **columns}
+    if not isinstance(batch, tuple):
+        return batch
+    values = (columns.get(place, value) for place, value in enumerate(batch))
+    return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+
+
 def _other_than_images(column: Any) -> str | None:
     """Return what a column is or has, for a message, if it is no list of bytes."""
     if not isinstance(column, list):
         return f"is {type(column).__name__}"
-    others = (place for place, image in enumerate(column) if not isinstance(image, bytes))
+    others = (place for place, image in enumerate(column) if not isinstance(image, (bytes, Encoded)))
     wrong = next(others, None)
     return None if wrong is None else f"has {type(column[wrong]).__name__} at place {wrong}"
 

@@ -31,6 +31,7 @@ from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
 from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.lengths import in_batches
+from wds_pipes.loader.on_device import preparation
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import total_counts, unpack
@@ -173,6 +174,7 @@ class PipeLoader:
             num_workers,
             persistent=bool(persistent_workers),
             on_start=worker_init_fn,
+            prepare=preparation(on_device),
             prefetch_factor=prefetch_factor * mix_lanes if num_workers else None,
             pin_memory=pin_memory and mix_lanes == 1,
             multiprocessing_context=multiprocessing_context if num_workers else None,
