@@ -22,6 +22,7 @@ from PIL import Image, ImageFile, ImageOps
 import wds_pipes as wp
 from wds_pipes.codecs.jpeg_header import read_header
 from wds_pipes.loader import nvjpeg as decoding
+from wds_pipes.loader import on_device as module
 from wds_pipes.loader.nvjpeg import _stream as streams
 from wds_pipes.testing import make_shards
 
@@ -66,6 +67,7 @@ def nvjpeg(monkeypatch):
     call has.
     """
     calls = []
+    stream = mock.MagicMock()
 
     def decoded(image):
         opened = Image.open(io.BytesIO(image))
@@ -78,6 +80,8 @@ def nvjpeg(monkeypatch):
 
     def decode_jpeg(images, *, mode, device):
         assert (mode, device.type) == ("RGB", "cuda")
+        assert stream.synchronize.called  # since the last call
+        stream.synchronize.reset_mock()
         assert all(image.dtype == torch.uint8 and image.ndim == 1 for image in images)
         calls.append(len(images))
         with monkeypatch.context() as patch:
@@ -90,7 +94,7 @@ def nvjpeg(monkeypatch):
     package.decoders = decoders
     monkeypatch.setitem(sys.modules, "torchcodec", package)
     monkeypatch.setitem(sys.modules, "torchcodec.decoders", decoders)
-    zeros, stream = torch.zeros, mock.MagicMock()
+    zeros = torch.zeros
 
     def on_the_cpu(*shape, device, **options):
         return zeros(*shape, **options)
@@ -660,6 +664,20 @@ def test_an_error_of_the_device_is_raised(message, nvjpeg, monkeypatch):
         wp.DecodeOnDevice("jpg", size=32)({"jpg": [encoded(1)]})
 
 
+def test_memory_is_free_for_others_when_nvjpeg_has_ended(nvjpeg, monkeypatch):
+    """Before a call all work of the stream has ended, and after a failure that of nvJPEG."""
+    order = []
+
+    def fail(images, **options):
+        order.append("decodes")
+        raise RuntimeError("nvjpegDecodeBatched failed")
+
+    torch.cuda.current_stream().synchronize.side_effect = lambda: order.append("waits")
+    monkeypatch.setattr(sys.modules["torchcodec.decoders"], "decode_jpeg", fail)
+    wp.DecodeOnDevice("jpg", size=16)({"jpg": [COLOURS]})
+    assert order == ["waits", "decodes", "waits"]
+
+
 def test_an_error_of_the_device_is_none_of_a_sample(nvjpeg, monkeypatch):
     """One of earlier work comes where an image is copied to it."""
 
@@ -797,6 +815,25 @@ def test_decoding_does_not_wait_for_the_training(gpu):
     assert not step.query()
     assert torch.equal(found.cpu(), expected)
     assert step.query()
+
+
+def test_images_that_wait_to_be_resized_stay_what_they_are(gpu, monkeypatch):
+    """The memory of a batch is free when it was told to be resized, and the next batch is decoded
+    into it.
+    """
+    on_device = wp.DecodeOnDevice("jpg", size=64)
+    images = [[encoded(number, size=(320, 240)) for _ in range(8)] for number in range(4)]
+    expected = [on_device({"jpg": batch})["jpg"].clone() for batch in images]
+    resize = module.resize_batch
+
+    def resize_late(*arguments):
+        torch.cuda._sleep(200_000_000)  # cycles, about 100 ms
+        resize(*arguments)
+
+    monkeypatch.setattr(module, "resize_batch", resize_late)
+    found = [on_device({"jpg": batch})["jpg"] for batch in images]
+    for batch, other in zip(found, expected, strict=True):
+        assert torch.equal(batch, other)
 
 
 def test_mutated_jpegs_leave_the_device_intact(gpu):

@@ -105,9 +105,18 @@ def decode(codec: Any, images: Mapping[int, Encoded], device: torch.device) -> d
     # As tensors, since for bytes torchcodec changes the filters of warnings each time, after which
     # Python repeats warnings that it has shown.
     encoded = [torch.frombuffer(image.data, dtype=torch.uint8) for image in images.values()]
+    # The decoders of the hardware do not wait for what the stream has begun: they would write to
+    # the memory of the batch before, which was freed, but may still have to be resized. After a
+    # failure, they may still write, too. (https://github.com/meta-pytorch/torchcodec/pull/1634;
+    # torchcodec waits itself in newer versions, and after each success.)
+    stream = torch.cuda.current_stream(device)
+    stream.synchronize()
     try:
         _name_exif(images.values(), b"exif")
         decoded = codec.decode_jpeg(encoded, mode="RGB", device=device)
+    except RuntimeError:
+        stream.synchronize()
+        raise
     finally:
         _name_exif(images.values(), b"Exif")
     return {
