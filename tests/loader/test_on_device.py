@@ -9,6 +9,7 @@ import re
 import sys
 import types
 import warnings
+from collections import namedtuple
 from unittest import mock
 
 import numpy as np
@@ -273,6 +274,46 @@ def test_within_another_function_images_arrive_as_bytes(photographs, nvjpeg):
     same(batches(loader), expected)
     loader.close()
     assert kinds == {bytes}
+
+
+def test_an_image_that_comes_several_times_is_sent_once(photographs, nvjpeg, seen):
+    image = saved(smooth(200, 300), quality=95)
+    same_images = pipe(photographs).map_samples(lambda sample: {**sample, "jpg": image})
+    loader = wp.PipeLoader(same_images, batch_size=8, num_workers=1, on_device=wp.DecodeOnDevice("jpg", size=32))
+    next(iter(loader))
+    loader.close()
+    assert len(seen[1]) == 8
+    assert len(set(map(id, seen[1]))) == 1
+
+
+class OfBytes(namedtuple("OfBytes", "jpg cls")):
+    """A batch that takes no other images."""
+
+    def __new__(cls, jpg, labels):
+        assert torch.is_tensor(jpg) or {type(image) for image in jpg} == {bytes}
+        return super().__new__(cls, jpg, labels)
+
+
+class Sizes(wp.DecodeOnDevice):
+    """It looks at the images itself."""
+
+    def __call__(self, batch):
+        assert all(image.startswith(b"\xff\xd8") for image in batch["jpg"])
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_other_classes_get_the_bytes(photographs, num_workers):
+    options = {"batch_size": None, "num_workers": num_workers}
+    pairs = pipe(photographs).batch_samples(4).map_samples(lambda batch: OfBytes(batch["jpg"], batch["cls"]))
+    for members, on_device in (
+        (pairs, wp.DecodeOnDevice(0, size=32, device="cpu")),
+        (pipe(photographs).batch_samples(4), Sizes("jpg", size=32, device="cpu")),
+    ):
+        loader = wp.PipeLoader(members, on_device=on_device, **options)
+        batch = next(iter(loader))
+        loader.close()
+        assert (batch.jpg if isinstance(batch, tuple) else batch["jpg"]).shape == (4, 3, 32, 32)
 
 
 def test_they_arrive_where_there_are_no_blocks(photographs, nvjpeg, monkeypatch):

@@ -182,9 +182,9 @@ class DecodeOnDevice:
 
 def preparation(on_device: Any) -> Callable[[Any], Any] | None:
     """Return what a worker does to a batch before it sends it, so that the main process has less to
-    do; None for any function but ``DecodeOnDevice``.
+    do; None for any function but ``DecodeOnDevice``: others get the batch as it is.
     """
-    if not isinstance(on_device, DecodeOnDevice):
+    if type(on_device) is not DecodeOnDevice:
         return None
     max_pixels = None if on_device._device.type == "cpu" else on_device._max_pixels
     return partial(_prepared, fields=on_device._fields, max_pixels=max_pixels)
@@ -194,11 +194,16 @@ def _prepared(batch: Any, *, fields: tuple[Any, ...], max_pixels: int | None) ->
     """Return a batch with ``Encoded`` images in place of bytes, which would be copied when they
     arrive. ``max_pixels``: also read their headers; None: nothing needs them.
     """
+    if type(batch) not in (dict, tuple):  # another class may check what it is made of
+        return batch
+    made: dict[int, Encoded] = {}  # so that an object that comes several times is sent once
 
     def encoded(image: Any) -> Any:
         if not isinstance(image, bytes):  # an error in the main process
             return image
-        return Encoded(image) if max_pixels is None else nvjpeg.examine(bytes(image), max_pixels)
+        if id(image) not in made:
+            made[id(image)] = Encoded(image) if max_pixels is None else nvjpeg.examine(bytes(image), max_pixels)
+        return made[id(image)]
 
     columns = _columns(batch, fields)
     return _replaced(
