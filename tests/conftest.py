@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell lets its background processes ignore it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Else torch's threads wait for work in a loop, which takes a tenth of the processors.
+    # Else torch's threads wait for work in a loop, which takes up to a tenth of the processors.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     multiprocessing.set_forkserver_preload([*PRELOADED, *IMPORTED_BY_TESTS])
     if method := config.getoption("--start-method"):

@@ -22,8 +22,8 @@ from PIL import Image, ImageFile, ImageOps
 
 import wds_pipes as wp
 from wds_pipes.codecs.jpeg_header import read_header
-from wds_pipes.loader import nvjpeg as decoding
-from wds_pipes.loader import on_device as module
+from wds_pipes.loader import nvjpeg as nvjpeg_module
+from wds_pipes.loader import on_device as on_device_module
 from wds_pipes.loader.nvjpeg import _stream as streams
 from wds_pipes.testing import make_shards
 
@@ -227,7 +227,7 @@ def photographs(tmp_path_factory):
 def seen(monkeypatch):
     """What this process does: the images whose headers it reads, and those that nvJPEG gets."""
     headers, images = [], []
-    read, decode = decoding.read_header, decoding.decode
+    read, decode = nvjpeg_module.read_header, nvjpeg_module.decode
 
     def reading(data):
         headers.append(data)
@@ -237,8 +237,8 @@ def seen(monkeypatch):
         images.extend(some.values())
         return decode(codec, some, device)
 
-    monkeypatch.setattr(decoding, "read_header", reading)
-    monkeypatch.setattr(decoding, "decode", decode_some)
+    monkeypatch.setattr(nvjpeg_module, "read_header", reading)
+    monkeypatch.setattr(nvjpeg_module, "decode", decode_some)
     return headers, images
 
 
@@ -259,6 +259,45 @@ def test_workers_read_the_headers_and_images_arrive_without_a_copy(photographs, 
     assert {type(image.data) for image in images} == {memoryview}  # of a block
     assert {bytes(image.data) for image in images} == written
     assert sum(bool(image.exif) for image in images) == 12
+
+
+def test_it_resumes_twice_with_workers(photographs, nvjpeg):
+    """At every cut, and once more one batch later."""
+    options = {"num_workers": 1, "on_device": wp.DecodeOnDevice("jpg", size=32)}
+    expected = batches(encoded_batches(photographs, on_device=options["on_device"]))
+    for cut in range(len(expected) - 1):
+        found, state = [], None
+        for most in (cut, 1, len(expected)):
+            loader = encoded_batches(photographs, **options)
+            if state is not None:
+                loader.load_state_dict(state)
+            found += batches(batch for _, batch in zip(range(most), loader, strict=False))
+            state = loader.state_dict()
+            loader.close()
+        same(found, expected)
+
+
+def test_after_an_error_the_batch_of_a_worker_comes_again(photographs, nvjpeg, monkeypatch):
+    on_device = wp.DecodeOnDevice("jpg", size=32)
+    expected = batches(encoded_batches(photographs, on_device=on_device))
+    decode, calls = nvjpeg_module.decode, []
+
+    def fails_once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise RuntimeError("CUDA error: out of memory")
+        return decode(*arguments)
+
+    monkeypatch.setattr(nvjpeg_module, "decode", fails_once)
+    loader, found = encoded_batches(photographs, num_workers=1, on_device=on_device), []
+    with pytest.raises(RuntimeError, match="out of memory"):
+        found.extend((batch["__key__"], batch["jpg"], batch["cls"]) for batch in loader)
+    assert len(found) == 1
+    other = encoded_batches(photographs, num_workers=1, on_device=on_device)
+    other.load_state_dict(loader.state_dict())
+    loader.close()
+    same(found + batches(other), expected)
+    other.close()
 
 
 def test_within_another_function_images_arrive_as_bytes(photographs, nvjpeg):
@@ -294,7 +333,7 @@ class OfBytes(namedtuple("OfBytes", "jpg cls")):
         return super().__new__(cls, jpg, labels)
 
 
-class Sizes(wp.DecodeOnDevice):
+class Looks(wp.DecodeOnDevice):
     """It looks at the images itself."""
 
     def __call__(self, batch):
@@ -308,7 +347,7 @@ def test_other_classes_get_the_bytes(photographs, num_workers):
     pairs = pipe(photographs).batch_samples(4).map_samples(lambda batch: OfBytes(batch["jpg"], batch["cls"]))
     for members, on_device in (
         (pairs, wp.DecodeOnDevice(0, size=32, device="cpu")),
-        (pipe(photographs).batch_samples(4), Sizes("jpg", size=32, device="cpu")),
+        (pipe(photographs).batch_samples(4), Looks("jpg", size=32, device="cpu")),
     ):
         loader = wp.PipeLoader(members, on_device=on_device, **options)
         batch = next(iter(loader))
@@ -865,13 +904,13 @@ def test_images_that_wait_to_be_resized_stay_what_they_are(gpu, monkeypatch):
     on_device = wp.DecodeOnDevice("jpg", size=64)
     images = [[encoded(number, size=(320, 240)) for _ in range(8)] for number in range(4)]
     expected = [on_device({"jpg": batch})["jpg"].clone() for batch in images]
-    resize = module.resize_batch
+    resize = on_device_module.resize_batch
 
     def resize_late(*arguments):
         torch.cuda._sleep(200_000_000)  # cycles, about 100 ms
         resize(*arguments)
 
-    monkeypatch.setattr(module, "resize_batch", resize_late)
+    monkeypatch.setattr(on_device_module, "resize_batch", resize_late)
     found = [on_device({"jpg": batch})["jpg"] for batch in images]
     for batch, other in zip(found, expected, strict=True):
         assert torch.equal(batch, other)

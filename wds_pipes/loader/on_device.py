@@ -180,7 +180,7 @@ class DecodeOnDevice:
         return decoded
 
 
-def preparation(on_device: Any) -> Callable[[Any], Any] | None:
+def preparation_for(on_device: Any) -> Callable[[Any], Any] | None:
     """Return what a worker does to a batch before it sends it, so that the main process has less to
     do; None for any function but ``DecodeOnDevice``: others get the batch as it is.
     """
@@ -202,7 +202,8 @@ def _prepared(batch: Any, *, fields: tuple[Any, ...], max_pixels: int | None) ->
         if not isinstance(image, bytes):  # an error in the main process
             return image
         if id(image) not in made:
-            made[id(image)] = Encoded(image) if max_pixels is None else nvjpeg.examine(bytes(image), max_pixels)
+            data = bytes(image)  # of a subclass; bytes are not copied
+            made[id(image)] = Encoded(data) if max_pixels is None else nvjpeg.examine(data, max_pixels)
         return made[id(image)]
 
     columns = _columns(batch, fields)

@@ -29,9 +29,8 @@ from wds_pipes.core.suggest import checks_options, signature_of
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
-from wds_pipes.loader.joining import Joining
+from wds_pipes.loader.joining import Joining, preparation
 from wds_pipes.loader.lengths import in_batches
-from wds_pipes.loader.on_device import preparation
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
 from wds_pipes.loader.protocol import total_counts, unpack
