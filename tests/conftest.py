@@ -37,6 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.set_forkserver_preload([*PRELOADED, *IMPORTED_BY_TESTS])
     if method := config.getoption("--start-method"):
         multiprocessing.set_start_method(method, force=True)
+    # Slow tests run if their file or their mark is named, not with ``pytest`` alone.
+    nothing_named = config.args_source is not config.ArgsSource.ARGS and not config.option.markexpr
+    if nothing_named and not hasattr(config, "workerinput"):  # xdist's workers get the options of the first process
+        config.option.markexpr = "not slow"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -237,6 +237,7 @@ def test_frames_of_too_many_pixels_are_refused_before_they_take_memory(films, mo
         refused(name, films[name], "video", "it is damaged|has no frame")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AUDIO + VIDEO)
 def test_damaged_bytes_are_no_other_error(name, request):
     """Any bytes give samples, frames or a ValueError: twenty files with some bytes changed."""

@@ -71,6 +71,7 @@ def columns(count):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 @pytest.mark.parametrize("use_dictionary", [True, False])

@@ -31,6 +31,7 @@ def test_every_snippet_runs():
         exec(compile(snippet, f"README.md, snippet {number}", "exec"), names)
 
 
+@pytest.mark.slow
 def test_the_first_snippet_runs_as_a_script_where_workers_are_not_forked():
     """As from Python 3.14 on, and on other systems."""
     Path("script.py").write_text(snippets()[0])

@@ -281,6 +281,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
             assert run(third, epochs=2) == [whole[0][cut + 2 :], whole[1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tmp_path):
     """One ends long before the other: states are taken while it waits, again after a resume, and at
@@ -395,6 +396,7 @@ def assemble(urls, steps, options):
     return pipe
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pipelines())
 def test_random_pipelines_at_every_pair_of_cuts(pipeline):

@@ -67,6 +67,7 @@ def test_it_runs_as_a_script_where_processes_are_not_forked(path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_training_of_03_resumes_where_processes_are_not_forked(tmp_path):
     """The program that it writes, once to the end and once again from the last checkpoint."""
     (chapter,) = (path for path in TUTORIALS if path.stem.startswith("03"))
@@ -84,6 +85,7 @@ def test_the_training_of_03_resumes_where_processes_are_not_forked(tmp_path):
     assert resumed == whole[10:]
 
 
+@pytest.mark.slow
 def test_the_training_script_runs_where_processes_are_not_forked():
     with tempfile.TemporaryDirectory() as directory:
         with wp.ShardWriter(f"{directory}/%06d.tar", max_samples=8, index=f"{directory}/index.json") as writer:
@@ -107,6 +109,7 @@ def notebooks():
     runner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", named(TUTORIALS))
 def test_it_runs(path, notebooks):
     for cell in notebooks.run(path).cells:
@@ -132,6 +135,7 @@ def installed_by(text):
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_it_imports_only_what_it_installs(path):
     import jupytext

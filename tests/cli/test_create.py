@@ -115,6 +115,7 @@ def test_every_way_writes_the_same_bytes(source, whole, tmp_path):
     assert outputs(tmp_path / "again") == whole
 
 
+@pytest.mark.slow
 def test_from_a_store_to_a_store(source, whole, s3):
     """The same bytes, with the names in it relative."""
     for path in (path for path in source.rglob("*") if path.is_file()):
@@ -633,6 +634,7 @@ def test_a_file_that_vanishes_fails_its_task_alone(tmp_path, monkeypatch):
     assert "1 written, 2 there already" in run(source, out, "--max-samples", 2, "--overwrite").stdout
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on(tmp_path):
     """SIGKILL at random moments: nothing incomplete under a final name, and the same end."""
     done = run_bench("kill_jobs.py", "--only", "create", "--rounds", 1, "--kills", 3, "--samples", 1200, "--seed", 4)

@@ -47,6 +47,7 @@ def shards(tmp_path_factory):
 KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_way_writes_the_same_bytes(shards, tmp_path, kind):
     """In one process, in two, in shares, and after a part of it was removed."""

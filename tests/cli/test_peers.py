@@ -80,6 +80,7 @@ def test_a_quick_run_writes_table_json_and_chart(tmp_path, monkeypatch):
         assert "(peers.png)" in page
 
 
+@pytest.mark.slow
 def test_processes_are_measured_with_all_their_memory(data, tmp_path):
     """The quickest decoding alone is the limit of this package with its own decoder."""
     limit, own = (row for row in ROWS if row.name in ("limit: decode + resize", "wds_pipes, size=(224, 224)"))

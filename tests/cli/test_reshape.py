@@ -377,6 +377,7 @@ def test_an_index_beside_a_compressed_shard_is_not_used(source, expected, tmp_pa
     assert read_all(tmp_path / "out") == expected[40:65]
 
 
+@pytest.mark.slow
 def test_from_a_store_to_a_store(source, made, s3):
     for path in source.glob("*.tar*"):
         s3.put(f"reshape/source/{path.name}", path.read_bytes())

@@ -75,6 +75,7 @@ RESUME = """
 """  # noqa: E501
 
 
+@pytest.mark.slow
 def test_without_both(run):
     """A resume through PipeLoader, pipes and as_dataset()."""
     assert run(NO_DATAPIPES, NO_TORCHDATA, RESUME) == "exact\n"

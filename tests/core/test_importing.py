@@ -31,6 +31,7 @@ def test_importing_is_lazy():
     assert "plain,--batch-size" in completed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
@@ -74,6 +75,7 @@ def test_after_import_waits_for_an_import_that_succeeds(tmp_path):
     assert run_code(code, tmp_path) == "not yet\nthen True\nTrue\n"
 
 
+@pytest.mark.slow
 def test_find_spec_does_not_import():
     """The module stays unimported, and its loader still has the methods of a loader."""
     code = """

@@ -22,6 +22,7 @@ def send_epochs(dataset, workers, results):
     results.put(epochs(dataset, workers))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda dataset: pickle.loads(pickle.dumps(dataset))])
 def test_a_copy_comes_to_the_next_epoch_too(workers, make, urls):
@@ -34,7 +35,8 @@ def test_a_copy_comes_to_the_next_epoch_too(workers, make, urls):
     assert epochs(make(dataset), workers, 1) == expected[2:]  # a copy goes on where it was copied
 
 
-@pytest.mark.parametrize(("method", "ranks"), [("fork", 2), ("spawn", 1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "ranks"), [("fork", 2), ("forkserver", 1)])
 def test_ranks_do_not_share_epochs(method, ranks, urls):
     """Each begins with the epoch of the process that started it, one after another."""
     expected = epochs(shuffled(urls).as_dataset(), 2, 3)

@@ -337,6 +337,7 @@ def test_workers_that_are_kept_do_not_see_set_epoch(urls):
         assert keys_of(mended) == epochs[epoch - 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(("make", "kind"), [(lambda pipe: pipe, RuntimeError), (wp.as_dataset, wp.StateError)])
 def test_a_state_that_kept_workers_do_not_see_is_an_error(make, kind, workers, urls):
@@ -349,6 +350,7 @@ def test_a_state_that_kept_workers_do_not_see_is_an_error(make, kind, workers, u
         list(loader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lambda pipe: pipe, wp.as_dataset])
 def test_a_loaded_state_that_workers_would_not_continue_is_an_error(make, urls):
     """One worker continues it, in the first iteration only."""
@@ -374,6 +376,7 @@ def refuse_warnings(worker):
     warnings.simplefilter("error")
 
 
+@pytest.mark.slow
 def test_a_pipe_in_another_dataset_is_warned_of(urls):
     """DataLoader divides pipes over its workers, but does not see this one."""
     options = {"batch_size": None, "num_workers": 2, "worker_init_fn": refuse_warnings}
@@ -418,6 +421,7 @@ else:
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, *urls], check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("ending", [lambda pipe: pipe, lambda pipe: pipe.map(same_sample)])
 def test_a_bare_pipe_in_a_stateful_dataloader_is_an_error_with_the_mend(workers, ending, urls):

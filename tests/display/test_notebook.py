@@ -1,5 +1,6 @@
 """A notebook's cell is interrupted and runs again."""
 
+import pytest
 from jupyter_client.manager import start_new_kernel
 
 from wds_pipes.testing import make_shards
@@ -42,6 +43,7 @@ def run(client, manager, code, interrupt_after=None):
             return lines, error
 
 
+@pytest.mark.slow
 def test_an_interrupted_cell_runs_again(tmp_path):
     """It continues with the next epoch, or with the loader's own state at the next sample."""
     urls = make_shards(tmp_path, shards=2, samples=20)

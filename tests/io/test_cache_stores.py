@@ -97,6 +97,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_each_store_has_its_own_bytes(stores, tmp_path, monkeypatch, way):
     """Also on the second pass, when they come from the cache."""

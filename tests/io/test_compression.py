@@ -39,6 +39,7 @@ def test_kinds_are_told_by_their_first_bytes(kind):
     assert detect(DATA) == detect(b"") == detect(b"BZh9") == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMPRESS)
 @pytest.mark.parametrize("size", [1, 700, 5000])
 def test_several_streams_in_one_file_are_one(kind, size):

@@ -94,6 +94,7 @@ def test_few_samples_have_a_request_each(store, urls, shards):
     assert len(store.ranges()) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_same_samples_whatever_is_wrong(fault, store, urls, shards, monkeypatch):
     """A gateway without GetBatch of byte ranges is asked once, and one that fails three times."""

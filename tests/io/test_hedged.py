@@ -48,6 +48,7 @@ def used_to(store, path, *, connections=4):
 FOR_EVER = 3600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [{"latency": FOR_EVER}, {"stall_after": 20_000, "stall": FOR_EVER}], ids=["before", "within"]
 )
@@ -125,6 +126,7 @@ def test_the_first_error_is_final(web, local):
         read(reader, url, 1)
 
 
+@pytest.mark.slow
 def test_any_faults_change_nothing(remote, local):
     """Stalls, refusals, resets and short bodies together, of runs and of single ranges."""
     reader, url = used_to(remote, local[0], connections=8)

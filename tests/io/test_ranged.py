@@ -33,6 +33,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=[name.replace(" ", "-") for name in FAULTS])
 def test_faults_are_survived(remote, local, fault):
     """What a network does changes nothing of what is read."""

@@ -62,6 +62,7 @@ def test_a_server_that_ignores_ranges_is_not_asked_for_each(web, large, tmp_path
     assert len(web.faults.stats(web.reads)) <= 4  # two at once, perhaps one more before a response, and all the rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connections", [1, 4])
 def test_several_shards_share_them(remote, large, local, connections):
     """Each has at least one."""
@@ -234,6 +235,7 @@ def test_no_more_is_fetched_than_may_be_held(remote, large):
     assert stalled > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["drop the iterator", "close the loader", "drop everything"])
 def test_stopping_cancels_at_once(remote, large, way, recwarn, capfd):
     """No further requests, sockets closed, and nobody complains."""

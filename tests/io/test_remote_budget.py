@@ -108,6 +108,7 @@ LEFT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("indexed", [False, True], ids=["shards", "samples"])
 @pytest.mark.parametrize("way", LEFT)
 def test_what_is_dropped_gives_everything_back_at_once(way, indexed, web, large):

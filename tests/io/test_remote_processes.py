@@ -39,6 +39,7 @@ def in_a_process(method, function, *arguments, seconds=300):
         assert not hung
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_pipe_in_another_process(remote, local, method):
     """After it was read from; and what reads here goes on undisturbed."""

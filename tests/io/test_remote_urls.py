@@ -139,6 +139,7 @@ def test_a_command_that_is_left(local, tmp_path):
     assert psutil.wait_procs([started], timeout=120)[1] == [] or not started.is_running()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["store", "fsspec"])
 def test_environment_variables(remote, local, way):
     """Nothing else says where the shards are."""

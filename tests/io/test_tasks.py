@@ -290,6 +290,7 @@ def alive(pid):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGKILL"])
 def test_an_interrupted_job_leaves_no_processes_and_no_half_files(tmp_path, how):
     """Ctrl-C in a terminal reaches all processes; of a killed one the others notice the end."""

@@ -36,6 +36,7 @@ def nothing(sample):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(

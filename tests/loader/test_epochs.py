@@ -105,6 +105,7 @@ def test_every_cut_resumes(end, lanes, counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end, pipe_options={"resampled": True}))
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 1 << 30))
 def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(counted_urls, seed):

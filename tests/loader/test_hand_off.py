@@ -760,6 +760,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_has_workers_after_its_parent_has_ended(tmp_path):
     [url] = make_shards(tmp_path, shards=1, samples=5)

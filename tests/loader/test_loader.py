@@ -472,6 +472,7 @@ def many_urls(tmp_path_factory):
     return f"{folder}/train-{{000000..009999}}.tar"
 
 
+@pytest.mark.slow
 def test_state_is_small_and_quick_with_64_lanes(many_urls):
     """At most 4 KB a lane over 10 000 shards with a shuffle of 10 000, also after a repartition.
     Taking it takes almost no time.
@@ -1169,6 +1170,7 @@ if __name__ == "__main__":
 """  # noqa: E501
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fork", "forkserver", "dataset fork"])
 def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
     """SIGKILL leaves it no time to stop them. They are blocked in a full pipe whose other end is

@@ -133,6 +133,7 @@ def all_ranks(urls, world, **options):
     return [load(urls, rank=rank, world_size=world, **options) for rank in range(world)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

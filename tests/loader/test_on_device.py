@@ -148,6 +148,7 @@ def test_on_the_cpu_it_is_decode_by_ext(shards, spec, fit):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix_lanes", [1, 2])
 def test_a_resume_decodes_on(shards, mix_lanes):
     on_device = wp.DecodeOnDevice("jpg", size=32, device="cpu")
@@ -364,6 +365,7 @@ def test_they_arrive_where_there_are_no_blocks(photographs, nvjpeg, monkeypatch)
     loader.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_an_image_from_a_worker_is_found_in_its_shard(tmp_path, method):
     with wp.TarWriter(tmp_path / "0.tar") as writer:

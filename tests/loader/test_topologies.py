@@ -37,6 +37,7 @@ def many(tmp_path_factory):
 # The same lanes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world_size", "lanes"), [(1, 4), (2, 6)])
 def test_the_batches_of_a_rank_are_the_same_whatever_its_workers(world_size, lanes, many):
     def run(workers, rank, state=None):

@@ -48,6 +48,7 @@ def in_turn(shards, count):
     return given_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 50])
 def test_resumes_exactly(urls, count):
     """At every position of real shards, as a stream, a pipe, a dataset and a node, with fewer
@@ -202,6 +203,7 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
         next(iter(resumed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_lanes_in_workers_resume_exactly(urls, workers):
     """Each worker interleaves its own shards. Together they return each sample once. A resumed

@@ -64,6 +64,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", STEPS)
 def test_steps_before_and_after(steps, tmp_path):
     urls = make_shards(tmp_path, shards=4, samples=[4, 0, 9, 5])

@@ -222,6 +222,7 @@ def draw(sample, rng):
     return {**sample, "draws": [*sample.get("draws", []), int(rng.integers(1 << 30))]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 @pytest.mark.parametrize("host", [host for host in HOSTS if host != "prefetcher"])
 def test_resumes_exactly(three, host, exhausted):
@@ -248,6 +249,7 @@ def test_resumes_exactly_with_an_empty_source(three, exhausted):
             assert chosen != ("a", "none") or len(epochs[0]) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this epoch gave nothing")
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

@@ -129,6 +129,7 @@ def test_without_end_an_empty_source_is_an_error():
         list(Stream(Repeat(stage)))
 
 
+@pytest.mark.slow
 def test_in_and_over_a_mix(many):
     """A source without end fills up another one."""
     mix = wp.mix({"a": samples(many[:2]).repeat(), "b": samples(many[2:])}).map_samples(key_of)

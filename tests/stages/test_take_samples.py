@@ -250,6 +250,7 @@ def run(make, history):
     return flat(got), counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", [1, 2, 5])
 @pytest.mark.parametrize("pipe", PIPES)
 def test_the_epoch_goes_on_on_other_lanes(pipe, new, fifty):

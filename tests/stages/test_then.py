@@ -102,6 +102,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_resumes_exactly(name, urls):
     fn, holds = FUNCTIONS[name]
@@ -124,6 +125,7 @@ def random_machine(items, holds, table):
         yield "after", number, list(last)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, database=None)
 @given(holds=st.integers(0, 4), table=st.lists(st.integers(0, 11), min_size=1, max_size=6))
 def test_random_functions_resume_exactly(holds, table, urls):

@@ -160,6 +160,7 @@ def test_everything_is_as_without_threads(run):
     assert not living()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chain",
     [
@@ -178,6 +179,7 @@ def test_resumes_exactly_in_chains(chain, urls):
     assert same(epochs, [list(pipe) for pipe in [chain(samples(urls), None)] for _ in range(2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chain",
     [
@@ -316,6 +318,7 @@ def test_an_interrupt_in_a_burst_loses_nothing():
         assert [item["__key__"] for item in resumed] == [str(number) for number in range(1, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(8))
 def test_an_interrupt_while_a_burst_is_decoded_loses_nothing(at):
     """The sample that was being decoded is decoded again."""
@@ -396,6 +399,7 @@ def cyclic(stream):
     return items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["close", "drop", "collect", "error", "source", "end", "take", "loader", "load"])
 def test_no_thread_is_left(end):
     items = list(range(200)) if end != "error" else [*range(30), None]

@@ -30,6 +30,7 @@ def photos(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ports.PORTS)
 def test_a_port_resumes_with_workers(name, photos, monkeypatch):
     """The same lanes in this process and, after the cut, in two workers. The loader can be pickled,

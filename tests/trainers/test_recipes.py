@@ -40,6 +40,7 @@ def check_epochs(whole):
     assert keys[:36] != keys[36:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "package"),
     [
