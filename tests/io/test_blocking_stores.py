@@ -4,6 +4,7 @@ calls.
 
 import asyncio
 import itertools
+import tarfile
 import threading
 import time
 from typing import ClassVar
@@ -11,6 +12,7 @@ from typing import ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.tar import TarFileSystem
 from remote import bare, content, samples
 
 from wds_pipes import ShardError
@@ -116,6 +118,66 @@ def test_an_answer_that_is_shorter_than_the_range(slow, local):
 
     slow.cat_file = cat_file
     assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_file_that_is_written_while_it_is_read(slow, local, last):
+    """One of the same size, in the place of the first: its bytes do not follow those of the first
+    one, neither in a later request nor in the last one.
+    """
+    shard = content(local[0])
+    read = slow.cat_file
+
+    def cat_file(self, path, start=None, end=None, **options):
+        data = read(self, path, start, end, **options)
+        if not changed and end >= (len(shard) if last else 0):
+            changed.append(start)
+            fsspec.filesystem("memory").pipe("/x/0.tar", shard)
+        return data
+
+    changed = []
+    slow.cat_file = cat_file
+    *_, error = finishes(samples("slow://x/0.tar", connections=1))
+    assert changed
+    assert isinstance(error, ShardError)
+    assert "was changed while it was read" in str(error)
+
+
+@pytest.mark.parametrize("chain", ["tar://{}::file://{}", "tar://{}::simplecache::file://{}"])
+def test_shards_in_one_tar(tmp_path, local, monkeypatch, chain):
+    """fsspec reads all of them through one open file, so one call is made at a time."""
+    outer = tmp_path / "outer.tar"
+    with tarfile.open(outer, "w") as tar:
+        for number, path in enumerate(local):
+            tar.add(path, f"{number}.tar")
+    read, running, most = TarFileSystem.cat_file, [], [0]
+
+    def cat_file(self, path, start=None, end=None, **options):
+        running.append(path)
+        most[0] = max(most[0], len(running))
+        time.sleep(0.002)  # others may run meanwhile
+        try:
+            return read(self, path, start, end, **options)
+        finally:
+            running.remove(path)
+
+    monkeypatch.setattr(TarFileSystem, "cat_file", cat_file)
+    urls = [chain.format(f"{number}.tar", outer) for number in range(len(local))]
+    assert finishes(samples(urls, connections=8)) == list(map(bare, samples(local)))
+    assert most == [1]
+
+
+def test_files_of_a_hub_are_read_once(slow, local):
+    """Its file system opens a file for each range, which would read on in it."""
+    given = []
+
+    def cat_file(self, path, start=None, end=None, **options):
+        given.append(options)
+        return MemoryFileSystem.cat_file(self, path, start, end)
+
+    slow.protocol, slow.cat_file = "hf", cat_file
+    assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+    assert given[0] == {"cache_type": "none"}
 
 
 class SilentError(OSError):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from ipaddress import IPv6Address
 from time import sleep
 from typing import Any
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
+from weakref import WeakKeyDictionary
 
 from wds_pipes.io.urls import IPV6_HOST, links_of
 
@@ -89,6 +92,39 @@ def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
         else:
             return
     raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
+
+
+def protocols_of(fs: Any) -> list[str]:
+    """The protocols of a file system."""
+    return [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
+
+
+def one_at_a_time(fs: Any) -> AbstractContextManager[Any]:
+    """A lock to hold during each call of a file system whose calls may not run at the same time, or
+    that reads through such a file system; of any other one, nothing.
+
+    fsspec reads all members of a tar through one open file, whose place is that of the last call,
+    and all files of an FTP server through one connection.
+    """
+    single = None
+    while fs is not None:
+        single = fs if _SINGLE & {*protocols_of(fs)} else single
+        fs = getattr(fs, "fs", None) or getattr(getattr(fs, "fo", None), "fs", None)
+    return nullcontext() if single is None else _locks.setdefault(single, threading.Lock())
+
+
+_SINGLE = {"tar", "libarchive", "ftp"}
+_locks: WeakKeyDictionary[Any, AbstractContextManager[Any]] = WeakKeyDictionary()
+
+
+# What file systems call the value that changes with a file, the surest first.
+_MARKS = ["ETag", "etag", "blob_id", "sha", "mtime", "modificationTime", "modify", "LastModified", "last_modified"]
+_MARKS += ["modified", "created"]
+
+
+def marks_of(info: Mapping[str, Any]) -> dict[str, str]:
+    """The values that change with a file, by name, in what a file system says of it."""
+    return {name: str(info[name]) for name in _MARKS if info.get(name)}
 
 
 def missing_package(url: str) -> str:

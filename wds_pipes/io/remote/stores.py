@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from time import perf_counter
@@ -27,6 +27,9 @@ from wds_pipes.io.remote.file_systems import (
     check_reachable,
     copy_of_options,
     file_system,
+    marks_of,
+    one_at_a_time,
+    protocols_of,
     through_client,
     without_guard,
 )
@@ -36,6 +39,7 @@ from wds_pipes.io.remote.responses import (
     HttpBody,
     Response,
     body_chunks,
+    changed,
     in_chunks,
     range_headers,
     refused_by_s3,
@@ -135,7 +139,7 @@ class Stores:
         return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identity)
 
     def _store(self, fs: Any) -> Store:
-        names = [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
+        names = protocols_of(fs)
         if "s3" in names and hasattr(fs, "_call_s3"):
             return _S3(fs)
         if "gs" in names and hasattr(fs, "_get_headers"):
@@ -283,39 +287,52 @@ class _Other:
 
     Such a call returns a range when it is complete. So that some bytes arrive within ``patience``
     on any connection, a request is divided into ranges, whose size follows the measured speed.
+    What comes with the bytes is not known, so the object is looked at before each long request, and
+    after its last byte: it may be written meanwhile.
     """
 
     streams = takes_batches = False
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
         self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()
+        self._lock = one_at_a_time(fs)
+        # The others read on in what they open, which a new file for each range makes useless.
+        self._reading = {"cache_type": "none"} if "hf" in protocols_of(fs) else {}
         self._most = _FIRST_RANGE
 
-    async def _call(self, name: str, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, getattr(self._fs, name), *args)
+    async def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def call() -> Any:
+            with self._lock:
+                return function(*args, **options)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
-        validators: dict[str, str] = {}
-        if size is None:
-            info = await self._call("info", path)
-            size = info.get("size")
+        marks: dict[str, str] = {}
+        if size is None or stop is None or stop >= size or stop - start >= _FIRST_RANGE:
+            info = await self._call(self._info, path)
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{path} is a directory")
-            validators = {
-                name: str(info[name])
-                for name in ("ETag", "etag", "mtime", "LastModified", "last_modified")
-                if info.get(name)
-            }
+            marks, found = marks_of(info), info.get("size")
+            size = size if found is None else found
         if size is None:
-            return Response(0, None, None, validators, self._read_over(path), has_end_mark=False)
-        stop = size if stop is None else min(size, stop)
-        return Response(start, max(start, stop), size, validators, self._ranges(path, start, stop))
+            return Response(0, None, None, marks, self._read_over(path), has_end_mark=False)
+        last = size if stop is None else min(size, stop)
+        return Response(
+            start, max(start, last), size, marks, self._ranges(path, start, last, marks if last == size else {})
+        )
 
-    async def _ranges(self, path: str, start: int, stop: int) -> AsyncIterator[bytes]:
+    def _info(self, path: str) -> dict[str, Any]:
+        self._fs.invalidate_cache(self._fs._parent(path))  # a listing may be old
+        info: dict[str, Any] = self._fs.info(path)
+        return info
+
+    async def _ranges(self, path: str, start: int, stop: int, marks: dict[str, str]) -> AsyncIterator[bytes]:
+        """Read a range. If it ends with the object, this must then still have ``marks``."""
         while start < stop:
             wanted, begun = min(self._most, stop - start), perf_counter()
             try:
-                data = await self._call("cat_file", path, start, start + wanted)
+                data = await self._call(self._fs.cat_file, path, start, start + wanted, **self._reading)
             except asyncio.CancelledError:  # it took too long, or the reader has stopped
                 if perf_counter() - begun > self._patience / 2:
                     self._learn(wanted, perf_counter() - begun)
@@ -323,6 +340,8 @@ class _Other:
             if len(data) > wanted:
                 raise FaultyError(f"the store returned {len(data)} bytes from byte {start} on instead of {wanted}")
             self._learn(len(data), perf_counter() - begun)
+            if marks and start + len(data) == stop and changed(marks, marks_of(await self._call(self._info, path))):
+                raise FaultyError(f"it was changed before its last {len(data)} bytes were read")
             async for chunk in in_chunks(data):
                 yield chunk
             start += len(data)
@@ -338,9 +357,8 @@ class _Other:
 
     async def _read_over(self, path: str) -> AsyncIterator[bytes]:
         """Read an object of unknown size, which is possible only from its beginning."""
-        run = asyncio.get_running_loop().run_in_executor
-        with await run(self._threads, self._fs.open, path, "rb") as file:
-            while chunk := await run(self._threads, file.read, CHUNK_BYTES):
+        with await self._call(self._fs.open, path, "rb") as file:
+            while chunk := await self._call(file.read, CHUNK_BYTES):
                 yield chunk
 
 
