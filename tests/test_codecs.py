@@ -912,6 +912,16 @@ def test_a_compressed_field_has_the_same_bytes_at_any_time():
     assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
+def test_tensors_that_safetensors_writes_and_does_not_read():
+    """They are refused, and pt keeps them."""
+    value = {"a": torch.zeros(3), "b": torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu)}
+    with pytest.raises(ValueError, match="safetensors writes torch.float8_e8m0fnu and does not read it. Use pt"):
+        encode("safetensors", value)
+    found = decode("pt", encode("pt", value))["b"]
+    assert found.dtype == torch.float8_e8m0fnu
+    assert found.view(torch.uint8).tolist() == list(range(8))
+
+
 def test_tensors_of_safetensors_are_sorted_by_name():
     """The library returns them in an order that differs from call to call."""
     data = encode("safetensors", {name: torch.zeros(1) for name in "hcagbfed"})

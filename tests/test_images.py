@@ -410,6 +410,34 @@ def test_a_tiff_whose_size_of_tiles_is_not_sure_is_refused(entries):
         decode(tiff(*entries), extension="tif")
 
 
+def grey_tiff(bits, meaning, pixels):
+    """A TIFF of 4 x 1 grey pixels of so many bits."""
+    entries = [(256, 3, 4), (257, 3, 1), (258, 3, bits), (259, 3, 1), (262, 3, meaning)]
+    entries += [(273, 4, 8), (277, 3, 1), (278, 4, 1), (279, 4, len(pixels))]
+    directory = b"".join(
+        struct.pack("<HHI", tag, kind, 1) + value.to_bytes(4, "little") for tag, kind, value in entries
+    )
+    head = struct.pack("<2sHI", b"II", 42, 8 + len(pixels))
+    return head + pixels + struct.pack("<H", len(entries)) + directory + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("bits", "white", "pixels"),
+    [
+        (8, 1, bytes([0, 64, 128, 255])),
+        (8, 0, bytes([255, 191, 127, 0])),
+        (12, 1, bytes.fromhex("000400800fff")),
+        (16, 1, np.array([0, 1 << 14, 1 << 15, 65535], "<u2").tobytes()),
+        (16, 0, np.array([65535, 191 << 8, 127 << 8, 0], "<u2").tobytes()),
+    ],
+)
+def test_grey_tiffs_of_any_depth(bits, white, pixels):
+    """Pillow opens 12 bits as 16, and inverts 8 bits alone where 0 is white."""
+    for spec in ("l8", "rgb8"):
+        found = decode(grey_tiff(bits, white, pixels), spec, extension="tif")
+        assert found.reshape(4, -1)[:, 0].tolist() == [0, 64, 128, 255]
+
+
 def test_a_tiff_that_pillow_reads_otherwise_than_libtiff_is_refused():
     """It takes a BigTIFF in big-endian order for another TIFF."""
     data = bytearray(tiff(order=">"))

@@ -256,6 +256,52 @@ def test_damaged_bytes_are_no_other_error(name, request):
     assert failed
 
 
+@pytest.mark.parametrize(("name", "least"), [("avi", 6), ("mp4", 6), ("webm", 0)])
+def test_frames_that_are_made_of_others_are_damage(name, least):
+    """One bit of a film is another one. FFmpeg marks what it finds, which is all in an AVI, much in
+    H.264, and nothing in VP9.
+    """
+    pytest.importorskip("av")
+    picture = np.random.default_rng(0).integers(0, 255, (120, 160, 3), np.uint8)
+    film = encode(name, (np.stack([np.roll(picture, 2 * number, 1) for number in range(40)]), 30))
+    whole = wp.VideoReader(film).read()
+    failed = 0
+    for seed in range(12):
+        rng, damaged = random.Random(seed), bytearray(film)
+        damaged[rng.randrange(len(film) // 5, len(film) * 4 // 5)] ^= 1 << rng.randrange(8)
+        try:
+            found = wp.VideoReader(bytes(damaged)).read().astype(int)
+        except ValueError:
+            failed += 1
+        else:
+            assert name != "avi" or np.abs(found - whole).mean() < 1
+    assert failed >= least
+
+
+@pytest.mark.parametrize(("matrix", "red", "blue"), [(6, 0.299, 0.114), (1, 0.2126, 0.0722)])
+@pytest.mark.parametrize("full", [False, True])
+def test_video_has_the_colours_that_it_says(matrix, red, blue, full):
+    """By BT.601 or BT.709, and in the whole range of a byte or not."""
+    av = pytest.importorskip("av")
+    wanted = np.array([200, 60, 60])
+    luma = np.dot(wanted, [red, 1 - red - blue, blue])
+    parts = luma, (wanted[2] - luma) / (2 - 2 * blue), (wanted[0] - luma) / (2 - 2 * red)
+    scale, black = ((1, 1), 0) if full else ((219 / 255, 224 / 255), 16)
+    planes = [black + scale[0] * parts[0], *(128 + scale[1] * part for part in parts[1:])]
+    rows = [np.full((height, 64), round(value), np.uint8) for height, value in zip((48, 12, 12), planes, strict=True)]
+    frame = av.VideoFrame.from_ndarray(np.concatenate(rows), format="yuv420p")
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.options = {"crf": "1"}
+        for each in (stream.codec_context, frame):
+            each.colorspace, each.color_range = matrix, 2 if full else 1
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert np.abs(wp.VideoReader(file.getvalue()).read()[0].astype(int) - wanted).max() <= 3
+
+
 def test_video_of_an_unknown_codec_is_an_error(films):
     assert films["mp4"].count(b"avc1") > 0
     refused("mp4", films["mp4"].replace(b"avc1", b"xxx1"), "video", "FFmpeg has no decoder for its video|has no video")

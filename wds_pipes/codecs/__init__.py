@@ -15,6 +15,7 @@ Rules:
 - ``decoding``, ``encoding``: which decoder or encoder a field has. ``names``: what both share.
 - ``pickles``: what a ``pt`` would call.
 - ``text``, ``arrays``, ``images``, ``audio``, ``video``: the formats; ``jpeg``,
-  ``jpeg_header`` and ``tiff``: what is special to these images; ``resizing``: images to one size.
+  ``jpeg_header`` and ``tiff``: what is special to these images; ``mp3``: how long one is;
+  ``resizing``: images to one size.
 - ``records``: files of many records; ``parquet`` and ``pages``: the rows and pages of one.
 """

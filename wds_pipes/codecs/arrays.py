@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -154,8 +155,25 @@ def decode_safetensors(data: bytes) -> dict[str, Any]:
 
 
 def encode_safetensors(value: Any) -> bytes:
-    """Encode a dict of tensors by name."""
-    return bytes(library("safetensors.torch", "safetensors", "a safetensors field").save(value))
+    """Encode a dict of tensors by name; ValueError if they would not be read back."""
+    data = bytes(library("safetensors.torch", "safetensors", "a safetensors field").save(value))
+    for dtype in {tensor.dtype for tensor in value.values()}:
+        if not _is_read_back(dtype):
+            raise ValueError(f"it would not be read back: safetensors writes {dtype} and does not read it. Use pt")
+    return data
+
+
+@functools.cache
+def _is_read_back(dtype: Any) -> bool:
+    """Whether safetensors reads a dtype that it writes."""
+    import torch
+
+    tensors = library("safetensors.torch", "safetensors", "a safetensors field")
+    try:
+        tensors.load(tensors.save({"": torch.empty(0, dtype=dtype)}))
+    except KeyError:
+        return False
+    return True
 
 
 def decode_torch(data: bytes) -> Any:

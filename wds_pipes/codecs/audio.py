@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.codecs.arrays import as_array
+from wds_pipes.codecs.mp3 import with_length
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import checks_options
@@ -46,16 +47,20 @@ class AudioReader:
             or (data[:1] == b"\xff" and data[1:2] >= b"\xe0")
         ):
             raise ValueError("the data are none of WAV, FLAC, Ogg, MP3")
-        self._data = bytes(data)
+        self._data = self._played = bytes(data)
         if len(data) < (promised := _promised(data)):  # libsndfile would take what is there as the whole file
             raise ValueError(f"it is cut short: it has {len(data)} bytes, and promises {promised}")
-        page = data.rfind(b"OggS") if data[:4] == b"OggS" else -1
-        if page >= 0 and page + 27 + sum(data[page + 26 : page + 27]) + sum(_lacing(data, page)) > len(data):
-            raise ValueError(f"it is cut short: its last page, at byte {page}, is not complete")
+        if data[:4] == b"OggS":
+            _check_pages(data)
+        elif data[:1] in (b"R", b"f"):
+            _check_finished(data)
+        else:
+            self._played = with_length(self._data)
         with self._open() as file:
             self.sample_rate: int = file.samplerate
             self.channels: int = file.channels
-            self._samples: int | None = file.frames if file.frames < _UNKNOWN else None
+            known = file.frames < _UNKNOWN and self._played is self._data
+            self._samples: int | None = file.frames if known else None
             self._seekable = file.format in ("WAV", "WAVEX", "RF64", "FLAC")
         self.seconds: float | None = None if self._samples is None else self._samples / self.sample_rate
 
@@ -65,7 +70,7 @@ class AudioReader:
     def _open(self) -> Any:
         soundfile = library("soundfile", "soundfile", "an audio field")
         try:
-            return _sequential(soundfile)(io.BytesIO(self._data))
+            return _sequential(soundfile)(io.BytesIO(self._played))
         except soundfile.LibsndfileError as error:
             raise ValueError(f"it is damaged: {error.error_string}") from error
 
@@ -143,9 +148,37 @@ def _promised(data: bytes) -> int:
     return 8 + size if data[:4] == b"RIFF" and size < _ENDLESS else 0
 
 
-def _lacing(data: bytes, page: int) -> bytes:
-    """The sizes of the parts of the Ogg page at a byte."""
-    return data[page + 27 : page + 27 + sum(data[page + 26 : page + 27])]
+def _check_finished(data: bytes) -> None:
+    """Raise ValueError for a WAV whose writer did not come to write how long it is."""
+    at = 12
+    while len(data) >= at + 8:
+        name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
+        following = data[at + 8 : at + 16]
+        if name == b"data" and not size and len(following) == 8:
+            chunk = following[:4].isascii() and following[:4].decode("ascii").isprintable()
+            if not chunk or int.from_bytes(following[4:], "little") > len(data):
+                raise ValueError(
+                    f"it was not finished: it says that it has no samples, and has {len(data) - at - 8} bytes of them"
+                )
+        at += 8 + size + size % 2
+
+
+def _check_pages(data: bytes) -> None:
+    """Raise ValueError for an Ogg that is cut short, or is several, one after another."""
+    at, begun = 0, False
+    while data[at : at + 4] == b"OggS" and len(data) > at + 26:
+        begins = bool(data[at + 5] & 2)
+        if begins and begun:
+            raise ValueError(
+                f"it is several Ogg files one after another, the second from byte {at} on, and libsndfile reads the "
+                "first one alone: write them as one, or to several fields"
+            )
+        begun = not begins
+        page, at = at, at + 27 + data[at + 26] + sum(data[at + 27 : at + 27 + data[at + 26]])
+        if at > len(data):
+            raise ValueError(f"it is cut short: its last page, at byte {page}, is not complete")
+    if at < len(data) and b"OggS".startswith(data[at : at + 4]):
+        raise ValueError(f"it is cut short: its last page, at byte {at}, is not complete")
 
 
 _TOO_LONG = (

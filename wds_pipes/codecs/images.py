@@ -16,7 +16,7 @@ from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
-from wds_pipes.codecs.tiff import check_tiles
+from wds_pipes.codecs.tiff import check_tiles, deep_grey
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
@@ -243,7 +243,9 @@ def in_8_bits(image: Any) -> Any:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         from PIL import Image
 
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        bits, white_is_zero = deep_grey(image) if image.format == "TIFF" else (16, False)
+        pixels = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        return Image.fromarray(~pixels if white_is_zero else pixels)
     if image.mode in ("I", "F"):
         raise ValueError(
             "the image has 32-bit pixels, whose range is not known: decode it with a function of "

@@ -1,8 +1,9 @@
-"""TIFF: how large its tiles are."""
+"""TIFF: how large its tiles are, and what its grey pixels mean."""
 
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 _SIDES = (322, 323)  # the tags TileWidth and TileLength
 _NUMBERS = {3: "H", 4: "I"}  # the types that these may have, SHORT and LONG
@@ -37,3 +38,11 @@ def check_tiles(data: bytes, max_pixels: int) -> None:
     width, height = (value for _, _, value in sorted(found))
     if width * height > max(max_pixels, _LEAST_TILE):
         raise ValueError(f"its tiles have {width} x {height} pixels, more than max_image_pixels={max_pixels}")
+
+
+def deep_grey(image: Any) -> tuple[int, bool]:
+    """Return how many bits the grey pixels of a TIFF have that Pillow has opened as 16 bits, and
+    whether 0 is white: Pillow looks at neither.
+    """
+    bits = image.tag_v2.get(258, 16)
+    return (bits[0] if isinstance(bits, tuple) else bits), image.tag_v2.get(262) == 0

@@ -100,6 +100,8 @@ class VideoReader:
                         f"its frames of {frame.width} x {frame.height} pixels take more than max_bytes={max_bytes}: "
                         "decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes"
                     )
+                if kept and frame.is_corrupt:  # FFmpeg has made it of other frames
+                    raise ValueError(f"it is damaged: the frame at second {float((place - first) * base):.3f}")
                 if kept:
                     frames.append(frame.to_ndarray(format="rgb24"))
         except (av.FFmpegError, MemoryError) as error:
