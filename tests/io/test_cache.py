@@ -935,3 +935,21 @@ def test_any_order(tmp_path_factory, steps, limit):
             stream.close()
     check(cache, {f"{number}.tar": data for number, data in enumerate(contents)})
     shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_file_that_another_machine_replaces_is_an_error(cache, again):
+    """Through a file system that keeps locks within one machine: nothing of it gets the name of a
+    complete shard, and nobody waits.
+    """
+    gate = Gate(noise(3 * MB), 2 * MB)
+    with cache.open("s3://bucket/a.tar", gate) as stream:
+        assert stream.read(MB) == gate.data[:MB]
+        [part] = Path(cache.directory).glob("*.part")
+        part.unlink()
+        if again:
+            part.write_bytes(b"of another machine")
+        gate.open.set()
+        with pytest.raises(CacheError, match="within one machine only. Give each machine a directory of its own"):
+            stream.read()
+    assert not list(Path(cache.directory).glob("*.shard"))

@@ -28,6 +28,7 @@ class CacheShards(Stage[Out]):
     Args:
         source: a pipe of shards: ``ShardList``, or a pipe of URLs.
         directory: the directory of the cache, on a local disk; it is created if it does not exist.
+            Machines share one only through a file system that keeps locks (``flock``) between them.
             None: the value of the environment variable WDS_PIPES_CACHE_DIR.
         max_bytes: the size limit: an int, or a string such as ``"200GB"`` or ``"50GiB"``. None: the
             value of WDS_PIPES_CACHE_SIZE.

@@ -278,9 +278,24 @@ class Download(threading.Thread):
                 self.passing = True
                 os.remove(self._entry.part)
             else:
+                self._check_alone(file)
                 self._entry.write(self._lock, replace(facts, size=end, md5=md5))
                 os.replace(self._entry.part, self._entry.whole)
         return None
+
+    def _check_alone(self, file: LockedFile) -> None:
+        """Raise CacheError if another process has replaced the .part, which the lock forbids."""
+        try:
+            alone = os.path.samestat(os.stat(self._entry.part), os.fstat(file.fd))
+        except FileNotFoundError:
+            alone = False
+        if not alone:
+            raise CacheError(
+                f"a file of the cache {self._directory.path} was replaced while it was written, as by another machine "
+                "through a file system that keeps locks (flock) within one machine only. Give each machine a "
+                "directory of its own, on its own disk.",
+                path=self._directory.path,
+            )
 
     def _connect(self) -> tuple[LockedFile, Fetched, int]:
         """Open the file and the stream of the store; return them, and the byte from which both
