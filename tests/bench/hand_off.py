@@ -12,8 +12,9 @@ what the main process needs beyond it is the cost of the batch, and what the cop
 costs it. For ``copied`` they also copy the batch once more, as into a block, which leaves the cost
 of the batch alone. Beyond ``numbers``, whose workers make nothing, there is also what all copies in
 the workers cost the main process: they replace what it had in the processor's caches, and it sleeps
-and is woken for each batch. Slices are of 40 batches: after another loader had its turn, the code
-of this one has to come back into the caches too, which would count with shorter ones.
+and is woken for each batch. ``least`` and ``least made`` are these numbers from DataLoader: what it
+needs for any batch at all. Slices are of 40 batches: after another loader had its turn, the code of
+this one has to come back into the caches too, which would count with shorter ones.
 
 Last, the processor time of one worker's batch of 64 JPEGs, by its parts: of decoding and resizing
 alone, of stacking the samples together and of copying the batch into a block. ``batch_samples``
@@ -157,10 +158,11 @@ def main() -> None:
             sources = {"torch": torchs(urls, make), "ours": ours(urls, make), "numbers": ours(urls, nothing)}
             if make is images:
                 sources |= {"made": ours(urls, made), "copied": ours(urls, copied), "collated": collated()}
+                sources |= {"least": torchs(urls, nothing), "least made": torchs(urls, made)}
             found = measure(sources)
             for name, (spent, own) in found.items():
                 print(
-                    f"  {name:<10}{statistics.median(spent):8.2f} ms a batch, main process "
+                    f"  {name:<11}{statistics.median(spent):8.2f} ms a batch, main process "
                     f"{statistics.median(own):6.3f} ms of processor time"
                 )
             for name in ("torch", "collated"):
