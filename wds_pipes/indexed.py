@@ -197,7 +197,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
             where: which samples, one of:
 
                 - a condition over metadata, such as ``"clip > 0.28 and width >= 256"``: SQL as it
-                  stands after WHERE, which DuckDB evaluates (``pip install 'wds_pipes[meta]'``)
+                  stands after WHERE, which DuckDB evaluates (``pip install 'wds_pipes[meta]'``).
+                  Texts, dates and UUIDs in JSON lines are text: write ``day::date``. NaN is larger
+                  than all numbers
                 - keys: a list of them, or a text file with a key on each line, ``"@keys.txt"`` or
                   a ``Path``
                 - a part of ``split_by_key``

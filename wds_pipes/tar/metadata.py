@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import listed
@@ -34,6 +34,9 @@ _CLOCKS = frozenset({"current_date", "current_time", "current_timestamp", "local
 # what calls one, although DuckDB does not say so
 _CLOCKS |= {"current_localtime", "current_localtimestamp", "ago", "pg_conf_load_time", "pg_postmaster_start_time"}
 _LOCKED = ("SET enable_external_access=false", "SET python_enable_replacements=false", "SET lock_configuration=true")
+# Types that DuckDB gives a column of JSON lines if all of its values look so: one more row would
+# change what a condition says of the others. They stay text.
+_GUESSED = ("JSON", "UUID", "DATE", "TIME", "TIMESTAMP")
 _SOME = 10_000  # rows
 
 
@@ -178,6 +181,11 @@ class Tables:
             except duckdb.Error as error:
                 raise self._unusable(number, _first_line(error)) from error
             key = next((name for name in KEY_COLUMNS if name in columns), None)
+            if twice := _renamed(columns):
+                raise self._unusable(
+                    number,
+                    f"the names of two columns, {listed(twice)}, differ only in case, which SQL ignores: rename one",
+                )
             if key is None or columns[key] != "VARCHAR":
                 what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
                 raise self._unusable(number, f"{what}. Its columns are {listed(columns)}")
@@ -218,6 +226,8 @@ def _connect() -> duckdb.DuckDBPyConnection:
             "a condition over metadata needs DuckDB: pip install 'wds_pipes[meta]'", name="duckdb"
         ) from error
     database = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+    # Statistics of Parquet know nothing of NaN, and would decide over rows with it.
+    database.execute("SET GLOBAL disabled_optimizers='statistics_propagation'")
     return database.execute("SET GLOBAL TimeZone='UTC'")  # not that of the machine
 
 
@@ -231,11 +241,26 @@ def _described(cursor: duckdb.DuckDBPyConnection, path: str) -> tuple[str, dict[
         table = f"read_parquet({_quoted(path)}, hive_partitioning=false, binary_as_string=true)"
         return table, columns_of(table)
     options = f"{_quoted(path)}, format='newline_delimited', hive_partitioning=false"
-    columns = columns_of(f"read_json({options}, sample_size=-1)")
-    # a key that looks like a date or a UUID is text
+    # An object is one row of columns, however many names the rows have.
+    columns = columns_of(
+        f"read_json({options}, sample_size=-1, map_inference_threshold=-1, field_appearance_threshold=0)"
+    )
+    columns.update((name, "VARCHAR") for name, kind in columns.items() if kind.startswith(_GUESSED))
+    # also a key that looks like a number
     columns.update((name, "VARCHAR") for name in KEY_COLUMNS if name in columns)
     kinds = ", ".join(f"{_quoted(name)}: {_quoted(kind)}" for name, kind in columns.items())
     return f"read_json({options}, columns={{{kinds}}})", columns
+
+
+def _renamed(columns: Iterable[str]) -> list[str]:
+    """Return two names of columns that differ only in case: DuckDB calls the second ``name_1``."""
+    folded = {name.casefold(): name for name in columns}
+    for name in columns:
+        second = re.sub(r"_\d+$", "", name)
+        first = folded.get(second.casefold(), second)
+        if first not in (second, name):
+            return [first, second]
+    return []
 
 
 def _quoted(text: str) -> str:
