@@ -912,6 +912,18 @@ def test_a_compressed_field_has_the_same_bytes_at_any_time():
     assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
+def test_an_animation_is_not_written_as_one_of_its_frames(form):
+    file = io.BytesIO()
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(file, form, save_all=True, append_images=frames[1:])
+    image = Image.open(file)
+    name = form.lower()
+    with pytest.raises(ValueError, match=f"{form} would hold one of the 3 frames of the image: pass image.copy"):
+        encode(name, image)
+    assert decode(name, encode(name, image.convert("RGB")), "rgb8").shape == (8, 8, 3)
+
+
 def test_tensors_that_safetensors_writes_and_does_not_read():
     """They are refused, and pt keeps them."""
     value = {"a": torch.zeros(3), "b": torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu)}

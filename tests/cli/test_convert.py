@@ -99,6 +99,14 @@ def test_chosen_columns_and_keys(tmp_path):
     assert "has no column 'image/filname'. Did you mean 'image/filename'?" in message
 
 
+def test_lists_of_features_are_not_lost(tmp_path):
+    """A SequenceExample is read as an Example, and has more."""
+    lists = b"\x12\x0b\x0a\x09\x0a\x03rgb\x12\x02\x0a\x00"  # field 2 of the message
+    (tmp_path / "a.tfrecord").write_bytes(tfrecord([example_of(id=[b"v"]) + lists]))
+    told = refused(tmp_path / "a.tfrecord", tmp_path / "out", "--from", "tfrecord")
+    assert "byte 0: the record is a tf.train.SequenceExample, whose lists of features are not converted" in told
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory):
     """Four files of records, one of them compressed, and one empty."""
@@ -227,6 +235,54 @@ def test_no_column_and_no_key_is_lost(tmp_path):
     parquet_of(tmp_path / "x.parquet", {"__key__": ["a", None], "txt": ["x", "y"]})
     assert "a record has no key in column '__key__', but None: give it one" in told()
     assert "--value names field 'txt' twice" in told("--value", "txt=txt", "--value", "txt=__key__")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ["label=cat/0.parquet", "label=dog/0.parquet"],
+            "label=cat/0.parquet is in a directory that is the value of a",
+        ),
+        (["0.parquet", "_delta_log/0.json"], "is a table of Delta Lake or Iceberg, as _delta_log/0.json shows"),
+        (["data/0.parquet", "metadata/v1.metadata.json"], "is a table of Delta Lake or Iceberg"),
+        (
+            ["data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet"],
+            "has the splits 'test', 'train', which would be mixed: convert one after the other",
+        ),
+    ],
+)
+def test_directories_that_mean_more_than_their_files(tmp_path, names, message):
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        parquet_of(tmp_path / "in" / name, {"txt": ["a"]})
+    assert message in refused(tmp_path / "in", tmp_path / "out", "--from", "parquet")
+
+
+def test_large_integers_and_tensors_stay_what_they_are(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    large = arrow.array([[2**63 + 1, 5], [1, 2]], arrow.list_(arrow.uint64()))
+    tensors = arrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12, dtype=np.int32).reshape(2, 2, 3))
+    parquet_of(tmp_path / "x.parquet", [large, tensors], ["large", "tensor"])
+    chosen = ["--value", "a.npy=large", "--value", "b.npy=tensor"]
+    run(tmp_path / "x.parquet", tmp_path / "out", "--from", "parquet", *chosen)
+    found = [
+        {name: np.load(io.BytesIO(data)) for name, data in fields.items()} for fields in read(tmp_path / "out").values()
+    ]
+    assert found[0]["a.npy"].tolist() == [2**63 + 1, 5]
+    assert [fields["b.npy"].tolist() for fields in found] == [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
+    assert found[0]["b.npy"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("brand", "extension"), [(b"avif", "avif"), (b"heic", "heic"), (b"M4A ", "m4a"), (b"qt  ", "mov"), (b"isom", "mp4")]
+)
+def test_files_of_one_container_are_told_apart(tmp_path, brand, extension):
+    arrow = pytest.importorskip("pyarrow")
+    data = b"\0\0\0\x18ftyp" + brand + bytes(12)
+    parquet_of(tmp_path / "x.parquet", {"x": arrow.array([data])})
+    run(tmp_path / "x.parquet", tmp_path / "out", "--from", "parquet")
+    assert [list(fields) for fields in read(tmp_path / "out").values()] == [[extension]]
 
 
 @pytest.mark.parametrize("damage", ["data", "text", "footer", "cut"])
@@ -436,6 +492,16 @@ def test_a_database(lmdb, tmp_path, subdir):
     assert outputs(tmp_path / "processes") == outputs(tmp_path / "out")
     run(tmp_path / "db", tmp_path / "named", "--from", "lmdb", "--key", "key", "--value", "data=value")
     assert read(tmp_path / "named")["y"] == {"data": b"\0\1"}
+
+
+def test_databases_with_names_are_refused(lmdb, tmp_path):
+    with lmdb.open(str(tmp_path / "db"), map_size=1 << 24, max_dbs=2) as store:
+        images = store.open_db(b"images")
+        with store.begin(write=True) as transaction:
+            transaction.put(b"a", JPEG, db=images)
+            transaction.put(b"0", bytes(48))  # no database, and as long as what says of one
+    told = refused(tmp_path / "db", tmp_path / "out", "--from", "lmdb")
+    assert "has databases with names, such as 'images', which are not converted" in told
 
 
 def test_what_is_no_database(lmdb, tmp_path):

@@ -362,8 +362,30 @@ def test_names_with_dots(tmp_path):
         ("t.csv", 'id,"v"w\n1,a\n', [], ["line 1 of", "is no CSV"]),
         ("t.csv", "id,v\n1,a\n\n\n2\n", [], ["line 5 of", "has 1 column, and the first line has 2"]),
         ("t.jsonl", '\n{"id": 1, "txt": "x"}\n', ["--value", "txt=nope"], ["has no column 'nope'"]),
+        ("t.jsonl", '{"y": 1}\n{"y": null}\n', ["--value", "cls=y"], ["row 2 has no label in column 'y', and others"]),
+        ("t.jsonl", '{"y": 1, "txt": 2}\n{"txt": 3}\n', ["--value", "cls=y"], ["row 2 has no label in column 'y'"]),
+        ("t.jsonl", '{"id": 1.5, "y": 1}\n', ["--key", "id", "--value", "cls=y"], ["row 1 has the key 1.5 in column"]),
+        (
+            "t.csv",
+            "y\n0.0\n1.0\n10.0\n",
+            ["--value", "cls=y"],
+            ["one of them is '0.0': write integers, such as 3 and not"],
+        ),
+        (
+            "t.csv",
+            "y\n0\nnan\n10\n",
+            ["--value", "cls=y"],
+            ["one of them is 'nan'", "leave out samples without a label"],
+        ),
+        (
+            "t.tsv",
+            'id\tv\n1\t"the start\n2\tplain\n3\tend"\n',
+            [],
+            ["line 2 of", "has a value in quotes that has a tab"],
+        ),
+        ("t.tsv", 'id\tv\tw\n1\t"a\tb"\tc\n', [], ["line 2 of", "has a value in quotes that has a tab or goes on"]),
     ],
-    ids=map(str, range(32)),
+    ids=map(str, range(39)),
 )
 def test_wrong_tables(tmp_path, name, content, options, message):
     fill(tmp_path, {**FILES, **({} if name in ".-" else {name: content})})
@@ -371,6 +393,38 @@ def test_wrong_tables(tmp_path, name, content, options, message):
     for part in message:
         assert part in told
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("labels", ["0 1 a b", "nan none", "1a 2", "3 -1 10"])
+def test_labels_that_are_names_or_integers(tmp_path, labels):
+    names = labels.split()
+    fill(tmp_path, {"t.csv": "y\n" + "\n".join(names)})
+    run(tmp_path / "t.csv", tmp_path / "out", "--value", "cls=y")
+    found = [int(fields["cls"]) for fields in read(tmp_path / "out").values()]
+    assert found == (list(map(int, names)) if labels == "3 -1 10" else [sorted(names).index(name) for name in names])
+
+
+def test_a_class_without_samples(tmp_path):
+    """Train and test would number the others in different ways."""
+    fill(tmp_path, {"in/cat/a.jpg": b"x", "in/emu/b.jpg": b"x", "in/dog/.hidden": b""})
+    told = refused(tmp_path / "in", tmp_path / "out", "--from", "classes")
+    assert "dog is the directory of a class, and has no samples" in told
+    run(tmp_path / "in", tmp_path / "out", "--from", "classes", "--ignore", "dog")
+    assert [fields["cls"] for fields in read(tmp_path / "out").values()] == [b"0", b"1"]
+
+
+def test_names_that_look_the_same(tmp_path):
+    """As a Mac writes one of them."""
+    fill(tmp_path, {"in/caf\u00e9.jpg": b"x", "in/cafe\u0301.txt": b"y", "in/\u00e9.jpg": b"z"})
+    told = refused(tmp_path / "in", tmp_path / "out")
+    assert "look the same, and have other bytes (NFC and NFD, as of a Mac): rename their files" in told
+
+
+def test_keys_of_bytes(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"k": [b"0001", b"0002"], "txt": ["a", "b"]}), tmp_path / "t.parquet")
+    run(tmp_path / "t.parquet", tmp_path / "out", "--key", "k", "--value", "txt=txt")
+    assert list(read(tmp_path / "out")) == ["0001", "0002"]
 
 
 def test_what_is_no_parquet_is_named(tmp_path):

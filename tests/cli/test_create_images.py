@@ -87,6 +87,30 @@ def test_photos_are_turned_upright(tmp_path, form, orientation):
     assert not dict(Image.open(io.BytesIO(image)).getexif())
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_deep_photos_are_turned_upright(tmp_path, orientation):
+    deep = COLOURS[..., 0].astype(np.uint16) << 8
+    turned = deep if orientation == 1 else np.rot90(deep)
+    fill(tmp_path / "in", {"a.png": stored(np.ascontiguousarray(turned), "PNG", orientation)})
+    run(tmp_path / "in", tmp_path / "out", "--encode", "png")
+    assert (pixels(read(tmp_path / "out")["a"]["png"]) == COLOURS[..., 0]).all()
+
+
+def test_what_is_clear_is_white_in_jpeg(tmp_path):
+    """Not the colour that a program has left there."""
+    clear = np.zeros((16, 16, 4), np.uint8)
+    clear[:, 8:] = (200, 40, 40, 255)
+    palette = Image.fromarray(clear).convert("RGB").quantize(2)
+    file = io.BytesIO()
+    palette.save(file, "PNG", transparency=palette.getpixel((0, 0)))
+    fill(tmp_path / "in", {"a.png": stored(clear, "PNG"), "b.png": file.getvalue()})
+    run(tmp_path / "in", tmp_path / "out", "--encode", "jpg:q=95")
+    for fields in read(tmp_path / "out").values():
+        found = pixels(fields["jpg"]).astype(int)
+        assert found[:, :7].min() > 240
+        assert np.abs(found[:, 10:] - (200, 40, 40)).max() < 20
+
+
 def test_quality_and_every_way(source, tmp_path):
     """The bytes are the same from one process, two, and shares."""
     sizes = {}

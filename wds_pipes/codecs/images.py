@@ -293,11 +293,17 @@ def _pixels(value: Any, name: str) -> Any:
 # do not hold, but for errors that it raises itself.
 _ALPHA = ("PNG", "WEBP", "TIFF", "TGA", "DDS", "SGI")
 _CLEAR_PALETTES = ("PNG", "WEBP")
+_ANIMATED = ("GIF", "PNG", "WEBP")
 
 
 def _check_mode(image: Any, name: str) -> None:
     """Raise ValueError if a format does not hold what an image has, and Pillow would drop it."""
     mode = image.mode
+    if image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1:
+        raise ValueError(
+            f"{name} would hold one of the {image.n_frames} frames of the image: pass image.copy() to write this "
+            "one, or the bytes of its file"
+        )
     if name in ("GIF", "WEBP") and (mode in ("I", "F") or mode.startswith("I;16")):
         raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {mode}: convert the image")
     if mode == "I" and name in ("PNG", "PPM") and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from wds_pipes.cli.converting.messages import tensor_protos
@@ -27,6 +28,8 @@ from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots
 
 _DATA = "data.mdb"
+_FIRST = 16  # entries, by which it is known whether they are databases, and the size of these
+_DATABASE_BYTES = 48
 # The fields of a TensorProto with its data, by its type, and their types in numpy.
 _FLOAT, _INT32, _BYTE, _STRING, _BOOL, _FLOAT16 = 1, 2, 3, 4, 5, 12
 _NUMBERS = {
@@ -150,7 +153,7 @@ def _entries(run: Run) -> Iterator[tuple[bytes, bytes]]:
 def _cursor(path: str) -> Iterator[Any]:
     lmdb = library("lmdb", "lmdb", "LMDB", extra="convert")
     try:
-        opened = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=True, max_dbs=0)
+        opened = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=True, max_dbs=1)
     except lmdb.Error as error:
         raise ValueError(f"{path} is no LMDB: {error}") from error
     try:
@@ -164,9 +167,26 @@ def _cursor(path: str) -> Iterator[Any]:
                     url=path,
                 )
             with opened.begin() as transaction, transaction.cursor() as cursor:
+                _check_unnamed(opened, transaction, path)
                 yield cursor
     except lmdb.Error as error:
         raise SampleError(f"{path} is damaged: {error}: copy the database again", url=path) from error
+
+
+def _check_unnamed(opened: Any, transaction: Any, path: str) -> None:
+    """Raise ValueError if entries are databases of their own, by the first of them."""
+    lmdb = library("lmdb", "lmdb", "LMDB", extra="convert")
+    with transaction.cursor() as cursor:
+        for key, value in islice(cursor, _FIRST):
+            if len(value) == _DATABASE_BYTES:
+                try:
+                    opened.open_db(key, transaction, create=False)
+                except lmdb.Error:  # it is a value
+                    continue
+                raise ValueError(
+                    f"{path} has databases with names, such as {key.decode('utf-8', 'replace')!r}, which are not "
+                    "converted: copy the entries of one to an LMDB of their own, without a name"
+                )
 
 
 def _value(proto: Any) -> Any:

@@ -17,7 +17,8 @@ _EXAMPLE = {
     "Int64List": [("value", 1, "int64*")],
     "Feature": [("bytes_list", 1, "BytesList"), ("float_list", 2, "FloatList"), ("int64_list", 3, "Int64List")],
     "Features": [("feature", 1, "map")],
-    "Example": [("features", 1, "Features")],
+    # a tf.train.SequenceExample is one that also has lists of features
+    "Example": [("features", 1, "Features"), ("feature_lists", 2, "bytes")],
 }
 _TENSORS = {
     "TensorProto": [

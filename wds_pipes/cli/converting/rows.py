@@ -36,6 +36,14 @@ _FIRST_BYTES = (
     (b"\x93NUMPY", "npy"),
 )
 
+# By what follows "ftyp" in an ISO base media file, if it is no MP4.
+_BRANDS = {
+    **dict.fromkeys((b"avif", b"avis"), "avif"),
+    **dict.fromkeys((b"heic", b"heix", b"hevc", b"mif1", b"msf1"), "heic"),
+    **dict.fromkeys((b"M4A ", b"M4B "), "m4a"),
+    b"qt  ": "mov",
+}
+
 Row = dict[str, Any]
 
 
@@ -132,7 +140,7 @@ def extension_of(data: bytes, path: str | None = None) -> str | None:
     if data[:4] == b"RIFF" and data[8:12] in (b"WEBP", b"WAVE"):
         return {b"WEBP": "webp", b"WAVE": "wav"}[data[8:12]]
     if data[4:8] == b"ftyp":
-        return "mp4"
+        return _BRANDS.get(data[8:12], "mp4")
     ending = (path or "").rpartition("/")[2].rpartition(".")[2].lower() if "." in (path or "") else ""
     return ending if _EXTENSION.fullmatch(ending) else None
 
@@ -231,14 +239,22 @@ def _encoded(field: str, value: Any, column: str, key: str) -> bytes:
         if is_file(value):
             return _content(value, column, key)[0]
         if isinstance(value, list) and field.rpartition(".")[2] == "npy":
-            import numpy as np
-
-            value = np.array(value)
+            value = _array(value)
         return encode(field, value)
     except Exception as error:
         raise SampleError(
             f"record {key!r}: column {column!r} cannot be field {field!r}: {str(error).rstrip('.')}", key=key
         ) from error
+
+
+def _array(value: list[Any]) -> Any:
+    """An array of a list, without loss: numpy makes floats of integers beyond 2^63."""
+    import numpy as np
+
+    array = np.array(value)
+    if array.dtype.kind == "f" and all(isinstance(each, int) for each in np.array(value, object).flat) and array.size:
+        return np.array(value, np.uint64)
+    return array
 
 
 def _sample_again(row: Row) -> dict[str, Any]:

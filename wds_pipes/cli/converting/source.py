@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -74,6 +75,9 @@ class Format(Protocol):
         """Read records: their values by the names of columns."""
 
 
+_OF_A_TABLE = re.compile(r"(^|/)(_delta_log/|metadata/[^/]+\.metadata\.json$)")
+
+
 def found_files(source: str, endings: Sequence[str], storage_options: Options) -> list[tuple[str, Content]]:
     """The files of a directory with these endings, or those that a path or pattern names, with
     their names relative to their common directory.
@@ -85,12 +89,18 @@ def found_files(source: str, endings: Sequence[str], storage_options: Options) -
     path = local_path(source)
     if source.endswith("/") or (path is not None and os.path.isdir(path)):
         problems = Problems()
+        everything = list(listed(source, (), problems, storage_options))
+        problems.check()
+        if logs := [name for name, _ in everything if _OF_A_TABLE.search(name)]:
+            raise ValueError(
+                f"{redact(source)} is a table of Delta Lake or Iceberg, as {logs[0]} shows, and some of its files may "
+                "not be part of it any more: write what it has to Parquet files in another directory"
+            )
         files = [
             (name, file)
-            for name, file in listed(source, (), problems, storage_options)
+            for name, file in everything
             if any(ending in os.path.basename(name).lower() for ending in endings)
         ]
-        problems.check()
         if not files:
             raise ValueError(f"there is no file *{' or *'.join(endings)} in {redact(source)}: check the directory")
         return files

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,11 @@ from wds_pipes.cli.converting.source import (
 from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.tables import check_columns
 from wds_pipes.core.importing import library
+from wds_pipes.core.words import listed
+from wds_pipes.io.urls import redact
 
+# A file of a data set of Hugging Face.
+_SPLIT = re.compile(r"(train|validation|valid|val|dev|test)-[0-9]{5}-of-[0-9]{5}\.parquet")
 _ROWS = 64  # that are converted to Python objects at a time
 
 
@@ -34,8 +39,19 @@ class Parquet:
 
     def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
         """Divide the rows of files into shards; only their ends are read."""
-        files = []
-        for _, file in found_files(source, (".parquet",), storage_options):
+        files, found = [], found_files(source, (".parquet",), storage_options)
+        if named := [name for name, _ in found if "=" in name.rpartition("/")[0]]:
+            raise ValueError(
+                f"{named[0]} is in a directory that is the value of a column, which its rows do not have: write the "
+                "columns into the files, as with pyarrow.dataset.dataset(SOURCE, partitioning='hive').to_batches()"
+            )
+        splits = {split[1] for name, _ in found if (split := _SPLIT.fullmatch(name.rpartition("/")[2]))}
+        if len(splits) > 1:
+            raise ValueError(
+                f"{redact(source)} has the splits {listed(sorted(splits))}, which would be mixed: convert one after "
+                f"the other, such as 'SOURCE/{min(splits)}-*.parquet'"
+            )
+        for _, file in found:
             with _parquet(file.url, storage_options) as table:
                 files.append((file, table.metadata.num_rows))
         return divided(files, max_samples)
@@ -112,7 +128,7 @@ def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Ro
 
 def values_of(batch: Any) -> list[Row]:
     """Return the rows of a batch. Times in nanoseconds, which Python does not have, are text, and
-    durations numbers.
+    durations numbers. Tensors are arrays.
     """
     arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
     columns = []
@@ -123,6 +139,10 @@ def values_of(batch: Any) -> list[Row]:
             column = column.cast(arrow.string())
         columns.append(column)
     rows: list[Row] = arrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
+    for name, column in zip(batch.schema.names, columns, strict=True):
+        if isinstance(column.type, arrow.FixedShapeTensorType):
+            for row, tensor in zip(rows, column.to_numpy_ndarray() if len(column) else (), strict=True):
+                row[name] = None if row[name] is None else tensor
     return rows
 
 

@@ -57,6 +57,13 @@ def rows(run: Run, storage_options: Options) -> Iterator[Row]:
                         url=shown,
                         offset=byte,
                     ) from error
+                if message.feature_lists:
+                    raise SampleError(
+                        f"{shown}, byte {byte}: the record is a tf.train.SequenceExample, whose lists of features are "
+                        "not converted: write them as features of a tf.train.Example",
+                        url=shown,
+                        offset=byte,
+                    )
                 yield {name: _value(feature) for name, feature in sorted(message.features.feature.items())}
         except damaged as error:
             raise SampleError(f"{shown} cannot be decompressed: {error}: write or fetch it again", url=shown) from error

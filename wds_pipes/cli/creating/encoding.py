@@ -69,17 +69,21 @@ class Encode:
         return found
 
     def _encoded(self, data: bytes, extension: str) -> bytes:
-        from PIL import ImageOps
+        from PIL import ExifTags, Image, ImageOps
 
         from wds_pipes.codecs.images import image_encoder, in_8_bits, open_image
 
         with open_image(data, _MOST_PIXELS, extension) as image:
             image.load()
             plain = in_8_bits(image)
-        # the new file has no EXIF, so its pixels are upright
+            # the new file has no EXIF, so its pixels are upright
+            plain.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
         plain = ImageOps.exif_transpose(plain)
+        if plain.has_transparency_data and self.format == "jpg":
+            colours = plain.convert("RGBA")
+            plain = Image.alpha_composite(Image.new("RGBA", plain.size, "white"), colours).convert("RGB")
         grey = plain.mode in ("1", "L")
-        clear = plain.has_transparency_data and self.format != "jpg"
+        clear = plain.has_transparency_data
         plain = plain.convert("RGBA" if clear else "L" if grey else "RGB")
         if self.size is not None:
             plain = _resized(plain, self)

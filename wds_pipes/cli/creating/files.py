@@ -58,11 +58,26 @@ def of_classes(
         elif (key := grouping.add(name, content)) is not None:
             of_key[key] = label
     records, classes = sorted(grouping.records()), sorted(set(of_key.values()))
+    for name in _folders(source):
+        if name not in classes and not (_is_ignored(name, ignore) or _is_ignored(f"{name}/x", ignore)):
+            problems.add(
+                f"{name} is the directory of a class, and has no samples, so that other classes would have other "
+                f"numbers where it has some: leave it out with --ignore {name!r}, or add samples"
+            )
     for record in records:
         if "cls" in record.fields:
             problems.add(f"sample {record.key!r} has a field 'cls' already: write without classes, --from files")
         record.fields["cls"] = str(classes.index(of_key[record.key])).encode()
     return records, classes
+
+
+def _folders(source: str) -> list[str]:
+    """The directories in a directory of this machine; a store has none without files."""
+    path = local_path(source)
+    if path is None:
+        return []
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def check_no_shards(records: Sequence[Record], key_split: str | None) -> None:

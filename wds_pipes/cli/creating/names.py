@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from unicodedata import normalize
 
 from wds_pipes.cli.creating.records import Content, Problems, Record
 from wds_pipes.tar.keys import split_key, without_dots
@@ -56,6 +57,14 @@ class Grouping:
     def records(self) -> list[Record]:
         """The samples, in the order in which their first files were added."""
         records = [Record(key, fields) for key, fields in self._found.items()]
+        composed: dict[str, str] = {}
+        for key in self._found:
+            other = key if key.isascii() else composed.setdefault(normalize("NFC", key), key)
+            if other != key:
+                self._problems.add(
+                    f"the keys {other!r} and {key!r} look the same, and have other bytes (NFC and NFD, as of a Mac): "
+                    "rename their files"
+                )
         if not self._sure:
             self._doubt(records)
         return records

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import IO, Any
 
+from wds_pipes.cli.creating.labels import LABEL, classes_of
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
 from wds_pipes.core.importing import library
@@ -25,7 +26,6 @@ from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import without_dots
 
-LABEL = "cls"  # the field of a label
 _REQUESTS, _AHEAD = 16, 1024
 _MOST_OF_FIELD = 1 << 30  # characters
 
@@ -89,7 +89,7 @@ def of_list(
     if labels and len(labels) < len(records):
         bare = next(record.key for record in records if record.key not in labels)
         problems.add(f"sample {bare!r} has no label, and others have: write 'PATH LABEL' in each line, or in none")
-    classes, of_names = _classes(labels.values())
+    classes, of_names = classes_of(labels.values())
     for record in records:
         if (label := labels.get(record.key)) is not None:
             record.fields[LABEL] = of_names[label]
@@ -114,6 +114,7 @@ def of_table(
     base, records = _base(source, columns.root), list[Record]()
     numbers: list[int] = []  # the rows of the records
     labels: dict[int, str] = {}  # by the row
+    unlabelled: list[int] = []  # rows
     rows = enumerate(_rows(source, kind, columns, storage_options), 1)
     while ahead := [row for row, _ in zip(rows, range(_AHEAD), strict=False)]:
         for number, row in ahead:
@@ -154,6 +155,8 @@ def of_table(
                     labels[number] = str(value).strip()
                     if not labels[number]:
                         problems.add(f"row {number} has no label in column {columns.values[LABEL]!r}: give it one")
+                elif name == LABEL and value is None:
+                    unlabelled.append(number)
                 elif value is not None:
                     try:
                         fields[name] = encode(name, value)
@@ -165,25 +168,25 @@ def of_table(
                     except Exception as error:
                         problems.add(f"row {number}: field {name!r} cannot be encoded: {error}")
             key = f"{number - 1:09d}" if columns.key is None else row.get(columns.key)
+            key = key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key
             if key is None or key == "":
                 problems.add(f"row {number} has no key in column {columns.key!r}: give it one")
+            elif not isinstance(key, (str, int)):
+                problems.add(
+                    f"row {number} has the key {key!r:.80} in column {columns.key!r}: keys are texts or integers"
+                )
             elif problems.count == before:  # else its sample would have further problems
                 records.append(Record(without_dots(str(key)), fields))
                 numbers.append(number)
-    classes, of_names = _classes(labels.values())
+    if labels and unlabelled:
+        problems.add(
+            f"row {unlabelled[0]} has no label in column {columns.values[LABEL]!r}, and others have: give it one"
+        )
+    classes, of_names = classes_of(labels.values())
     for number, record in zip(numbers, records, strict=True):
         if labels.get(number):
             record.fields[LABEL] = of_names[labels[number]]
     return records, classes
-
-
-def _classes(labels: Iterable[str]) -> tuple[list[str], dict[str, bytes]]:
-    """The sorted names of classes, if not all labels are integers; and the field of each label."""
-    found = {label for label in labels if label}
-    if all(map(_is_integer, found)):
-        return [], {label: str(int(label)).encode() for label in found}
-    classes = sorted(found)
-    return classes, {name: str(number).encode() for number, name in enumerate(classes)}
 
 
 def _rows(source: str, kind: str, columns: Columns, storage_options: Options) -> Iterator[dict[str, Any]]:
@@ -240,6 +243,11 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
                     raise ValueError(
                         f"line {start} of {redact(source)} has {lost[0]!r:.80} in a column without a name, and there "
                         "are several of these: name it in the first line"
+                    )
+                if kind == "tsv" and (table.line_num > start or any("\t" in value for value in values)):
+                    raise ValueError(
+                        f"line {start} of {redact(source)} has a value in quotes that has a tab or goes on to the next "
+                        "line: if its quote is one of the text, remove it, else write the table as CSV"
                     )
                 if values:
                     yield {names[place]: values[place] for place in kept}
@@ -353,7 +361,3 @@ def _name(path: str, base: str) -> str:
     name = path.removeprefix(f"{base.rstrip('/')}/") if base else path
     name = name.partition("?")[0].partition("://")[2] if local_path(name) is None else name
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
-
-
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
