@@ -54,7 +54,9 @@ def export(
                  the like, unless one would be changed, as 007 would) or bytes
     tfrecord     X.tfrecord of tf.train.Example: a feature __key__ and one for each field
     imagefolder  images/CLASS/KEY.jpg and other fields beside it, and X.txt, their list; classes
-                 are named by classes.json beside the shards, else by what the field --label has
+                 are named by classes.json beside the shards, else by what the field --label has;
+                 a program that reads the directories numbers them in the order of their names as
+                 text, 10 before 2
 
     wds-pipes convert reads parquet and tfrecord back as they were, and wds-pipes create --from
     classes the images. Run the same command again after an interruption: what is finished is kept.

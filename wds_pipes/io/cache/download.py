@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tarfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import md5 as md5_hash
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from wds_pipes.errors import CacheError, ShardError
 from wds_pipes.io.cache.files import FACTS_BYTES, STEP, CacheDirectory, Entry, Facts, boot
-from wds_pipes.io.compression import decompress, detect
+from wds_pipes.io.cache.whole import is_vouched_for
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.urls import redact
 
@@ -273,7 +272,7 @@ class Download(threading.Thread):
         if md5 != self._expected.md5:
             return f"its MD5 was {md5} instead of {self._expected.md5}"
         with using(self._directory):
-            if md5 is None and not _is_vouched_for(file, total):
+            if md5 is None and not is_vouched_for(file, total):
                 self.end_is_vouched_for = is_end_vouched_for(stream)
                 self.passing = True
                 os.remove(self._entry.part)
@@ -366,44 +365,9 @@ def chunks(file: LockedFile, end: int) -> Iterator[bytes]:
         yield os.pread(file.fd, min(CHUNK, end - place), place)
 
 
-def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
-    """Rule 5, for bytes without a checksum; ``size`` is the size by the store or an index."""
-    head = os.pread(file.fd, tarfile.BLOCKSIZE, 0)
-    kind = detect(head)
-    if not kind and head != bytes(tarfile.BLOCKSIZE):
-        try:
-            tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-        except tarfile.TarError:
-            return False
-    if size is not None:
-        return True
-    with open(file.fd, "rb", buffering=CHUNK, closefd=False) as stream:
-        try:
-            stream.seek(0)
-            return _has_end(decompress(stream, kind) if kind else stream)
-        except Exception:  # whatever it is: it is not a whole tar
-            return False
-
-
 def is_end_vouched_for(stream: Fetched | None) -> bool:
     """See ``RemoteShard.end_is_vouched_for``. The lengths of other streams are taken as true."""
     return bool(getattr(stream, "end_is_vouched_for", True))
-
-
-def _has_end(tar: BinaryIO) -> bool:
-    """Whether an end mark follows the last member, and the stream is readable to its end."""
-    while any(head := tar.read(tarfile.BLOCKSIZE)):
-        left = (
-            -(-tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape").size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-        )
-        while left:
-            got = len(tar.read(min(left, CHUNK)))
-            if not got:
-                return False
-            left -= got
-    while tar.read(CHUNK):
-        pass
-    return len(head) == tarfile.BLOCKSIZE
 
 
 def _write(file: LockedFile, chunk: bytes, offset: int) -> None:
