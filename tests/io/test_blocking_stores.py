@@ -126,17 +126,17 @@ def test_a_file_that_is_written_while_it_is_read(slow, local, last):
     one, neither in a later request nor in the last one.
     """
     shard = content(local[0])
-    read = slow.cat_file
+    read, info = slow.cat_file, slow.info
 
     def cat_file(self, path, start=None, end=None, **options):
         data = read(self, path, start, end, **options)
-        if not changed and end >= (len(shard) if last else 0):
+        if end >= (len(shard) if last else 0):
             changed.append(start)
-            fsspec.filesystem("memory").pipe("/x/0.tar", shard)
         return data
 
     changed = []
     slow.cat_file = cat_file
+    slow.info = lambda self, path, **options: {**info(self, path, **options), "mtime": f"{bool(changed)}"}
     *_, error = finishes(samples("slow://x/0.tar", connections=1))
     assert changed
     assert isinstance(error, ShardError)
@@ -165,6 +165,34 @@ def test_shards_in_one_tar(tmp_path, local, monkeypatch, chain):
     urls = [chain.format(f"{number}.tar", outer) for number in range(len(local))]
     assert finishes(samples(urls, connections=8)) == list(map(bare, samples(local)))
     assert most == [1]
+
+
+def test_what_a_store_says_is_asked_for_twice(slow, local):
+    """Of each shard, also where that takes a list of its directory; and of a part, once."""
+    asked, info = [], slow.info
+
+    def count(self, path, **options):
+        asked.append(path)
+        return info(self, path, **options)
+
+    slow.info = count
+    assert finishes(samples("slow://x/0.tar", readahead_bytes=64 << 20)) == list(map(bare, samples(local[0])))
+    assert len(asked) <= 3  # the first and the last request
+
+
+@pytest.mark.parametrize("problem", [OSError("gone"), None])
+def test_a_store_that_says_nothing_in_the_end(slow, local, problem):
+    """The bytes have come, and are those of the shard."""
+    asked, info = [], slow.info
+
+    def once(self, path, **options):
+        asked.append(path)
+        if len(asked) > 2 and problem:
+            raise problem
+        return info(self, path, **options) if len(asked) <= 2 else {"name": path, "size": None}
+
+    slow.info = once
+    assert finishes(samples("slow://x/0.tar", connections=1)) == list(map(bare, samples(local[0])))
 
 
 def test_files_of_a_hub_are_read_once(slow, local):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from ipaddress import IPv6Address
 from time import sleep
 from typing import Any
@@ -99,27 +100,45 @@ def protocols_of(fs: Any) -> list[str]:
     return [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
 
 
-def one_at_a_time(fs: Any) -> AbstractContextManager[Any]:
-    """A lock to hold during each call of a file system whose calls may not run at the same time, or
-    that reads through such a file system; of any other one, nothing.
+class Turns:
+    """Lets the calls of a file system run one at a time, if ``single``.
 
     fsspec reads all members of a tar through one open file, whose place is that of the last call,
-    and all files of an FTP server through one connection.
+    and all files of an FTP server through one connection. A call waits for its turn in the event
+    loop, where it can be abandoned. The thread of an abandoned call may still run, so the threads
+    have a lock too.
     """
+
+    def __init__(self, *, single: bool) -> None:
+        self.lock: AbstractContextManager[Any] = threading.Lock() if single else nullcontext()
+        self._single = single
+        self._loops: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
+
+    @property
+    def turn(self) -> AbstractAsyncContextManager[Any]:
+        """To be held in the event loop during a call."""
+        return self._loops.setdefault(asyncio.get_running_loop(), asyncio.Lock()) if self._single else nullcontext()
+
+
+def turns_of(fs: Any) -> Turns:
+    """The turns of a file system: those of the one that it reads through, if that is single."""
     single = None
     while fs is not None:
         single = fs if _SINGLE & {*protocols_of(fs)} else single
         fs = getattr(fs, "fs", None) or getattr(getattr(fs, "fo", None), "fs", None)
-    return nullcontext() if single is None else _locks.setdefault(single, threading.Lock())
+    return _FREE if single is None else _turns.setdefault(single, Turns(single=True))
 
 
 _SINGLE = {"tar", "libarchive", "ftp"}
-_locks: WeakKeyDictionary[Any, AbstractContextManager[Any]] = WeakKeyDictionary()
+_FREE = Turns(single=False)
+_turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
+if hasattr(os, "register_at_fork"):  # a thread of the parent may hold a lock
+    os.register_at_fork(after_in_child=_turns.clear)
 
 
 # What file systems call the value that changes with a file, the surest first.
 _MARKS = ["ETag", "etag", "blob_id", "sha", "mtime", "modificationTime", "modify", "LastModified", "last_modified"]
-_MARKS += ["modified", "created"]
+_MARKS += ["modified"]
 
 
 def marks_of(info: Mapping[str, Any]) -> dict[str, str]:

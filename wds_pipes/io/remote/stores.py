@@ -28,9 +28,9 @@ from wds_pipes.io.remote.file_systems import (
     copy_of_options,
     file_system,
     marks_of,
-    one_at_a_time,
     protocols_of,
     through_client,
+    turns_of,
     without_guard,
 )
 from wds_pipes.io.remote.responses import (
@@ -287,30 +287,34 @@ class _Other:
 
     Such a call returns a range when it is complete. So that some bytes arrive within ``patience``
     on any connection, a request is divided into ranges, whose size follows the measured speed.
-    What comes with the bytes is not known, so the object is looked at before each long request, and
-    after its last byte: it may be written meanwhile.
+    What comes with the bytes is not known, so the object is looked at before the request for its
+    last bytes, and after these: it may have been written meanwhile.
     """
 
     streams = takes_batches = False
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
         self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()
-        self._lock = one_at_a_time(fs)
+        self._turns = turns_of(fs)
         # The others read on in what they open, which a new file for each range makes useless.
         self._reading = {"cache_type": "none"} if "hf" in protocols_of(fs) else {}
         self._most = _FIRST_RANGE
 
-    async def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    async def _in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         def call() -> Any:
-            with self._lock:
+            with self._turns.lock:
                 return function(*args, **options)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
+    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        async with self._turns.turn:
+            return await self._in_thread(function, *args)
+
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         marks: dict[str, str] = {}
-        if size is None or stop is None or stop >= size or stop - start >= _FIRST_RANGE:
-            info = await self._call(self._info, path)
+        if size is None or stop is None or stop >= size:
+            info = await self._call(self._fs.info, path)
             if info.get("type") == "directory":
                 raise IsADirectoryError(f"{path} is a directory")
             marks, found = marks_of(info), info.get("size")
@@ -322,31 +326,37 @@ class _Other:
             start, max(start, last), size, marks, self._ranges(path, start, last, marks if last == size else {})
         )
 
-    def _info(self, path: str) -> dict[str, Any]:
-        self._fs.invalidate_cache(self._fs._parent(path))  # a listing may be old
-        info: dict[str, Any] = self._fs.info(path)
-        return info
-
     async def _ranges(self, path: str, start: int, stop: int, marks: dict[str, str]) -> AsyncIterator[bytes]:
         """Read a range. If it ends with the object, this must then still have ``marks``."""
         while start < stop:
-            wanted, begun = min(self._most, stop - start), perf_counter()
-            try:
-                data = await self._call(self._fs.cat_file, path, start, start + wanted, **self._reading)
-            except asyncio.CancelledError:  # it took too long, or the reader has stopped
-                if perf_counter() - begun > self._patience / 2:
-                    self._learn(wanted, perf_counter() - begun)
-                raise
+            wanted = min(self._most, stop - start)
+            async with self._turns.turn:
+                begun = perf_counter()
+                try:
+                    data = await self._in_thread(self._fs.cat_file, path, start, start + wanted, **self._reading)
+                except asyncio.CancelledError:  # it took too long, or the reader has stopped
+                    if perf_counter() - begun > self._patience / 2:
+                        self._learn(wanted, perf_counter() - begun)
+                    raise
+                seconds = perf_counter() - begun
             if len(data) > wanted:
                 raise FaultyError(f"the store returned {len(data)} bytes from byte {start} on instead of {wanted}")
-            self._learn(len(data), perf_counter() - begun)
-            if marks and start + len(data) == stop and changed(marks, marks_of(await self._call(self._info, path))):
+            self._learn(len(data), seconds)
+            if marks and start + len(data) == stop and await self._is_another(path, marks):
                 raise FaultyError(f"it was changed before its last {len(data)} bytes were read")
             async for chunk in in_chunks(data):
                 yield chunk
             start += len(data)
             if len(data) < wanted:
                 return
+
+    async def _is_another(self, path: str, marks: dict[str, str]) -> bool:
+        """Whether an object has changed since it had these marks, as far as the store says it."""
+        try:
+            info = await self._call(self._fs.info, path)
+        except Exception:  # its bytes have come
+            return False
+        return changed(marks, marks_of(info)) is not None
 
     def _learn(self, count: int, seconds: float) -> None:
         """Adapt the size of the ranges: ``count`` bytes have taken ``seconds``."""
