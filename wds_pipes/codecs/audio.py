@@ -48,19 +48,19 @@ class AudioReader:
         ):
             raise ValueError("the data are none of WAV, FLAC, Ogg, MP3")
         self._data = self._played = bytes(data)
+        known = True  # whether it says how long it is
         if len(data) < (promised := _promised(data)):  # libsndfile would take what is there as the whole file
             raise ValueError(f"it is cut short: it has {len(data)} bytes, and promises {promised}")
         if data[:4] == b"OggS":
             _check_pages(data)
-        elif data[:1] in (b"R", b"f"):
+        elif data[:4] == b"RIFF":
             _check_finished(data)
-        else:
-            self._played = with_length(self._data)
+        elif data[:1] not in (b"R", b"f"):
+            self._played, known = with_length(self._data)
         with self._open() as file:
             self.sample_rate: int = file.samplerate
             self.channels: int = file.channels
-            known = file.frames < _UNKNOWN and self._played is self._data
-            self._samples: int | None = file.frames if known else None
+            self._samples: int | None = file.frames if known and file.frames < _UNKNOWN else None
             self._seekable = file.format in ("WAV", "WAVEX", "RF64", "FLAC")
         self.seconds: float | None = None if self._samples is None else self._samples / self.sample_rate
 
@@ -154,12 +154,12 @@ def _check_finished(data: bytes) -> None:
     while len(data) >= at + 8:
         name, size = data[at : at + 4], int.from_bytes(data[at + 4 : at + 8], "little")
         following = data[at + 8 : at + 16]
-        if name == b"data" and not size and len(following) == 8:
-            chunk = following[:4].isascii() and following[:4].decode("ascii").isprintable()
-            if not chunk or int.from_bytes(following[4:], "little") > len(data):
-                raise ValueError(
-                    f"it was not finished: it says that it has no samples, and has {len(data) - at - 8} bytes of them"
-                )
+        chunk = following[:4].isascii() and following[:4].decode("ascii").isprintable()
+        fits = int.from_bytes(following[4:], "little") <= len(data) - at - 16
+        if name == b"data" and not size and any(data[at + 8 :]) and not (chunk and fits and len(following) == 8):
+            raise ValueError(
+                f"it was not finished: it says that it has no samples, and has {len(data) - at - 8} bytes of them"
+            )
         at += 8 + size + size % 2
 
 
@@ -177,7 +177,7 @@ def _check_pages(data: bytes) -> None:
         page, at = at, at + 27 + data[at + 26] + sum(data[at + 27 : at + 27 + data[at + 26]])
         if at > len(data):
             raise ValueError(f"it is cut short: its last page, at byte {page}, is not complete")
-    if at < len(data) and b"OggS".startswith(data[at : at + 4]):
+    if data[at : at + 4] == b"OggS":
         raise ValueError(f"it is cut short: its last page, at byte {at}, is not complete")
 
 

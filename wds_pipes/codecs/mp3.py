@@ -1,8 +1,10 @@
-"""The frames of an MP3, where it does not say how many it has.
+"""The frames of an MP3, for libsndfile to read all of them.
 
-An encoder writes their number to the first frame, in a header of its own: Xing, Info or VBRI. Where
-that is missing, libsndfile estimates the length from the first frames, and ends there: of a file
-whose bit rate changes, it would return only a part.
+An encoder writes their number to the first frame, in a header named Xing or Info. Where that is
+missing, libsndfile estimates the length from the bit rate of the first frames, and ends there: of a
+file whose bit rate changes, it would return only a part. So such a file gets a header that says
+very many. As in any file with such a header, its first 529 samples, the delay of a decoder, are
+left out then.
 """
 
 from __future__ import annotations
@@ -26,33 +28,37 @@ class _Frame(NamedTuple):
     size: int
     version: int
     mono: bool
-    same: int  # equal for all frames of a stream
+    rate: int
 
 
-def with_length(data: bytes) -> bytes:
-    """Return an MP3 that is read to its end: itself if it says how many frames it has, or is not
-    layer III; else without tags, and with a header that says very many.
+def with_length(data: bytes) -> tuple[bytes, bool]:
+    """Return an MP3 that is read to its end, without tags at its beginning, and whether it says how
+    long it is. What is not layer III stays as it is.
 
     Raises:
-        ValueError: it does not say how many, and its last frame is not complete.
+        ValueError: its last frame is not complete, it is several MP3s, or its sample rate or number
+            of channels changes.
     """
     start = _after_tags(data)
     first = _frame(data, start) or _frame(data, start := _next(data, start, None))
     if first is None:
-        return data
-    header = start + 4 + {(3, True): 17, (3, False): 32}.get((first.version, first.mono), 9 if first.mono else 17)
-    # after a checksum, if there is one
-    says = [at for at in (header, header + 2) if data[at : at + 4] in (b"Xing", b"Info")]
-    if data[start + 36 : start + 40] == b"VBRI" or any(data[at + 7] & 1 for at in says):
-        return data
-    _check_end(data, start, first)
+        return data, False
+    side = {(3, True): 17, (3, False): 32}.get((first.version, first.mono), 9 if first.mono else 17)
+    header = start + 4 + side
+    kind, count = data[header : header + 4], data[header + 8 : header + 12]
+    if kind in (b"Xing", b"Info") and data[header + 7] & 1 and any(count):
+        _check_alone(data, start, header)
+        return data[start:], True
+    # Those that libsndfile does not read: after a checksum, or of another kind, and without a count
+    says = kind in (b"Xing", b"Info") or data[header + 2 : header + 6] in (b"Xing", b"Info")
+    begin = start + first.size * (says or data[start + 36 : start + 40] == b"VBRI")
     own = bytearray(data[start : start + 4])
     own[1] |= 1  # without a checksum
     own[2] = _INFO_KBITS << 4 | own[2] & 0x0C
     frame = _frame(bytes(own), 0)
     assert frame is not None
-    own += bytes(header - start - 4) + b"Info" + (1).to_bytes(4, "big") + _MANY.to_bytes(4, "big")
-    return bytes(own).ljust(frame.size, b"\0") + data[start + first.size * bool(says) :]
+    own += bytes(side) + b"Info" + (1).to_bytes(4, "big") + _MANY.to_bytes(4, "big")
+    return bytes(own).ljust(frame.size, b"\0") + data[begin : _end(data, begin, first)], False
 
 
 def _frame(data: bytes, at: int) -> _Frame | None:
@@ -64,7 +70,12 @@ def _frame(data: bytes, at: int) -> _Frame | None:
     if version == 1 or not 0 < kbits < 15 or rate == 3:
         return None
     size = (144_000 if version == 3 else 72_000) * _KBITS[version][kbits] // _RATES[version][rate] + (head[2] >> 1 & 1)
-    return _Frame(size, version, head[3] >> 6 == 3, version << 2 | rate)
+    return _Frame(size, version, head[3] >> 6 == 3, rate)
+
+
+def _alike(frame: _Frame | None, other: _Frame | None) -> bool:
+    """Whether two frames may be of one stream."""
+    return frame is not None and other is not None and frame[1:] == other[1:]
 
 
 def _next(data: bytes, at: int, like: _Frame | None) -> int:
@@ -72,8 +83,7 @@ def _next(data: bytes, at: int, like: _Frame | None) -> int:
     stop = min(len(data), at + _SEARCHED)
     while (at := data.find(b"\xff", at, stop)) >= 0:
         found = _frame(data, at)
-        after = None if found is None else _frame(data, at + found.size)
-        if found is not None and after is not None and found.same == after.same == (like or found).same:
+        if found is not None and _alike(found, _frame(data, at + found.size)) and _alike(found, like or found):
             return at
         at += 1
     return -1
@@ -90,12 +100,41 @@ def _after_tags(data: bytes) -> int:
     return at
 
 
-def _check_end(data: bytes, at: int, first: _Frame) -> None:
+def _check_alone(data: bytes, start: int, header: int) -> None:
+    """Raise ValueError if another MP3 follows one that says how many bytes it has."""
+    if not data[header + 7] & 2:
+        return
+    end = start + int.from_bytes(data[header + 12 : header + 16], "big")
+    end += 128 * (data[end : end + 3] == b"TAG")
+    end += _after_tags(data[end:]) if data[end : end + 3] == b"ID3" else 0
+    frame = _frame(data, end)
+    if frame is not None and _frame(data, end + frame.size) is not None:
+        raise ValueError(_SEVERAL.format(end))
+
+
+def _end(data: bytes, at: int, first: _Frame) -> int:
+    """Where the last frame ends. What is no frame is passed over.
+
+    Raises:
+        ValueError: it is not complete, or the kind of the frames changes.
+    """
+    end = at
     while at >= 0:
         frame = _frame(data, at)
-        if frame is None or frame.same != first.same:
-            at = _next(data, at, first)
-        elif at + frame.size > len(data):
-            raise ValueError(f"it is cut short: its last frame, at byte {at}, is not complete")
-        else:
-            at += frame.size
+        if frame is not None and _alike(frame, first):
+            if at + frame.size > len(data):
+                raise ValueError(f"it is cut short: its last frame, at byte {at}, is not complete")
+            at = end = at + frame.size
+            continue
+        if frame is not None and _alike(frame, after := _frame(data, at + frame.size)):
+            third = None if after is None else _frame(data, at + frame.size + after.size)
+            if _alike(frame, third):
+                raise ValueError(_SEVERAL.format(at))
+        at = _next(data, at, first)
+    return end
+
+
+_SEVERAL = (
+    "it is several MP3s one after another, or its sample rate or channels change, from byte {} on, and libsndfile "
+    "ends there: write it as one, or to several fields"
+)
