@@ -198,6 +198,37 @@ def test_a_clip_has_its_frames_where_times_are_rounded(name, rate):
         assert len(reader.read(number / rate, 3 / rate)) == min(3, len(whole) - number)
 
 
+@pytest.mark.parametrize(
+    ("form", "codec", "options"),
+    [
+        ("mp4", "libx264", {"x264-params": "open-gop=1:keyint=12:bframes=3:b-adapt=0"}),
+        ("matroska", "libx264", {"x264-params": "open-gop=1:keyint=12:bframes=3:b-adapt=0"}),
+        ("mp4", "libx264", {"x264-params": "intra-refresh=1:keyint=12"}),
+        ("mp4", "mpeg4", {"bf": "2", "g": "12"}),
+        ("avi", "mpeg4", {"bf": "2", "g": "12"}),
+        ("avi", "mpeg2video", {"bf": "2", "g": "12"}),
+    ],
+)
+def test_a_clip_has_its_frames_where_they_depend_on_later_ones(form, codec, options):
+    """A key frame before a clip may be shown after its first frame, or be new in a part alone."""
+    av = pytest.importorskip("av")
+    picture = np.random.default_rng(0).integers(0, 255, (48, 64, 3), np.uint8)
+    file = io.BytesIO()
+    with av.open(file, "w", format=form) as container:
+        stream = container.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        stream.codec_context.options = options
+        for number in range(50):
+            frame = av.VideoFrame.from_ndarray(np.roll(picture, number, 1), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    reader = wp.VideoReader(file.getvalue())
+    whole = reader.read()
+    assert len(whole) == 50
+    for number in range(50):
+        assert np.array_equal(reader.read(number / 25, 0.08), whole[number : number + 2]), number
+
+
 @pytest.mark.parametrize("name", VIDEO)
 def test_a_video_reader_decodes_what_is_read(name, films):
     reader = pickle.loads(pickle.dumps(decoded(name, films[name], {name: wp.VideoReader})))

@@ -80,30 +80,14 @@ class VideoReader:
         av = library("av", "av", "a video field")
         stream = self._container.streams.video[0]
         base, first, early = stream.time_base, stream.start_time or 0, _early(stream)
-        frames: list[Any] = []
-        decoded = 0
         try:
             begin = first + (_seconds(start) - early) / base
             end = None if duration is None else first + (_seconds(start + duration) - early) / base
-            self._container.seek(max(math.floor(begin), first), stream=stream, backward=True)
-            for frame in self._container.decode(stream):
-                place = frame.pts if frame.pts is not None else frame.dts
-                if place is None:
-                    raise ValueError("its frames have no times")
-                if end is not None and place >= end:
-                    break
-                size = 3 * frame.width * frame.height
-                decoded += size
-                kept = place >= begin
-                if (len(frames) + 1) * size > max_bytes or decoded > _DECODED * max_bytes:
-                    raise ValueError(
-                        f"its frames of {frame.width} x {frame.height} pixels take more than max_bytes={max_bytes}: "
-                        "decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes"
-                    )
-                if kept and frame.is_corrupt:  # FFmpeg has made it of other frames
-                    raise ValueError(f"it is damaged: the frame at second {float((place - first) * base):.3f}")
-                if kept:
-                    frames.append(frame.to_ndarray(format="rgb24"))
+            frames = None
+            if begin > first and not self._is_counted:
+                frames = self._frames(math.floor(begin), begin, end, max_bytes)
+            if not frames:
+                frames = self._frames(first, begin, end, max_bytes)
         except (av.FFmpegError, MemoryError) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
         if not frames:
@@ -111,6 +95,47 @@ class VideoReader:
         if len({frame.shape for frame in frames}) > 1:
             raise ValueError("its frames differ in size")
         return np.stack(frames)
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the times of frames are their numbers: an AVI has none for frames that are shown
+        in another order than they are stored.
+        """
+        context = self._container.streams.video[0].codec_context
+        return bool(self._container.format.name == "avi" and context.has_b_frames)
+
+    def _frames(self, place: int, begin: Fraction, end: Fraction | None, max_bytes: int) -> list[Any] | None:
+        """Decode the frames between two times, from the key frame on that FFmpeg finds for a place;
+        None: they depend on frames before it. Such a key frame is late itself, or none in the sense
+        that all of a picture is new.
+        """
+        stream = self._container.streams.video[0]
+        first, frames, decoded, late = stream.start_time or 0, list[Any](), 0, 0
+        self._container.seek(max(place, first), stream=stream, backward=True)
+        for number, frame in enumerate(self._container.decode(stream)):
+            at = frame.pts if frame.pts is not None else frame.dts
+            if at is None:
+                raise ValueError("its frames have no times")
+            if self._is_counted:
+                late = late if number else at - first
+                at -= late
+            if place > first and (frame.is_corrupt or (not number and at > begin)):
+                return None
+            if end is not None and at >= end:
+                break
+            size = 3 * frame.width * frame.height
+            decoded += size
+            kept = at >= begin
+            if (len(frames) + 1) * size > max_bytes or decoded > _DECODED * max_bytes:
+                raise ValueError(
+                    f"its frames of {frame.width} x {frame.height} pixels take more than max_bytes={max_bytes}: "
+                    "decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes"
+                )
+            if kept and frame.is_corrupt:  # FFmpeg has made it of other frames
+                raise ValueError(f"it is damaged: the frame at second {float((at - first) * stream.time_base):.3f}")
+            if kept:
+                frames.append(frame.to_ndarray(format="rgb24"))
+        return frames
 
 
 _MICROSECOND = Fraction(1, 1_000_000)
