@@ -4,6 +4,7 @@ calls.
 
 import asyncio
 import itertools
+import multiprocessing
 import tarfile
 import threading
 import time
@@ -143,13 +144,18 @@ def test_a_file_that_is_written_while_it_is_read(slow, local, last):
     assert "was changed while it was read" in str(error)
 
 
-@pytest.mark.parametrize("chain", ["tar://{}::file://{}", "tar://{}::simplecache::file://{}"])
-def test_shards_in_one_tar(tmp_path, local, monkeypatch, chain):
+@pytest.fixture
+def outer(tmp_path, local):
+    """A tar of shards."""
+    path = tmp_path / "outer.tar"
+    with tarfile.open(path, "w") as tar:
+        for number, shard in enumerate(local):
+            tar.add(shard, f"{number}.tar")
+    return path
+
+
+def test_shards_in_one_tar(outer, local, monkeypatch):
     """fsspec reads all of them through one open file, so one call is made at a time."""
-    outer = tmp_path / "outer.tar"
-    with tarfile.open(outer, "w") as tar:
-        for number, path in enumerate(local):
-            tar.add(path, f"{number}.tar")
     read, running, most = TarFileSystem.cat_file, [], [0]
 
     def cat_file(self, path, start=None, end=None, **options):
@@ -162,7 +168,7 @@ def test_shards_in_one_tar(tmp_path, local, monkeypatch, chain):
             running.remove(path)
 
     monkeypatch.setattr(TarFileSystem, "cat_file", cat_file)
-    urls = [chain.format(f"{number}.tar", outer) for number in range(len(local))]
+    urls = [f"tar://{number}.tar::file://{outer}" for number in range(len(local))]
     assert finishes(samples(urls, connections=8)) == list(map(bare, samples(local)))
     assert most == [1]
 
@@ -178,6 +184,37 @@ def test_what_a_store_says_is_asked_for_twice(slow, local):
     slow.info = count
     assert finishes(samples("slow://x/0.tar", readahead_bytes=64 << 20)) == list(map(bare, samples(local[0])))
     assert len(asked) <= 3  # the first and the last request
+
+
+def test_a_fork_while_a_call_runs(outer, local, monkeypatch):
+    """The child does not wait for it."""
+    read, runs, goes_on = TarFileSystem.cat_file, threading.Event(), threading.Event()
+
+    def cat_file(self, path, start=None, end=None, **options):
+        runs.set()
+        assert goes_on.wait(60)
+        return read(self, path, start, end, **options)
+
+    monkeypatch.setattr(TarFileSystem, "cat_file", cat_file)
+    pipe = samples(f"tar://0.tar::file://{outer}")
+    found = []
+    reader = threading.Thread(target=lambda: found.extend(finishes(pipe)), daemon=True)
+    reader.start()
+    assert runs.wait(60)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+
+    def child():
+        goes_on.set()
+        results.put(finishes(pipe))
+
+    process = context.Process(target=child)
+    process.start()
+    assert results.get(timeout=60) == list(map(bare, samples(local[0])))
+    process.join()
+    goes_on.set()
+    reader.join(60)
+    assert found == list(map(bare, samples(local[0])))
 
 
 @pytest.mark.parametrize("problem", [OSError("gone"), None])
