@@ -927,7 +927,7 @@ def test_an_animation_is_not_written_as_one_of_its_frames(form):
 def test_tensors_that_safetensors_writes_and_does_not_read():
     """They are refused, and pt keeps them."""
     value = {"a": torch.zeros(3), "b": torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu)}
-    with pytest.raises(ValueError, match="safetensors writes torch.float8_e8m0fnu and does not read it. Use pt"):
+    with pytest.raises(ValueError, match="safetensors (writes|does not write) torch.float8_e8m0fnu.* Use pt"):
         encode("safetensors", value)
     found = decode("pt", encode("pt", value))["b"]
     assert found.dtype == torch.float8_e8m0fnu

@@ -156,7 +156,11 @@ def decode_safetensors(data: bytes) -> dict[str, Any]:
 
 def encode_safetensors(value: Any) -> bytes:
     """Encode a dict of tensors by name; ValueError if they would not be read back."""
-    data = bytes(library("safetensors.torch", "safetensors", "a safetensors field").save(value))
+    tensors = library("safetensors.torch", "safetensors", "a safetensors field")
+    try:
+        data = bytes(tensors.save(value))
+    except KeyError as error:
+        raise ValueError(f"safetensors does not write {error}. Use pt") from error
     for dtype in {tensor.dtype for tensor in value.values()}:
         if not _is_read_back(dtype):
             raise ValueError(f"it would not be read back: safetensors writes {dtype} and does not read it. Use pt")
@@ -170,7 +174,7 @@ def _is_read_back(dtype: Any) -> bool:
 
     tensors = library("safetensors.torch", "safetensors", "a safetensors field")
     try:
-        tensors.load(tensors.save({"": torch.empty(0, dtype=dtype)}))
+        tensors.load(tensors.save({"": torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)}))
     except KeyError:
         return False
     return True
