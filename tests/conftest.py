@@ -39,19 +39,13 @@ def pytest_configure(config: pytest.Config) -> None:
         multiprocessing.set_start_method(method, force=True)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow tests run if their file or their mark is named, not with ``pytest`` alone.
-
-    Files with slow tests come first, then those with the most tests, so that no long file is left
-    to one worker at the end.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, then those with the most tests, so that no long file is
+    left to one worker at the end.
     """
     count = Counter(item.path for item in items)
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    if config.args_source is not config.ArgsSource.ARGS and not config.option.markexpr:
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
-    files = {item.path for item in slow}
-    items.sort(key=lambda item: (item.path not in files, -count[item.path], str(item.path)))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, -count[item.path], str(item.path)))
 
 
 def pytest_collection_finish() -> None:
