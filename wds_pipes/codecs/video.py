@@ -109,14 +109,14 @@ class VideoReader:
         None: they depend on frames before it. Such a key frame is late itself, or none in the sense
         that all of a picture is new.
         """
-        stream = self._container.streams.video[0]
+        stream, counted = self._container.streams.video[0], self._is_counted
         first, frames, decoded, late = stream.start_time or 0, list[Any](), 0, 0
         self._container.seek(max(place, first), stream=stream, backward=True)
         for number, frame in enumerate(self._container.decode(stream)):
             at = frame.pts if frame.pts is not None else frame.dts
             if at is None:
                 raise ValueError("its frames have no times")
-            if self._is_counted:
+            if counted:
                 late = late if number else at - first
                 at -= late
             if place > first and (frame.is_corrupt or (not number and at > begin)):

@@ -15,7 +15,7 @@ from wds_pipes.io.urls import at_home, local_path, redact
 _COARSE_SECONDS = 2.0
 
 # What fsspec's file systems call the ETag of an object: of Hugging Face and GitHub, that of git.
-_OF_CONTENT = ("ETag", "etag", "blob_id", "sha")
+OF_CONTENT = ("ETag", "etag", "blob_id", "sha")
 
 
 class Version(NamedTuple):
@@ -55,6 +55,6 @@ def version_of(url: str, storage_options: dict[str, Any] | None) -> Version:
         error = ShardError(f"{shown} is a directory: to read the shards in it, pass it with '/' at its end", url=shown)
         error.missing = True
         raise error
-    etag, size = next((str(found[name]) for name in _OF_CONTENT if found.get(name)), ""), found.get("size")
+    etag, size = next((str(found[name]) for name in OF_CONTENT if found.get(name)), ""), found.get("size")
     # a weak ETag is the same for another content that means the same
     return Version(size if isinstance(size, int) else None, etag or None, etag[:2] not in ("", "W/"))

@@ -1,4 +1,4 @@
-"""Create the file systems of fsspec with the user's options."""
+"""Create the file systems of fsspec with the user's options; what is special to some of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 from wds_pipes.io.urls import IPV6_HOST, links_of
+from wds_pipes.io.versions import OF_CONTENT
 
 _CONNECT_SECONDS = 5.0
 
@@ -137,8 +138,7 @@ if hasattr(os, "register_at_fork"):  # a thread of the parent may hold a lock
 
 
 # What file systems call the value that changes with a file, the surest first.
-_MARKS = ["ETag", "etag", "blob_id", "sha", "mtime", "modificationTime", "modify", "LastModified", "last_modified"]
-_MARKS += ["modified"]
+_MARKS = (*OF_CONTENT, "mtime", "modificationTime", "modify", "LastModified", "last_modified", "modified")
 
 
 def marks_of(info: Mapping[str, Any]) -> dict[str, str]:
