@@ -508,8 +508,8 @@ def test_remote_requests_at_once(web, tmp_path):
     found = data.__getitems__(numbers)
     assert keys_of(found) == [f"{number:08d}" for number in numbers]
     seen = [request for request in web.faults.stats(web.reads) if not request.path.endswith(".idx")]
-    assert len(seen) == 32
-    assert max(request.live for request in seen) == 8
+    assert 32 <= len(seen) <= 1.05 * 32  # one may stall beside other work, and is made again
+    assert 8 <= max(request.live for request in seen) <= 9
 
 
 def test_remote_errors(remote, far):

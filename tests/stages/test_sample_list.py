@@ -15,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import wds_pipes as wp
 from wds_pipes import nodes
 from wds_pipes.core.order import order_of_samples
+from wds_pipes.datapipes.pipe import as_stage
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards
 
@@ -288,8 +289,8 @@ def test_remote_samples(remote, far, stream):
 
 
 def test_remote_requests(web, tmp_path):
-    """One for each sample or run of neighbours, so many at once; a resume asks for no sample that
-    was yielded.
+    """One for each sample or run of neighbours, so many at once, and a second one where one has
+    stalled; a resume asks for no sample that was yielded.
     """
     path = make_shards(tmp_path, shards=1, samples=64, fields={"bin": lambda rng, _: rng.randbytes(200_000)})[0]
     index_shards(path, offsets=True)
@@ -299,11 +300,13 @@ def test_remote_requests(web, tmp_path):
     def reads():
         return [request for request in web.faults.stats(web.reads) if not request.path.endswith(".idx")]
 
+    web.faults.rules({"match": web.reads, "skip": 40, "times": 1, "latency": 3600})
     pipe = wp.SampleList(url, shuffle=True, seed=1).fetch_samples(connections=8)
     assert len(list(pipe)) == 64
-    alone = len(reads())
-    assert 50 < alone <= 64
-    assert max(request.live for request in reads()) <= 8
+    alone, hedged = len(reads()), as_stage(pipe).network.hedged
+    assert 1 <= hedged <= 0.05 * 64
+    assert 50 < alone <= 64 + hedged
+    assert max(request.live for request in reads()) <= 8 + hedged
     blocks = wp.SampleList(url, shuffle=True, seed=1, block_samples=16).fetch_samples(connections=2)
     assert len(list(blocks)) == 64
     assert len(reads()) - alone <= 8
