@@ -19,6 +19,7 @@ from wds_pipes.cli.creating.files import listed
 from wds_pipes.cli.creating.records import Problems
 from wds_pipes.io import outputs as writing
 from wds_pipes.io.outputs import open_output
+from wds_pipes.io.remote.budget import Reading
 from wds_pipes.tasks import Job, Place, Task, run
 
 SECRET = "canary-in-query"
@@ -26,7 +27,7 @@ SECRET = "canary-in-query"
 
 @pytest.fixture(autouse=True)
 def stores_are_asked_again_at_once(monkeypatch):
-    monkeypatch.setattr(writing, "_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("wds_pipes.io.remote.metadata.READING", Reading(retries=2))
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
 
 

@@ -7,9 +7,12 @@ import threading
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from remote import bare, samples
 from scripts import run_code
 
+import wds_pipes as wp
+from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.threads import DaemonThreads, HangingCallsError
 
 SCRIPT = """
@@ -85,3 +88,35 @@ def test_too_many_calls_hang():
             break
         except HangingCallsError:
             pass
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """Requests for metadata have two seconds, not two minutes."""
+    monkeypatch.setattr("wds_pipes.io.remote.metadata.READING", Reading(timeout_seconds=2))
+
+
+@pytest.mark.parametrize("name", ["*.tar", "0.tar"], ids=["pattern", "index"])
+@pytest.mark.usefixtures("hasty")
+def test_metadata_of_a_server_that_never_responds(name, remote):
+    url = remote.put("hangs/0.tar", b"0").replace("0.tar", name)
+    remote.faults.rules({"latency": 3600})
+    with pytest.raises(wp.ShardError, match="cannot be (read|listed)"):
+        wp.ShardList(url, index=True, storage_options=remote.storage_options)
+
+
+class NeverListing(MemoryFileSystem):
+    """A store without an event loop."""
+
+    protocol = "never"
+    cachable = False
+
+    def glob(self, path, **options):
+        threading.Event().wait()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_metadata_of_a_blocking_store_that_never_responds():
+    fsspec.register_implementation("never", NeverListing, clobber=True)
+    with pytest.raises(wp.ShardError, match="no response in 2 s"):
+        wp.ShardList("never://d/*.tar")

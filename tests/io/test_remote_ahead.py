@@ -302,7 +302,7 @@ def test_two_pipes_at_once(remote, local):
 def test_many_epochs(remote, tmp_path):
     """Connections are kept, and nothing adds up."""
     urls = put_all(remote, make_shards(tmp_path, shards=3, samples=5))
-    # A file system of its own: that of the other tests may have connections that they have left open.
+    # Not the file system of other tests, which may have left connections open.
     pipe = samples(urls, remote, seed=1, storage_options={**remote.storage_options, "skip_instance_cache": True})
     for _ in range(20):
         assert len(list(pipe)) == 15

@@ -9,7 +9,8 @@ from typing import Any
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import TAR_NAME
-from wds_pipes.io.remote.file_systems import file_system, missing_package
+from wds_pipes.io.remote.file_systems import missing_package, protocols_of
+from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import clean, hide, words
 from wds_pipes.io.urls import IPV6_HOST, redact
@@ -33,11 +34,10 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder:
     names: list[str] = []
     known, problem = True, None
     try:
-        fs, path = file_system(f"{pattern}*" if folder else pattern, storage_options)
-        names = _names(fs, path)
+        names = ask(f"{pattern}*" if folder else pattern, storage_options, _names)
         if folder:
             names = [name for name in names if TAR_NAME.fullmatch(posixpath.basename(name))]
-        known = bool(names) or bool(fs.ls(_fixed(path), detail=False))
+        known = bool(names) or ask(pattern, storage_options, lambda fs, path: bool(fs.ls(_fixed(path), detail=False)))
     except FileNotFoundError:
         known = False
     except Exception as error:
@@ -55,12 +55,19 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder:
 def _names(fs: Any, path: str) -> list[str]:
     """The URLs that match a pattern, sorted."""
     if IPV6_HOST.search(path) is None:
-        return [fs.unstrip_protocol(name) for name in sorted(fs.glob(path))]
+        # Over HTTP, a directory is a page. One that may come later must not be left out.
+        errors = {"on_error": _raise_transient} if "https" in protocols_of(fs) else {}
+        return [fs.unstrip_protocol(name) for name in sorted(fs.glob(path, **errors))]
     # fsspec would read the brackets of the address as a pattern.
     folder, _, base = path.rpartition("/")
     if _MAGIC.search(IPV6_HOST.sub("", folder)):
         raise ValueError("in the URL of an IPv6 address only the last part of the path can be a pattern")
     return sorted(name for name in fs.ls(f"{folder}/", detail=False) if fnmatchcase(posixpath.basename(name), base))
+
+
+def _raise_transient(error: Exception) -> None:
+    if judge(error, "https").transient:
+        raise error
 
 
 def _fixed(pattern: str) -> str:

@@ -19,10 +19,9 @@ import os
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
@@ -38,10 +37,8 @@ _PART_BYTES = 5 << 20  # the fewest that S3 takes
 _PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at most 10 000
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
-_PAUSES = (0.1, 0.5, 2.0)  # seconds before a request is made again
 _CONNECTIONS = 16
 _REMOVALS = 10  # how many times to try
-T = TypeVar("T")
 
 Options = dict[str, Any] | None
 
@@ -276,13 +273,15 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
         ShardError: the store does not answer, or with an error; it never means that there is no
             such file.
     """
-    from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
     from wds_pipes.io.remote.verdicts import judge
 
-    try:
-        fs, name = file_system(url, storage_options)
+    def info(fs: Any, name: str) -> dict[str, Any]:
         fs.invalidate_cache(fs._parent(name))  # a listing may be old
-        return dict(tried_again(lambda: fs.info(name), url))
+        return dict(fs.info(name))
+
+    try:
+        return ask(url, storage_options, info)
     except NotImplementedError:
         return {}
     except Exception as error:
@@ -290,23 +289,6 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
         if verdict.missing or (verdict.forbidden and readable):
             return None
         refuse(url, error, storage_options, "read")
-
-
-def tried_again(call: Callable[[], T], url: str) -> T:
-    """Return what a request returns. Over HTTP, where fsspec does not try again as it does for
-    other stores, it is made up to four times.
-    """
-    from wds_pipes.io.remote.verdicts import judge
-
-    protocol = url.partition("://")[0]
-    for pause in _PAUSES if protocol in ("http", "https") else ():
-        try:
-            return call()
-        except Exception as error:
-            if not judge(error, protocol).transient:
-                raise
-            time.sleep(pause)
-    return call()
 
 
 def remove(target: str, storage_options: Options = None, *, folder: bool = False) -> None:
@@ -326,11 +308,12 @@ def remove(target: str, storage_options: Options = None, *, folder: bool = False
     if not folder and not exists(target, storage_options):
         return
     from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
 
     try:
         fs, name = file_system(target, storage_options)
-        fs.invalidate_cache(name)
-        names = fs.find(name) if folder else [name]  # fs.rm() would take "[" in a name for a pattern
+        # fs.rm() would take "[" in a name for a pattern
+        names = ask(target, storage_options, lambda fs, name: list(fs.find(name))) if folder else [name]
         with ThreadPoolExecutor(_CONNECTIONS) as pool:
             list(pool.map(fs.rm_file, names))
     except FileNotFoundError:
@@ -348,11 +331,13 @@ def read_small(target: str, storage_options: Options = None, *, most: int | None
                 return file.read(-1 if most is None else most)
         except (FileNotFoundError, NotADirectoryError):
             return None
-    from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
+
+    def read(fs: Any, name: str) -> bytes:
+        return bytes(fs.cat_file(name) if most is None else fs.read_block(name, 0, most))
 
     try:
-        fs, name = file_system(target, storage_options)
-        return bytes(tried_again(lambda: fs.cat_file(name) if most is None else fs.read_block(name, 0, most), target))
+        return ask(target, storage_options, read)
     except FileNotFoundError:
         return None
     except Exception as error:

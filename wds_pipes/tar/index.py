@@ -239,13 +239,13 @@ def _size(url: str) -> int | None:
 def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
     """The sizes of files in one directory of a store: as it lists them, or by one request each."""
     from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
 
-    fs, _ = file_system(urls[0], storage_options)
     names = [file_system(url, storage_options)[1] for url in urls]
     sizes: dict[str, int] = {}
     if len(urls) > 1:
         try:
-            listed = fs.ls(names[0].rpartition("/")[0], detail=True)
+            listed = ask(folder_of(urls[0]), storage_options, lambda fs, name: fs.ls(name, detail=True))
         except Exception:  # not every store lists
             listed = []
         sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}

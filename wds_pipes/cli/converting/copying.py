@@ -164,11 +164,11 @@ def _listed(folder: str, storage_options: Options) -> set[str] | None:
         return {entry.name for entry in os.scandir(path or ".") if entry.is_file()}
     if folder.startswith(("http://", "https://")):
         return None  # what a page links to need not be all
-    from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
 
     try:
-        fs, name = file_system(folder, storage_options)
-        return {entry["name"].rpartition("/")[2] for entry in fs.ls(name, detail=True) if entry["type"] == "file"}
+        found = ask(folder, storage_options, lambda fs, name: fs.ls(name, detail=True))
+        return {entry["name"].rpartition("/")[2] for entry in found if entry["type"] == "file"}
     except Exception:  # not every store lists
         return None
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
 from wds_pipes.errors import ShardError
-from wds_pipes.io.outputs import exists, refuse, tried_again
+from wds_pipes.io.outputs import exists, refuse
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
 
@@ -164,12 +164,16 @@ def _local(
 
 def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Content]]:
     from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
 
     linked = source.startswith(("http://", "https://"))
     try:
         fs, path = file_system(source, storage_options)
         path = path.rstrip("/")
-        entries = {name: {} for name in _linked(fs, path)} if linked else fs.find(path, detail=True)
+        if linked:
+            entries: dict[str, Any] = {name: {} for name in _linked(path, storage_options)}
+        else:
+            entries = ask(source, storage_options, lambda fs, _: dict(fs.find(path, detail=True)))
         entries = {name: entry for name, entry in entries.items() if name[len(path) + 1 :] and name[-1] != "/"}
     except Exception as error:
         refuse(source, error, storage_options, "listed")
@@ -188,17 +192,19 @@ def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Conten
         yield name, Content(fs.unstrip_protocol(found[name]), int(entry["size"] or 0), mark)
 
 
-def _linked(fs: Any, url: str) -> Iterator[str]:
+def _linked(url: str, storage_options: Options) -> Iterator[str]:
     """The files in a directory of a web server, and in those below: what its pages link to. The
     ``find`` of fsspec leaves out a page that cannot be read.
     """
-    for entry in tried_again(lambda: fs.ls(f"{url}/", detail=True), url):
+    from wds_pipes.io.remote.metadata import ask
+
+    for entry in ask(f"{url}/", storage_options, lambda fs, path: fs.ls(path, detail=True)):
         found = str(entry["name"]).rstrip("/")
         name = found[len(url) + 1 :]
         if not found.startswith(f"{url}/") or name in (".", "..") or _OF_PAGE.search(name):
             continue
         if entry["type"] == "directory":
-            yield from _linked(fs, found)
+            yield from _linked(found, storage_options)
         else:
             yield found
 

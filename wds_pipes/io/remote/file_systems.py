@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from ipaddress import IPv6Address
 from time import sleep
@@ -38,10 +38,22 @@ def are_same(one: Any, other: Any) -> bool:
         return False
 
 
-def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, str]:
+def _guarded(protocol: str, options: dict[str, Any]) -> dict[str, Any]:
+    return through_client(options) if protocol in ("http", "https") else options
+
+
+def file_system(
+    url: str,
+    storage_options: dict[str, Any] | None,
+    adapt: Callable[[str, dict[str, Any]], dict[str, Any]] = _guarded,
+) -> tuple[Any, str]:
     """The file system of a URL, from fsspec's cache of instances, and the path in it.
 
-    Its HTTP requests go through ``_guarded_client``.
+    Args:
+        url: the URL.
+        storage_options: the options for fsspec.
+        adapt: returns the options to use for a protocol. HTTP requests must go through
+            ``_guarded_client``.
     """
     from fsspec.core import get_filesystem_class, url_to_fs
 
@@ -50,11 +62,10 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[Any, 
     options, links = dict(storage_options or {}), links_of(url)
     for link in links:
         protocol = link.partition("://")[0]
-        check_reachable(protocol, options.get(protocol, {}) if len(links) > 1 else options)
-        if protocol in ("http", "https"):
-            given = options.get(protocol, {}) if len(links) > 1 else options
-            given = through_client(given)
-            options = {**options, protocol: given} if len(links) > 1 else given
+        given = options.get(protocol, {}) if len(links) > 1 else options
+        check_reachable(protocol, given)
+        given = adapt(protocol, given)
+        options = {**options, protocol: given} if len(links) > 1 else given
     if "::" in url and len(links) == 1:  # fsspec would read it as a chain
         kind = get_filesystem_class(protocol)
         return kind(**(options | kind._get_kwargs_from_urls(url))), kind._strip_protocol(url)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import TYPE_CHECKING
 
 from wds_pipes.core.words import plural
@@ -12,14 +11,12 @@ from wds_pipes.io.remote.block import Block
 from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.object import RECORD
 from wds_pipes.io.remote.responses import FaultyError, RefusedError, Response, close_response, in_chunks
-from wds_pipes.io.remote.verdicts import judge
+from wds_pipes.io.remote.verdicts import EARLY_TRIES, judge
 from wds_pipes.io.secret import words
 
 if TYPE_CHECKING:
     from wds_pipes.io.remote.fetch import Fetch
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before a request is made again
-_EARLY_TRIES = 3  # for a server that never responded: its name may be wrong
 _LEAST_RATE = 1024  # bytes a second that count as progress
 _AT_ONCE = 1 << 16  # a response that ends early, as it said, after this many bytes is continued without a wait
 
@@ -111,10 +108,8 @@ class Transfer:
         if not verdict.transient:
             return 0.0, self._fetch.error(block, f"{verdict.advice} ({reason})", error)
         has_responded = is_plain or self._protocol in self._client.responded
-        most = self._reading.retries if has_responded else min(_EARLY_TRIES, self._reading.retries)
-        # From half to the whole of a time that doubles, so that many readers do not come back at
-        # once.
-        wait = max(verdict.wait_seconds, min(_FIRST_WAIT * 2 ** (tries - 1), _LONGEST_WAIT) * random.uniform(0.5, 1))
+        most = self._reading.retries if has_responded else min(EARLY_TRIES, self._reading.retries)
+        wait = verdict.pause(tries)
         passed = self._clock() - block.new_since
         if tries <= most and passed + wait <= self._reading.timeout_seconds:
             return wait, None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from typing import NamedTuple
 
 from wds_pipes.core.tracebacks import causes
-from wds_pipes.io.remote.responses import RefusedError
+from wds_pipes.io.remote.responses import RefusedError, refused_by_s3
 from wds_pipes.io.secret import words
 
 # Statuses after which a retry makes sense. 304 is one: it responds to a condition that was never
 # sent.
 _TRANSIENT = {304, 408, 425, 429, *range(500, 600)}
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 15.0  # seconds before a request is made again
+EARLY_TRIES = 3  # for a server that never responded: its name may be wrong
 
 
 class Verdict(NamedTuple):
@@ -27,6 +30,14 @@ class Verdict(NamedTuple):
     advice: str = ""
     missing: bool = False  # the object does not exist
     forbidden: bool = False  # it may not be read, or it does not exist and its directory may not be listed
+    has_response: bool = False  # the store has responded, with an error
+
+    def pause(self, tries: int) -> float:
+        """The seconds to wait after so many tries: from half to the whole of a time that doubles.
+        So many readers do not come back at once.
+        """
+        usual = min(_FIRST_WAIT * (1 << min(tries, 32)) / 2, _LONGEST_WAIT)
+        return max(self.wait_seconds, usual * random.uniform(0.5, 1))
 
 
 _OWN_FAULT = (ImportError, TypeError, AttributeError, KeyError, NameError, NotImplementedError)
@@ -51,7 +62,8 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         advice = f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}"
         return Verdict(False, advice=advice, forbidden=True)
     if status is not None:
-        return Verdict(status in _TRANSIENT, getattr(error, "wait_seconds", None) or 0.0, "cannot be read")
+        wait_seconds = getattr(error, "wait_seconds", None) or 0.0
+        return Verdict(status in _TRANSIENT, wait_seconds, "cannot be read", has_response=True)
     if (
         isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT))
         or "Certificate" in kind
@@ -94,6 +106,8 @@ _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError",
 def _status(error: BaseException) -> int | None:
     """The HTTP status in an error of a library, or in one of its causes."""
     for each in causes(error):
+        if isinstance(refusal := getattr(each, "response", None), dict):  # of botocore
+            return refused_by_s3(refusal, "").status
         for name in ("status", "status_code", "code"):
             if name == "code" and hasattr(each, "status"):  # deprecated in aiohttp's errors
                 continue

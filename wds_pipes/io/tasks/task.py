@@ -126,24 +126,19 @@ class Place:
         """Whether there is anything in a directory."""
         path = local_path(self.at(folder))
         if path is None:
-            from wds_pipes.io.remote.file_systems import file_system
-
-            fs, inside = file_system(self.at(folder), self.storage_options)
-            fs.invalidate_cache(inside)
+            return next(self._listed(folder), None) is not None
         try:
-            return bool(os.listdir(path) if path is not None else fs.ls(inside))
+            return bool(os.listdir(path))
         except FileNotFoundError:
             return False
 
     def _listed(self, folder: str) -> Iterator[tuple[str, int]]:
         """The files in a directory of a store, in one request for a thousand of them."""
-        from wds_pipes.io.remote.file_systems import file_system
+        from wds_pipes.io.remote.metadata import ask
 
         url = self.at(folder) if folder else self.url
         try:
-            fs, path = file_system(url, self.storage_options)
-            fs.invalidate_cache(path)
-            found = fs.ls(path, detail=True)
+            found = ask(url, self.storage_options, lambda fs, path: fs.ls(path, detail=True))
         except FileNotFoundError:
             return
         except Exception as error:
