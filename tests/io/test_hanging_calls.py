@@ -1,7 +1,9 @@
-"""File systems whose blocking calls never return: an error in time, a process that ends, and
-threads that are replaced.
+"""File systems whose blocking calls never return, and locks that are never released: an error in
+time, a process that ends, and threads that are replaced.
 """
 
+import subprocess
+import sys
 import threading
 
 import fsspec
@@ -14,8 +16,11 @@ from scripts import run_code
 import wds_pipes as wp
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.threads import DaemonThreads, HangingCallsError
+from wds_pipes.tar import index_shards
 
 SCRIPT = """
+import subprocess
+import sys
 import threading
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
@@ -120,3 +125,26 @@ def test_metadata_of_a_blocking_store_that_never_responds():
     fsspec.register_implementation("never", NeverListing, clobber=True)
     with pytest.raises(wp.ShardError, match="no response in 2 s"):
         wp.ShardList("never://d/*.tar")
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_lock_that_is_never_released(local, tmp_path, monkeypatch, caplog):
+    """By a process that was stopped, for example: it is named."""
+    monkeypatch.setattr("wds_pipes.io.locks._LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr("wds_pipes.io.locks._SILENT_SECONDS", 0)
+    command = [sys.executable, "-c", HOLDER, tmp_path / ".index.json.partial"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(TimeoutError, match=f"process {holder.pid} has it locked.*index.json"):
+            index_shards(local[0], tmp_path / "index.json")
+        holder.kill()
+    assert f"process {holder.pid} has " in caplog.text
+    index_shards(local[0], tmp_path / "index.json")

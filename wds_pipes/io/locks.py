@@ -12,11 +12,14 @@ which could block this process; and no data of other users.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import threading
+import time
 import weakref
 
 from wds_pipes.errors import CacheError
@@ -25,6 +28,12 @@ from wds_pipes.errors import CacheError
 # inherits.
 _guard = threading.RLock()
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
+
+logger = logging.getLogger("wds_pipes")
+
+_LIMIT_SECONDS = 120.0  # how long to wait for a process that does not write to the file that it has locked
+_SILENT_SECONDS = 5.0  # after which a wait is reported
+_LONGEST_PAUSE = 0.05  # seconds until the lock is tried again
 
 
 def open_own(path: str, flags: int, mode: int = 0o600) -> int:
@@ -105,6 +114,9 @@ def open_locked(
     The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A
     file that was removed or replaced during the wait is not returned: the file that ``path`` names
     now is tried instead.
+
+    Raises:
+        TimeoutError: the process that has locked it has written nothing to it for two minutes.
     """
     while True:
         try:
@@ -112,7 +124,11 @@ def open_locked(
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(file.fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+            operation = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+            if wait:
+                _wait(file, operation, path)
+            else:
+                fcntl.flock(file.fd, operation)
             if os.path.samestat(os.stat(path), os.fstat(file.fd)):
                 return file
         except FileNotFoundError:
@@ -124,6 +140,37 @@ def open_locked(
             file.close()
             raise
         file.close()
+
+
+def _wait(file: LockedFile, operation: int, path: str) -> None:
+    """Lock a file as soon as no other process has locked it."""
+    begin = since = time.monotonic()
+    seen, pause, is_reported = (0, 0), 0.001, False
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file.fd, operation)
+            return
+        status, now = os.fstat(file.fd), time.monotonic()
+        if (found := (status.st_size, status.st_mtime_ns)) != seen:
+            seen, since = found, now
+        if now - since > _LIMIT_SECONDS:
+            what = f"{_holder(status.st_ino)} has it locked, and has not written to it for {now - since:.0f} s"
+            raise TimeoutError(errno.ETIMEDOUT, f"{what}: end that process, or let it go on", path)
+        if not is_reported and now - begin > _SILENT_SECONDS:
+            is_reported = True
+            logger.warning("%s has %s locked, and is waited for.", _holder(status.st_ino), path)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _holder(inode: int) -> str:
+    """The process that has locked a file, as far as Linux says it: see proc_locks(5)."""
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}") and int(fields[4]) > 0:
+                return f"process {fields[4]}"
+    return "another process"
 
 
 def _in_child() -> None:
