@@ -148,6 +148,16 @@ def test_a_large_member_takes_no_memory(tmp_path):
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/fd/0", "fifo.tar", "zero.tar"])
+def test_an_index_that_names_no_files(name, tmp_path):
+    """They would be read for ever."""
+    os.mkfifo(tmp_path / "fifo.tar")
+    (tmp_path / "zero.tar").symlink_to("/dev/zero")
+    (tmp_path / "index.json").write_text(json.dumps({name: 1}))
+    with pytest.raises((ShardError, ValueError), match="may not name '/dev/fd/0'|is a device or a pipe"):
+        samples([str(tmp_path / "index.json")])
+
+
 @pytest.mark.parametrize("content", [b'{"hello": 1}', b"notes\n", b"\x00\x01", b'{"shardlist": "milk"}'])
 def test_another_file_is_not_replaced(content, tmp_path):
     urls, path = make_shards(tmp_path, shards=2, samples=3), tmp_path / "notes.json"

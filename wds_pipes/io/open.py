@@ -6,6 +6,7 @@ import hashlib
 import io
 import multiprocessing
 import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -132,7 +133,7 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return open(at_home(path), "rb", buffering=self._buffer_bytes)
+                return _open_local(at_home(path), self._buffer_bytes)
             return self._remote(url, start, queue, size=size, md5=md5 if self._verify else None, wait=wait)
         except (ShardError, StateError, CacheError):
             raise
@@ -259,6 +260,20 @@ class Opener:
                 queue.close()
             raise
         return shard
+
+
+def _open_local(path: str, buffer_bytes: int) -> BinaryIO:
+    """Open a local file. An index may name a device or a pipe, which would be read for ever. So
+    only the pipes of the shell's <(...) are read, which no index may name.
+    """
+    mode = os.stat(path).st_mode
+    is_of_shell = stat.S_ISFIFO(mode) and path.startswith(("/dev/fd/", "/proc/self/fd/"))
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_of_shell):
+        raise ShardError(
+            f"shard {redact(path)} is a device or a pipe, not a file: read it from standard input, which is '-'.",
+            url=redact(path),
+        )
+    return open(path, "rb", buffering=buffer_bytes)
 
 
 def _odd_name(url: str) -> str:

@@ -6,8 +6,8 @@ Rules:
    and at most ``MAX_INDEX_BYTES`` are read.
 2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
    URL or one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name
-   local files, and no index may name a command, standard input or a chain of file systems
-   (``a::b://``).
+   local files, and no index may name an open descriptor, a command, standard input or a chain of
+   file systems (``a::b://``).
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ def check_named(index: str, url: str) -> None:
     """
     if url.startswith("pipe:"):
         raise ValueError(f"index {redact(index)} names a command: only the program itself may")
-    local = local_path(index) is not None
-    if local and url != "-" and local_path(url) is not None:
+    local, path = local_path(index) is not None, local_path(url)
+    if local and url != "-" and path is not None and not path.startswith(("/dev/fd/", "/proc/")):
         return
     protocol, _, rest = url.partition("://")
     allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
