@@ -2,9 +2,15 @@
 wrong bytes, a short shard in silence, or a hang.
 """
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 from lies import Case, Trials
+from remote import content, samples
 from servers.lying import Lie
+
+import wds_pipes as wp
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of shards without an end-of-archive mark
 
@@ -72,3 +78,35 @@ def test_a_byte_now_and_then_is_no_progress(tmp_path):
     with trials.server:
         outcomes = trials.read_all(dripping, threads=2, seconds=60)
     assert [outcomes[case].kind for case in dripping] == ["error", "error"]
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Sends ``data`` and then the same for ever."""
+
+    data = after = b""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        try:
+            self.wfile.write(self.data)
+            while True:
+                self.wfile.write(self.after)
+        except OSError:  # the client has had enough
+            pass
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("after", [b"\0" * (1 << 20), b"\1" * (1 << 20)], ids=["zeros", "others"])
+def test_a_shard_that_goes_on_for_ever(after, local, monkeypatch):
+    monkeypatch.setattr("wds_pipes.tar.ends._MOST_AFTER", 1 << 23)
+    Endless.data, Endless.after = content(local[0]), after
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            with pytest.raises(wp.ShardError, match="goes on for more than 8388608 bytes"):
+                list(samples(f"http://127.0.0.1:{server.server_port}/0.tar"))
+        finally:
+            server.shutdown()

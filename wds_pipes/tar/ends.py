@@ -14,6 +14,7 @@ from wds_pipes.tar.source import TarSource
 
 RECORD = 20 * BLOCK  # archives end at a multiple of this
 _LARGE = 1 << 20  # or at a multiple of a power of two up to this (tar -b 2048)
+_MOST_AFTER = 1 << 28  # bytes after an end that are searched for another archive: a server may send zeros for ever
 
 
 def examine_end(
@@ -71,11 +72,11 @@ def _without_mark(source: TarSource, rest: bytes, offset: int, url: str, warn: b
 def _after_mark(source: TarSource, offset: int, url: str, warn: bool) -> tuple[bytes | None, bytes | None]:
     """Examine what follows a block of zeros at ``offset``: see ``examine_end``."""
     while (head := source.stream.read(BLOCK)) == ZEROS:
-        source.position += BLOCK
+        _pass_block(source, offset)
     end = source.position
     while len(head) == BLOCK and not is_header(head):
         head = source.stream.read(BLOCK)
-        source.position += BLOCK
+        _pass_block(source, offset)
     # An archive ends here, or after two blocks of zeros.
     usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)
     if len(head) == BLOCK:
@@ -98,6 +99,14 @@ def _after_mark(source: TarSource, offset: int, url: str, warn: bool) -> tuple[b
     if end > offset + 2 * BLOCK and end != usual:
         _odd_zeros(offset, end, usual, url, warn)
     return None, None
+
+
+def _pass_block(source: TarSource, offset: int) -> None:
+    """Count a block after an end mark at ``offset``."""
+    source.position += BLOCK
+    if source.position - offset > _MOST_AFTER:
+        what = f"goes on for more than {_MOST_AFTER} bytes after what may be its end, without another archive"
+        raise Damage(f"{what}. Write or fetch it again", offset, cut=True, soft=True)
 
 
 def _odd_zeros(offset: int, end: int, usual: int, url: str, warn: bool) -> None:
