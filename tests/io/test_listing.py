@@ -18,6 +18,7 @@ from wds_pipes import ShardError, nodes
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.expand import expand
 from wds_pipes.io.identity import protocols_of
+from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import links_of
 from wds_pipes.stages import OpenShards
 from wds_pipes.testing import make_shards
@@ -171,3 +172,16 @@ def test_shards_on_an_ipv6_address(on_ipv6, tmp_path):
         sample["__key__"] for sample in samples(names, cache=ShardCache(tmp_path / "cache", max_bytes="1GB"))
     ] == wanted
     assert list(map(bare, samples(f"simplecache::{names[0]}"))) == list(map(bare, samples(names[0])))
+
+
+def test_no_shards_are_left_out_with_a_page_that_does_not_come(web, monkeypatch):
+    """fsspec leaves it out."""
+    monkeypatch.setattr("wds_pipes.io.remote.metadata.READING", Reading(retries=1))
+    urls = [web.put(f"pages/{name}/0.tar", b"x") for name in "abc"]
+    pattern = f"{web.url}/pages/*/*.tar"
+    assert expand(pattern) == urls
+    web.faults.rules({"match": "/pages/b/", "drop": True})
+    with pytest.raises(ShardError, match="cannot be listed"):
+        expand(pattern)
+    web.faults.rules({"match": "/pages/b/", "drop": True, "times": 1})
+    assert expand(pattern) == urls

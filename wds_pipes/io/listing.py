@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -54,10 +55,10 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder:
 
 def _names(fs: Any, path: str) -> list[str]:
     """The URLs that match a pattern, sorted."""
+    if "https" in protocols_of(fs) and "**" not in path:
+        return sorted(_linked(fs, path))
     if IPV6_HOST.search(path) is None:
-        # Over HTTP, a directory is a page. One that may come later must not be left out.
-        errors = {"on_error": _raise_transient} if "https" in protocols_of(fs) else {}
-        return [fs.unstrip_protocol(name) for name in sorted(fs.glob(path, **errors))]
+        return [fs.unstrip_protocol(name) for name in sorted(fs.glob(path))]
     # fsspec would read the brackets of the address as a pattern.
     folder, _, base = path.rpartition("/")
     if _MAGIC.search(IPV6_HOST.sub("", folder)):
@@ -65,9 +66,23 @@ def _names(fs: Any, path: str) -> list[str]:
     return sorted(name for name in fs.ls(f"{folder}/", detail=False) if fnmatchcase(posixpath.basename(name), base))
 
 
-def _raise_transient(error: Exception) -> None:
-    if judge(error, "https").transient:
-        raise error
+def _linked(fs: Any, path: str) -> Iterator[str]:
+    """The URLs that match a pattern, of a web server whose pages list its directories. The glob of
+    fsspec leaves out a page that does not come in time.
+    """
+    folder, _, base = path.rpartition("/")
+    folders = [folder]
+    if _MAGIC.search(IPV6_HOST.sub("", folder)):
+        folders = [name.rstrip("/") for name in _linked(fs, folder) if name.endswith("/")]
+    for each in folders:
+        try:
+            names = fs.ls(f"{each}/", detail=False)
+        except FileNotFoundError:
+            continue
+        for name in names:
+            link = name.removeprefix(f"{each}/").rstrip("/")
+            if link != name.rstrip("/") and "/" not in link and fnmatchcase(link, base.replace("?", "[?]")):
+                yield name
 
 
 def _fixed(pattern: str) -> str:

@@ -276,12 +276,8 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
     from wds_pipes.io.remote.metadata import ask
     from wds_pipes.io.remote.verdicts import judge
 
-    def info(fs: Any, name: str) -> dict[str, Any]:
-        fs.invalidate_cache(fs._parent(name))  # a listing may be old
-        return dict(fs.info(name))
-
     try:
-        return ask(url, storage_options, info)
+        return ask(url, storage_options, lambda fs, name: dict(fs.info(name)))
     except NotImplementedError:
         return {}
     except Exception as error:

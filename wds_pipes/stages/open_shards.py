@@ -75,6 +75,7 @@ class OpenShards(Tolerant[Shard]):
             second on average over this time; a byte now and then is not enough. A request that
             receives nothing for a quarter of this time (at least 1 second) is made again. Blocking
             calls of a file system that hang are abandoned; while 64 of them hang, no more are made.
+            Listings and other requests for metadata have 120 seconds, also in ``ShardList``.
         cache: keep remote shards on a local disk: ``wp.ShardCache(directory, max_bytes="200GB")``,
             or a directory, with the limit in WDS_PIPES_CACHE_SIZE; see ``cache_shards``.
         verify: compare a remote shard that was read from its beginning with the MD5 in an index, if

@@ -14,6 +14,7 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
 - ``batch``: one request for many ranges, where the store has such requests.
 - ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
   what their responses and errors mean.
+- ``metadata``: listings, sizes and what else is not read as a shard.
 
 Rules:
 1. Queues share the connections and bytes of the budget equally, and none gets more than its own

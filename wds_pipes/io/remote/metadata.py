@@ -16,6 +16,7 @@ from wds_pipes.io.remote.verdicts import EARLY_TRIES, judge
 from wds_pipes.io.threads import DaemonThreads
 
 READING = Reading()  # its time-out and tries
+_BY_REQUEST = ("http", "https", "ais", "s3", "s3a", "gs", "gcs")  # what ``limited`` knows
 T = TypeVar("T")
 
 
@@ -23,25 +24,22 @@ def ask(url: str, storage_options: dict[str, Any] | None, call: Callable[[Any, s
     """Return what ``call`` returns for the file system of a URL and the path in it.
 
     It is called again after an error that may pass, as the request of a read is. A store that does
-    not respond raises an error: file systems with an event loop limit each request, so that long
-    listings have their time, and of others the call as a whole is limited.
+    not respond raises an error: where the library of the store can do it, each request is limited,
+    so that long listings have their time, and elsewhere the call as a whole.
     """
     protocol, begin = url.partition("://")[0], monotonic()
+
+    def attempt() -> T:
+        fs, path = file_system(url, storage_options, limited)
+        if hasattr(fs, "call_s3"):
+            fs.retries = 1
+        # What it has listed may be old; with None, hf:// would also look for its repository again.
+        fs.invalidate_cache(path if protocol == "hf" else None)
+        return call(fs, path)
+
     for tries in count(1):
         try:
-            fs, path = file_system(url, storage_options, limited)
-            if hasattr(fs, "call_s3"):
-                fs.retries = 1
-            fs.invalidate_cache(path)  # what it has listed may be old
-            if fs.async_impl:
-                return call(fs, path)
-            thread: Future[T] = DaemonThreads(1).submit(call, fs, path)
-            try:
-                return thread.result(READING.timeout_seconds)
-            except TimeoutError:
-                if thread.done():  # the file system raised it
-                    raise
-                raise TimeoutError(f"no response in {READING.timeout_seconds:.0f} s") from None
+            return attempt() if protocol in _BY_REQUEST else _in_time(attempt)
         except Exception as error:
             verdict = judge(error, protocol)
             most = READING.retries if verdict.has_response else min(EARLY_TRIES, READING.retries)
@@ -52,6 +50,17 @@ def ask(url: str, storage_options: dict[str, Any] | None, call: Callable[[Any, s
                 raise
         sleep(wait)
     raise AssertionError
+
+
+def _in_time(call: Callable[[], T]) -> T:
+    """Return what a call returns that may hang."""
+    thread: Future[T] = DaemonThreads(1).submit(call)
+    try:
+        return thread.result(READING.timeout_seconds)
+    except TimeoutError:
+        if thread.done():  # the file system has raised it
+            raise
+        raise TimeoutError(f"no response in {READING.timeout_seconds:.0f} s") from None
 
 
 def limited(protocol: str, options: dict[str, Any]) -> dict[str, Any]:
