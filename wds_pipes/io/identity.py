@@ -21,6 +21,8 @@ from typing import Any
 from wds_pipes.io.secret import is_secret
 from wds_pipes.io.urls import identify, links_of
 
+# What fsspec's file systems call the ETag of an object: of Hugging Face and GitHub, that of git.
+OF_CONTENT = ("ETag", "etag", "blob_id", "sha")
 # Options of fsspec's file systems that do not change which store is meant.
 _WITHOUT_EFFECT = re.compile(
     r"anon|asynchronous|loop|skip_instance_cache|use_listings_cache|listings_expiry_time|max_paths|(default_)?(block_size|cache_type|fill_cache)|cache_options"

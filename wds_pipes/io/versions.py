@@ -7,15 +7,13 @@ import time
 from typing import Any, NamedTuple
 
 from wds_pipes.errors import ShardError
+from wds_pipes.io.identity import OF_CONTENT
 from wds_pipes.io.outputs import info_of
 from wds_pipes.io.urls import at_home, local_path, redact
 
 # A file that is written twice in this time may keep its time of modification: clocks of file
 # systems are coarse.
 _COARSE_SECONDS = 2.0
-
-# What fsspec's file systems call the ETag of an object: of Hugging Face and GitHub, that of git.
-OF_CONTENT = ("ETag", "etag", "blob_id", "sha")
 
 
 class Version(NamedTuple):

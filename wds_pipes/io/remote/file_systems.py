@@ -16,8 +16,8 @@ from urllib.parse import quote, urlsplit
 from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
+from wds_pipes.io.identity import OF_CONTENT
 from wds_pipes.io.urls import IPV6_HOST, links_of
-from wds_pipes.io.versions import OF_CONTENT
 
 _CONNECT_SECONDS = 5.0
 
