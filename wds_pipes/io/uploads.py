@@ -21,17 +21,21 @@ def abort_left(folder: str, storage_options: dict[str, Any] | None, is_output: C
     """
     if folder.partition("://")[0] not in ("s3", "s3a"):
         return 0
-    from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
 
     count = 0
-    with contextlib.suppress(Exception):  # not every store lists uploads, nor everyone may
-        fs, path = file_system(folder, storage_options)
+
+    def abort(fs: Any, path: str) -> None:
+        nonlocal count
         bucket, _, key = path.partition("/")
         prefix = f"{key.rstrip('/')}/" if key.strip("/") else ""
         for name, upload in _listed(fs, bucket, prefix):
             if is_output(name.removeprefix(prefix)):
                 fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=name, UploadId=upload)
                 count += 1
+
+    with contextlib.suppress(Exception):  # not every store lists uploads, nor everyone may
+        ask(folder, storage_options, abort)
     return count
 
 
