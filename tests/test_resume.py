@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, NodeLoader, Torch, build, chains
+from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, NodeLoader, Torch, as_text, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import flat, keys_of, through_json
+from pipelines import draw, flat, keys_of, through_json, wanted
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
@@ -167,6 +167,76 @@ def test_every_stage_before_every_other(first, tmp_path):
         if (first, second) in TAKE_BYTES:
             continue
         check_resume(lambda second=second: make(second))
+
+
+# Each step with its options, after each kind of step, in PipeLoader
+
+KINDS = {
+    "group": lambda pipe: pipe,
+    "shuffle": lambda pipe: pipe.shuffle_buffer(3),
+    "interleave": lambda pipe: pipe.interleave_shards(2),
+    "filter": lambda pipe: pipe.filter_samples(wanted),
+    "threads": lambda pipe: pipe.map_samples(dict, threads=2),
+    "then": lambda pipe: pipe.then(iter, holds=0),
+    "take": lambda pipe: pipe.take_samples(9),
+    "repeat": lambda pipe: pipe.repeat(2),
+    "unbatch": lambda pipe: pipe.batch_samples(2).unbatch_samples(),
+    "mix": lambda pipe: wp.mix({"a": pipe, "b": pipe.filter_samples(wanted)}, exhausted="drop"),
+    "batch": lambda pipe: pipe.batch_samples(2),
+    "batch of columns": lambda pipe: pipe.batch_samples(2, collate="columns", drop_last=True),
+    "batch, threads": lambda pipe: pipe.batch_samples(2).map_samples(dict, threads=2),
+}
+OF_ANY = {
+    "map": lambda pipe: pipe.map_samples(dict),
+    "map, threads": lambda pipe: pipe.map_samples(dict, threads=2),
+    "map, rng": lambda pipe: pipe.map_samples(draw, threads=1),
+    "map, seed_all": lambda pipe: pipe.map_samples(dict, seed_all=True),
+    "map, skip": lambda pipe: pipe.map_samples(dict, may_drop=True, on_error="skip", max_errors=9, threads=2),
+    "fields": lambda pipe: pipe.map_fields({"txt": text}),
+    "fields, threads": lambda pipe: pipe.map_fields({"txt": text}, threads=2),
+    "fields, skip": lambda pipe: pipe.map_fields({"none": text}, on_error="skip", threads=1),
+    "rename": lambda pipe: pipe.rename_fields({"text": "txt"}),
+    "select": lambda pipe: pipe.select_fields("txt"),
+    "tuple": lambda pipe: pipe.to_tuple("txt", "cls"),
+    "filter": lambda pipe: pipe.filter_samples(bool),
+    "filter, rng": lambda pipe: pipe.filter_samples(lambda sample, rng: rng.random() < 0.7),
+    "shuffle": lambda pipe: pipe.shuffle_buffer(3),
+    "shuffle, seed": lambda pipe: pipe.shuffle_buffer(4, seed=2),
+    "batch": lambda pipe: pipe.batch_samples(2, collate="list"),
+    "batch, drop_last": lambda pipe: pipe.batch_samples(2, collate="list", drop_last=True),
+    "take": lambda pipe: pipe.take_samples(3),
+    "slice": lambda pipe: pipe.slice_samples(1, 9, 2),
+    "then": lambda pipe: pipe.then(iter, holds=0, keeps_count=True),
+    "repeat": lambda pipe: pipe.repeat(2),
+    "decode": lambda pipe: pipe.decode_by_ext(),
+    "decode, threads": lambda pipe: pipe.decode_by_ext(threads=2, on_error="skip", max_errors=9),
+    "write": lambda pipe: pipe.write_shards(
+        f"{tempfile.mkdtemp()}/{{lane}}-%d.tar", max_samples=2, overwrite=True, codecs={"cls;draw": as_text}
+    ),
+}
+OF_SAMPLES = ("decode", "decode, threads", "write")
+REPEATING = ("repeat", "mix")  # a sample comes twice, and a shard cannot have it twice
+
+
+@pytest.mark.parametrize("step", OF_ANY)
+def test_every_step_and_option_after_every_kind_of_step_in_the_loader(step, tmp_path):
+    """Cut in the middle of an epoch of two lanes."""
+    urls = make_shards(tmp_path, shards=4, samples=[3, 1, 4, 5])
+    for kind, before in KINDS.items():
+        if (kind.startswith("batch") and step in OF_SAMPLES) or (kind in REPEATING and step == "write"):
+            continue
+
+        def make(before=before):
+            pipe = OF_ANY[step](before(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
+            return wp.PipeLoader(pipe, lanes=2, epoch_end="exact")
+
+        whole, first, rest = list(make()), make(), make()
+        got = list(itertools.islice(first, len(whole) // 2))
+        rest.load_state_dict(through_json(first.state_dict()))
+        named = [str(item).rpartition("/")[2] for item in whole] if step == "write" else whole
+        got += rest
+        got = [str(item).rpartition("/")[2] for item in got] if step == "write" else got
+        assert same(got, named), kind
 
 
 def test_counts_before_a_shuffle_lag_until_the_end(urls):

@@ -159,6 +159,10 @@ class Segments(Composite[Out]):
     def inner(self) -> list[Stage[Any]]:
         return [] if self._inner is None else [self._inner]
 
+    @property
+    def opened(self) -> int:
+        return 0 if self._inner is None else self._inner.opened  # the source is only a recipe
+
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         own, before = mark or (None, None)
         return self.counts_with(own, self.source.counts(before, 0), delivered)
