@@ -136,6 +136,22 @@ def test_each_lane_writes_shards_of_its_own(urls, tmp_path):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_lane_that_had_written_ahead_goes_on(urls, tmp_path):
+    """It has shards, and had delivered none of them at the state; not so in a next epoch."""
+    pipe = lambda: samples(urls).write_shards(tmp_path / "{lane}-%02d.tar", max_samples=2)  # noqa: E731
+    loader = wp.PipeLoader(pipe(), num_workers=2)
+    items = iter(loader)
+    first = [next(items)]
+    state = through_json(loader.state_dict())
+    whole = [*first, *items]
+    again = wp.PipeLoader(pipe(), num_workers=2)
+    again.load_state_dict(state)
+    assert [*first, *again] == whole
+    again.load_state_dict(again.state_dict())
+    with pytest.raises(FileExistsError):
+        list(again)
+
+
 def test_lanes_with_the_same_names_are_refused(urls, tmp_path):
     with pytest.raises(ValueError, match=r"2 lanes .* add a place for the lane to the pattern, such as 'train-{lane}"):
         list(wp.PipeLoader(writing(urls, tmp_path / "out"), lanes=2))

@@ -15,7 +15,7 @@ from wds_pipes.core.order import hash64
 from wds_pipes.errors import StateError
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.position import LoaderPosition, Paused
-from wds_pipes.loader.protocol import Begin, Result
+from wds_pipes.loader.protocol import NOT_BEGUN, Begin, Result
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.workers import Workers
 
@@ -145,10 +145,11 @@ class Progress:
         at = at if before is None else at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
         self._runs += 1
-        batches = plan.batches(at.partition)
+        batches, lanes = plan.batches(at.partition), at.states
+        resumed = bool(at.partition.history) or any(lane != NOT_BEGUN for lane in lanes.values())
         begins = {
-            number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number])
-            for number, lane in at.states.items()
+            number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], resumed)
+            for number, lane in lanes.items()
             if not lane["ended"]
         }
         if self.workers.count:

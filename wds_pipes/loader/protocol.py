@@ -16,12 +16,15 @@ NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position":
 
 
 class Begin(NamedTuple):
-    """Where a lane begins, and after how many batches it ends (None: when it is exhausted)."""
+    """Where a lane begins, after how many batches it ends (None: when it is exhausted), and whether
+    its epoch was begun before.
+    """
 
     epoch: int
     partition: Partition
     state: LaneState
     batches: int | None
+    resumed: bool
 
 
 # What a worker does next: the number of the run (each iteration over an epoch, or over its rest, is

@@ -60,6 +60,7 @@ class Segments(Composite[Out]):
         self.segments: OfLane = []
         self.of_epoch: Callable[[int], OfLane] | None = None
         self.padding: Lane | None = None
+        self.resumed = False  # an earlier run may have read ahead in this epoch
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self.after_epoch: Callable[[], None] | None = None  # called before the lane goes on to its next epoch
         self._inner: Stage[Out] | None = None
@@ -149,6 +150,8 @@ class Segments(Composite[Out]):
         pads = self.at.segment >= len(self.segments)
         lane, position = self.segments[self.at.segment] if self.padding is None or not pads else (self.padding, None)
         lane = lane if self.padding is None else replace(lane, padding=pads)
+        if position is None and self.resumed and not self.at.epoch:
+            position = self.source.dump(None)  # the beginning, as a state says it: the steps see that they resume
         mark = self.source.load(position) if self._resume is None and position is not None else self._resume
         self._inner = inner = self.source.open(lane, mark)
         if self.watch is not None:
@@ -214,7 +217,9 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     return laid
 
 
-def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: int) -> Stage[Any]:
+def with_segments(
+    stage: Stage[Any], partition: Partition, number: int, epoch: int, *, resumed: bool = False
+) -> Stage[Any]:
     """Return a copy of a chain that ``lay_out`` made, with the segments of lane ``number``."""
     again = copy.copy(stage)
     if isinstance(again, Segments):
@@ -227,7 +232,7 @@ def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: i
                 for segment in there.segments(number, source)
             ]
 
-        again.of_epoch = of_epoch
+        again.of_epoch, again.resumed = of_epoch, resumed
         again.segments = of_epoch(0)
         again.divided = len(partition.later) if partition.history or partition.later else -1
         if again.pads and source.divides_shards and partition.stripe is None:
@@ -236,7 +241,7 @@ def with_segments(stage: Stage[Any], partition: Partition, number: int, epoch: i
                 again.segments[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))
             )
     elif again.source is not None:
-        again.source = with_segments(again.source, partition, number, epoch)
+        again.source = with_segments(again.source, partition, number, epoch, resumed=resumed)
     return again
 
 

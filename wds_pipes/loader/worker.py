@@ -101,7 +101,7 @@ class _Running:
         again, stripe = len(partition.history), partition.stripe
         self._lane = Lane(recipe.seed, begin.epoch, number, partition.lanes, again, stripe=stripe)
         self._samples = (partition.samples() or {number: 0})[number]
-        chain = with_segments(recipe, partition, number, begin.epoch)
+        chain = with_segments(recipe, partition, number, begin.epoch, resumed=begin.resumed)
         position = begin.state["position"]
         self.stage = chain.open(self._lane, None if position is None else chain.load(position))
         self._delivered: int = begin.state["delivered"]
