@@ -200,8 +200,9 @@ class DropRepeats(wp.Stage):
     @dataclass(slots=True)
     class At:
         again: int = 0  # samples from the saved position of the source to here
-        filtered: int = 0  # a field of this name appears in pipe.counts()
+        filtered: int = 0
 
+    tallies = ("filtered",)  # this field only counts: it appears in pipe.counts(), and run() never reads it
     order_options = ("window",)
     counts_items = True  # `again` counts samples of the source
 
@@ -305,6 +306,7 @@ class DropSome(wp.Stage):
         number: int = 0
         filtered: int = 0
 
+    tallies = ("filtered",)
     order_options = ("share",)
     holds_nothing = True
     counts_items = True  # the random numbers depend on `number`

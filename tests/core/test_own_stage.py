@@ -294,3 +294,56 @@ def test_what_a_stage_lacks_is_told_when_it_is_built(kind, said, urls):
 
 def test_check_resume_passes_a_right_stage(urls):
     check_resume(lambda: pipe(urls))
+
+
+class SkipFirst(wp.Stage):
+    """Leave out the first samples of a lane. Its position has the name of a count."""
+
+    @dataclass(slots=True)
+    class At:
+        skipped: int = 0
+
+    def __init__(self, source, count):
+        super().__init__(source)
+        self.count = count
+
+    def run(self):
+        for sample in self.source.items:
+            if self.at.skipped < self.count:
+                self.at.skipped += 1
+            else:
+                yield sample
+
+
+class SkipFirstOfWhole(SkipFirst):
+    whole_lanes = True
+
+
+class SkipFirstForgotten(SkipFirstOfWhole):
+    tallies = ("skipped",)
+
+
+def skipping(urls, kind):
+    return wp.register_stage(kind)(wp.ShardList(urls).open_shards().load_tar().group_by_key(), 2)
+
+
+def test_a_position_with_the_name_of_a_count_stays_on_other_lanes(urls):
+    make = lambda: skipping(urls, SkipFirstOfWhole)  # noqa: E731
+    first, second = (wp.PipeLoader(make(), lanes=lanes) for lanes in (1, 2))
+    items = iter(first)
+    came = [next(items) for _ in range(3)]
+    second.load_state_dict(first.state_dict())
+    whole = list(wp.PipeLoader(make(), lanes=1))
+    assert sorted(sample["__key__"] for sample in [*came, *second]) == sorted(sample["__key__"] for sample in whole)
+    check_resume(make)
+
+
+@pytest.mark.parametrize("kind", [SkipFirst, SkipFirstForgotten])
+def test_check_resume_finds_what_is_lost_on_other_lanes(kind, urls):
+    with pytest.raises(AssertionError, match="on two, on three and on one again, .* were lost"):
+        check_resume(lambda: skipping(urls, kind))
+
+
+def test_tallies_are_fields_that_count(urls):
+    with pytest.raises(TypeError, match="Wrong.tallies has 'number': it is a tuple of fields of At, which are some of"):
+        type("Wrong", (TagSamples,), {"tallies": ("number",)})

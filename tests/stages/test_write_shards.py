@@ -152,6 +152,21 @@ def test_a_lane_that_had_written_ahead_goes_on(urls, tmp_path):
         list(again)
 
 
+def test_the_epoch_goes_on_on_other_lanes(urls, tmp_path):
+    """Each lane continues its own shards, as one whole."""
+    loader = lambda lanes: wp.PipeLoader(lanes_of(urls, tmp_path / "out"), lanes=lanes)  # noqa: E731
+    first = loader(1)
+    items = iter(first)
+    for _ in range(2):
+        next(items)
+    state = through_json(first.state_dict())
+    first.close()
+    second = loader(2)
+    second.load_state_dict(state)
+    list(second)
+    assert sorted(keys_in(tmp_path / "out")) == sorted(keys_of(samples(urls)))
+
+
 def test_lanes_with_the_same_names_are_refused(urls, tmp_path):
     with pytest.raises(ValueError, match=r"2 lanes .* add a place for the lane to the pattern, such as 'train-{lane}"):
         list(wp.PipeLoader(writing(urls, tmp_path / "out"), lanes=2))
@@ -176,8 +191,8 @@ def test_what_cannot_be_written(urls, tmp_path):
     with pytest.raises(wp.StateError, match="max_samples=4"):
         other.load_state_dict(pipe.state_dict())
     damaged = through_json(pipe.state_dict())
-    damaged["lanes"]["0"]["position"][-1]["shards"] = 9
-    with pytest.raises(wp.StateError, match="9 shards cannot have 3 samples"):
+    damaged["lanes"]["0"]["position"][-1]["delivered"] = 9
+    with pytest.raises(wp.StateError, match="1 shard cannot have 9 samples"):
         writing(urls, tmp_path / "out").load_state_dict(damaged)
     assert "after 1 shard" in wp.describe_state(pipe.state_dict())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_pipes.core.counts import Lack, add_limited, public_counts
 from wds_pipes.core.running import Mark, Out
@@ -31,6 +31,7 @@ class Composite(Stage[Out]):
         damaged: int = 0
         limited: dict[str, int] | None = None  # the counts of single stages
 
+    tallies: ClassVar[tuple[str, ...]] = ("filtered", "skipped", "dropped", "skipped_shards", "damaged")
     runs_chains = True
     counts_itself = True
     _lack_before = Lack()  # while running: of the chains that are done
@@ -63,6 +64,10 @@ class Composite(Stage[Out]):
             **{name: counts.get(name, 0) + count for name, count in inner.items()},
             "delivered": at.batched + inner["delivered"] if self.counts_delivered else delivered,
         }
+
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        *before, own = super().uncounted(entries)
+        return [*before, {name: value for name, value in own.items() if name not in ("batched", "limited")}]
 
     def load(self, entries: list[dict[str, Any]]) -> Mark:
         read_counts(entries[-1].get("limited", {}), f"'limited' of {functional_name(type(self))}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
@@ -126,17 +126,6 @@ def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[
         if more
         else limited
     )
-
-
-def without_counts(value: Any) -> Any:
-    """Return what ``Stage.dump`` wrote, without counts of samples."""
-    if isinstance(value, dict):
-        return {
-            name: without_counts(part)
-            for name, part in value.items()
-            if name not in (*COUNTED, *TROUBLE, "batched", "limited")
-        }
-    return [without_counts(part) for part in value] if isinstance(value, list) else value
 
 
 def warn_of_nothing(counts: dict[str, int], lack: Lack) -> None:

@@ -25,6 +25,7 @@ class StageFacts:
 
     order_options: ClassVar[tuple[str, ...]] = ()
     shared: ClassVar[tuple[str, ...]] = ()
+    tallies: ClassVar[tuple[str, ...]] = ()
     holds_nothing: ClassVar[bool] = False
     whole_lanes: ClassVar[bool] = False
     expands: ClassVar[bool] = False
@@ -44,7 +45,7 @@ class StageFacts:
     counts_itself: ClassVar[bool] = False
     counts_items: bool = False
     limited: str | None = None
-    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of the fields of At that count samples
+    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of ``tallies`` in At
     source: Stage[Any] | None
 
     # The first stage answers for the whole chain.

@@ -30,7 +30,7 @@ from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import COUNTED, TROUBLE, without_counts
+from wds_pipes.core.counts import COUNTED, TROUBLE
 from wds_pipes.core.facts import StageFacts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
@@ -107,6 +107,9 @@ class Stage(StageFacts, Generic[Out]):
         items: while running, the iterator over the stage's items.
         order_options: names of the options that decide which items come in which order. A state is
             refused if they differ.
+        tallies: names of the fields of ``At`` that only count samples for ``counts()``: delivered,
+            filtered, skipped, dropped. ``run`` adds to them and never reads them: when an epoch is
+            repartitioned, they begin at 0 again.
         counts_items: whether the position or the random numbers of the stage count the items of its
             source. Then a state is refused if an item was another number of samples when it was
             saved, such as after another size of ``batch_samples`` before this stage.
@@ -168,11 +171,15 @@ class Stage(StageFacts, Generic[Out]):
         if "At" in cls.__dict__:
             cls._defaults = _read_defaults(cls)
             cls._beginning = tuple(cls._defaults.values())
-            cls._tallies = tuple(
-                (place, name) for place, name in enumerate(cls._defaults) if name in (*COUNTED, *TROUBLE)
-            )
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+        if wrong := set(vars(cls).get("tallies", ())) - (cls._defaults.keys() & {*COUNTED, *TROUBLE}):
+            names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
+            raise TypeError(
+                f"{cls.__name__}.tallies has {shown(min(wrong))}: it is a tuple of fields of At, "
+                f"which are some of {names}"
+            )
+        cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in cls.tallies)
 
     def __init__(self, source: Stage[Any] | None = None) -> None:
         if source is not None and not isinstance(source, Stage):
@@ -362,7 +369,8 @@ class Stage(StageFacts, Generic[Out]):
         comes after it.
         """
         *before, entry = entries
-        return [*(self.source.uncounted(before) if self.source is not None else []), without_counts(entry)]
+        own = {name: value for name, value in entry.items() if name not in self.tallies}
+        return [*(self.source.uncounted(before) if self.source is not None else []), own]
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         """Return the mark that ``dump_mark`` wrote.

@@ -34,6 +34,8 @@ class Tolerant(Stage[Out]):
     class At:  # noqa: D106 - see Stage
         skipped: int = 0
 
+    tallies: ClassVar[tuple[str, ...]] = ("skipped",)
+
     def __init__(self, source: Stage[Any] | None, on_error: OnError, max_errors: int | None) -> None:
         super().__init__(source)
         self.on_error = _checked(on_error)

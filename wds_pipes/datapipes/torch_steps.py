@@ -103,6 +103,7 @@ class TorchBatch(TorchStep):
         delivered: int = 0
         dropped: int = 0
 
+    tallies = ("delivered", "dropped")
     keeps_count = keeps_order = True
 
     def run(self) -> Iterator[Any]:

@@ -44,6 +44,7 @@ class Segments(Composite[Out]):
         opened: int = 0
         padded: int = 0
 
+    tallies = (*Composite.tallies, "padded")
     keeps_count = True
     order_options = ("samples",)
 

@@ -47,6 +47,7 @@ class BatchSamples(Stage[Any]):
         delivered: int = 0
         dropped: int = 0
 
+    tallies = ("delivered", "dropped")
     keeps_count = keeps_order = True
     holds_nothing = True
 

@@ -31,6 +31,7 @@ class FilterSamples(Stage[Out]):
         filtered: int = 0
         number: int = 0
 
+    tallies = ("filtered",)
     holds_nothing = True
 
     def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any] | Callable[[Out, Any], Any]) -> None:

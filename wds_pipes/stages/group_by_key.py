@@ -97,6 +97,7 @@ class GroupByKey(Tolerant[Sample]):
         # what was seen of the shard up to here, see SeenFields; one str, for cheap marks
         shard: str = ""
 
+    tallies = ("skipped", "filtered")
     keeps_count = True
     gives = "samples"
     ends_reading = True

@@ -197,6 +197,12 @@ class InterleaveShards(Composite[Out]):
             {name: value for name, value in own.items() if value},
         ]
 
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        *before, own = super().uncounted(entries)
+        if "round" in own:
+            own = {**own, "round": [[place, self._before.uncounted(position)] for place, position in own["round"]]}
+        return [*before, own]
+
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         start, *between, own = entries
         if start.keys() > {"next"} or any(between) or own.keys() - self._defaults.keys():

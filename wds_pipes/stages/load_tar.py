@@ -77,6 +77,7 @@ class LoadTar(Tolerant[TarMember]):
     gives = "members"
     error_kind = ShardError
     counter = "damaged"
+    tallies = ("damaged",)
 
     @property
     def may_lose(self) -> bool:

@@ -98,6 +98,7 @@ class MapSamples(Threaded[Any]):
         skipped: int = 0
         filtered: int = 0
 
+    tallies = ("skipped", "filtered")
     keeps_count = keeps_order = True
     holds_nothing = True
 

@@ -107,6 +107,7 @@ class OpenShards(Tolerant[Shard]):
         skipped_shards: int = 0
 
     counter = "skipped_shards"
+    tallies = ("skipped_shards",)
 
     def __init__(
         self,

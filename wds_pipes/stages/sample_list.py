@@ -84,6 +84,7 @@ class SampleList(ShardSource[SampleRef]):
         inside: int = 0  # how many places of the next one
         padded: int = 0  # how many samples of its stripe were repeats
 
+    tallies = ("padded",)
     keeps_count = keeps_order = has_global_order = True
     gives = "references"
     order_options = ("shuffle", "block_samples", "view")

@@ -58,6 +58,7 @@ class SliceSamples(Stage[Out]):
         read: int = 0
         filtered: int = 0
 
+    tallies = ("filtered",)
     holds_nothing = True
     counts_items = True
     whole_lanes = True
