@@ -165,8 +165,14 @@ def first_three(items):
     ],
 )
 def test_check_resume_finds_what_holds_does_not_say(fn, holds, urls):
-    with pytest.raises(AssertionError, match=r"then\(fn\).*holds"):
+    with pytest.raises((AssertionError, wp.StateError), match=r"then\(.*holds"):
         check_resume(lambda: samples(urls).then(fn, holds=holds))
+
+
+@pytest.mark.parametrize(("fn", "holds"), [(sorted_chunks, 2), (sorted_chunks, 7), (packed, 3), (pairs, 0)])
+def test_a_number_that_is_too_large_or_too_small_is_found_in_the_first_epoch(fn, holds, urls):
+    with pytest.raises(wp.StateError, match=f"does not remember what holds={holds} says"):
+        list(samples(urls).then(fn, holds=holds))
 
 
 def test_without_holds_it_runs_and_has_no_state(urls):

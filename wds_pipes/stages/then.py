@@ -6,6 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from wds_pipes.core.options import check_count
@@ -15,6 +16,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.stages.identity import identity
 
 _MOST = 1 << 20  # the most items that may be held: the stage keeps a mark for each
+_TRIED, _WINDOW = 1024, 16  # a larger number is not tried; and with how many items it is
 
 
 class Then(Stage[Any]):
@@ -43,9 +45,15 @@ class Then(Stage[Any]):
                   yield before, sample
                   before = sample
 
-    - ``holds=None``: not known. The step runs, and ``state_dict()`` raises an error.
+    - ``holds=None``: not known. The pipe runs, ``state_dict()`` raises an error, and PipeLoader
+      refuses it.
 
-    ``wds_pipes.testing.check_resume`` finds a number that is too small. A function that depends on
+    A number that is too large is wrong too, unless the function comes to remember the same: a
+    function that makes chunks of four, and remembers nothing between two of them, would begin its
+    chunks elsewhere with ``holds=2``. So the first epoch in each process calls the function once
+    more, on up to ``holds`` items and about the next 16, and raises an error if it then yields at
+    other items. (Numbers above 1,024 are not tried.) ``wds_pipes.testing.check_resume`` also
+    compares what it yields, at every place: use it. A function that depends on
     all items before, such as a sum, or a set of the keys that it has seen, cannot resume this way:
     write a ``Stage`` whose position has what it needs. Random numbers must depend on the items
     alone: draw them in ``map_samples(fn(sample, rng))`` before this step.
@@ -59,8 +67,8 @@ class Then(Stage[Any]):
             stays known.
 
     Raises:
-        StateError: the state was requested and ``holds`` is None; or, after a resume, the function
-            did not yield what it had yielded before.
+        StateError: the state was requested and ``holds`` is None; the function does not remember
+            what ``holds`` says; or, after a resume, it did not yield what it had yielded before.
         Exception: an error of a step before this one, also if the function catches it.
 
     Checkpoint: two numbers, whether the function has begun and ended, and an earlier position of
@@ -93,6 +101,7 @@ class Then(Stage[Any]):
         self.fn = fn
         self.holds = None if holds is None else check_count("holds", holds, least=0, most=_MOST)
         self.keeps_count = bool(keeps_count)  # type: ignore[misc]
+        self._tried = SimpleNamespace(done=holds is None or holds > _TRIED)  # all copies in a process have it
         # while running, the position of the source at the first item that is read again
         self._before: Mark | None = None
 
@@ -119,6 +128,7 @@ class Then(Stage[Any]):
         again, left = at.begun, at.held  # whether items are read again, and how many
         given, resumed = 0, at.yielded  # yields since the saved position, in this run and in the one before
         item: Any = None
+        trial = None if self._tried.done or again or at.yielded else _Trial(self.fn, self.holds or 0)
         failed: Exception | None = None
 
         def take() -> Iterator[Any]:
@@ -133,6 +143,8 @@ class Then(Stage[Any]):
                     if given < resumed:
                         failed = _unlike(given, resumed)
                         raise failed
+                    if trial is not None and not self._tried.done and given:
+                        self._tried.done = trial.cut()
                     self._before = marks[0] if marks else before
                     at.begun, at.held, at.yielded, given, resumed = True, len(marks), 0, 0, 0
                 try:
@@ -143,6 +155,8 @@ class Then(Stage[Any]):
                 if item is END:
                     return
                 marks.append(before)
+                if trial is not None and not self._tried.done:
+                    trial.take(item)
                 yield item
 
         made: Any = None
@@ -154,6 +168,8 @@ class Then(Stage[Any]):
                 if again:
                     continue
                 given += 1
+                if trial is not None:
+                    trial.yielded += 1
                 if given > resumed:
                     at.yielded = given
                     yield result
@@ -170,11 +186,72 @@ class Then(Stage[Any]):
             raise failed
         if again or given < resumed:
             raise _unlike(given, resumed)
+        if trial is not None and not self._tried.done:
+            self._tried.done = trial.cut(last=True)
         at.held, at.yielded, at.ended = 0, 0, True
         self._before = None  # for the counts of the whole epoch
 
     def mark(self) -> Mark:
         return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
+
+
+class _Trial:
+    """Tries whether a function, called again on the last ``holds`` items that it took, yields after
+    the same ones of the next items: those are taken from its first call.
+    """
+
+    def __init__(self, fn: Callable[[Iterator[Any]], Iterable[Any]], holds: int) -> None:
+        self._fn, self._holds = fn, holds
+        self._items: list[Any] = []  # the held ones, then the next ones
+        self._given: list[int] = []  # how often the function had yielded when it took each of the next ones
+        self._begun = False
+        self.yielded = 0
+
+    def take(self, item: Any) -> None:
+        """The function takes an item, and may change it."""
+        self._items.append(item.copy() if type(item) in (dict, list) else item)
+        if self._begun:
+            self._given.append(self.yielded)
+        elif len(self._items) > self._holds + 1:
+            del self._items[0]
+
+    def cut(self, *, last: bool = False) -> bool:
+        """A state could begin here. Return whether the number was tried.
+
+        Raises:
+            StateError: it is wrong.
+        """
+        if not self._begun and len(self._items) > self._holds:
+            self._begun, self.yielded, self._items = True, 0, self._items[1:]
+        elif self._begun and (last or len(self._given) >= _WINDOW):
+            if self._given and self._again() != self._given:
+                raise StateError(
+                    f"the function of then() does not remember what holds={self._holds} says: called again on the last "
+                    f"{self._holds} items that it had taken, it yields after other ones of the next items. Pass how "
+                    "many it remembers when it takes an item after it has yielded: 0 if it then has none."
+                )
+            return True
+        return last
+
+    def _again(self) -> list[int]:
+        """Return what ``_given`` is in a new call."""
+        given: list[int] = []
+        yielded = 0
+
+        def take() -> Iterator[Any]:
+            for place, item in enumerate(self._items):
+                if place >= self._holds:
+                    given.append(yielded)
+                yield item
+
+        try:
+            for _ in self._fn(take()):
+                yielded += 1
+                if len(given) == len(self._given):
+                    break
+        except Exception:  # the first call may have changed what is in the items
+            return self._given
+        return [count - given[0] for count in given]
 
 
 def _check_signature(fn: Callable[..., Any]) -> None:
