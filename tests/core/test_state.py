@@ -83,6 +83,24 @@ def test_each_iter_is_the_next_epoch_and_set_epoch_chooses(urls):
         pipe.set_epoch(-1)
 
 
+def test_pipes_over_one_source_count_epochs_together_after_a_resume(urls):
+    """Also if the one that is ahead goes on first."""
+
+    def pipes():
+        source = wp.ShardList(urls)
+        return [source.open_shards().load_tar().group_by_key() for _ in range(2)]
+
+    before, after = pipes(), pipes()
+    for old, new in zip(before, after, strict=True):
+        next(iter(old))
+        new.load_state_dict(old.state_dict())
+    epochs = []
+    for pipe in (*after[::-1], *after):
+        next(iter(pipe))
+        epochs.append(pipe.state_dict()["epoch"])
+    assert epochs == [1, 0, 2, 3]
+
+
 def test_set_epoch_of_a_loaded_epoch_continues_it(urls):
     pipe = decoded(urls)
     rest = keys_of(after(pipe, 4))

@@ -397,6 +397,25 @@ def test_a_mix_resumes_lane_by_lane(counted_urls):
         assert again.counts()["delivered"] == len(ALL)
 
 
+@pytest.mark.parametrize("lanes", [2, 1])
+def test_a_source_added_to_a_mix_where_lanes_have_ended_is_told(lanes, caplog, tmp_path):
+    """They have no share of it in this epoch."""
+    urls = make_shards(tmp_path, shards=4, samples=[1, 9, 4, 4])
+
+    def mixed(lanes, **sources):
+        pipes = {name: wp.ShardList(part).open_shards().load_tar().group_by_key() for name, part in sources.items()}
+        return wp.PipeLoader(wp.mix(pipes, exhausted="drop"), lanes=lanes, epoch_end="exact")
+
+    before, after = mixed(2, a=urls[:2]), mixed(lanes, a=urls[:2], new=urls[2:])
+    items = iter(before)
+    first = [next(items) for _ in range(3)]
+    after.load_state_dict(through_json(before.state_dict()))
+    assert (
+        "source 'new' of mix() was added in the middle of an epoch in which 1 of the 2 lanes have ended" in caplog.text
+    )
+    assert len(first) + len(list(after)) == 14
+
+
 def test_with_epoch_continues_after_a_consumer_that_counts_batches(counted_urls):
     """A loop that takes len(loader) batches and does not request the end, or that drops the
     iterator, loses nothing.

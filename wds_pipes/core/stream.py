@@ -101,7 +101,8 @@ class Stream(Generic[Out]):
         if context.passed.times != times:  # workers of an earlier iteration had the state
             self._resume = False
         position = self.position if self._resume else Position(context.epoch)
-        context.epoch = position.epoch + 1
+        # more if another pipe over the same source is in a later epoch
+        context.epoch = max(context.epoch, position.epoch + 1)
         self.at, self._resume = position, False
         return position
 

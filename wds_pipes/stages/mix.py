@@ -79,10 +79,10 @@ class Mix(Composite[Any]):
 
     Checkpoint: for each source, by name, how often it was drawn, and its position. A resume reads
     again what each source reads again. With other weights or new sources, the proportions start
-    anew from there on, and a new source starts at its beginning. Weights and sources may not change
-    in the middle of an epoch while a step after the mix holds samples, as ``shuffle_buffer`` does:
-    put such a step into the sources. The size is about 150 bytes for each source, plus its
-    position.
+    anew from there on, and a new source starts at its beginning; lanes that have ended read it
+    from the next epoch on, and PipeLoader warns of that. Weights and sources may not change in the
+    middle of an epoch while a step after the mix holds samples, as ``shuffle_buffer`` does: put
+    such a step into the sources. The size is about 150 bytes for each source, plus its position.
     """
 
     @dataclass(slots=True)
