@@ -412,6 +412,12 @@ def test_describe_state_is_for_people(urls):
         wp.describe_state({"a": 1})
 
 
+def test_describe_state_of_a_lane_without_a_shard(urls):
+    loader = wp.PipeLoader(decoded(urls[:1]), lanes=2)
+    after(loader, 2)
+    assert "\nlane 1 of 2: ended, it has no shard, 0 items delivered\n" in wp.describe_state(loader.state_dict())
+
+
 def test_secrets_are_not_in_the_state():
     url = "https://user:pa55@host/a.tar?X-Amz-Signature=5ecret&part=1"
     pipe = wp.ShardList([url]).open_shards().load_tar()

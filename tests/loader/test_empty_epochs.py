@@ -178,3 +178,20 @@ def test_an_epoch_without_a_shard_names_what_was_skipped(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="wds_pipes"):
         assert list(wp.ShardList(tmp_path / "none.tar").open_shards(on_error="skip").load_tar().group_by_key()) == []
     assert "this epoch gave nothing: 1 skipped shards. The first error that was skipped: shard " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("counts", "options"),
+    [
+        ([3, 0, 5, 2], {"lanes": 3, "batch_size": 4}),
+        (None, {"batch_size": 11, "epoch_end": "exact", "drop_last": True}),
+    ],
+)
+def test_with_epoch_where_no_lane_has_a_full_batch(counts, options, urls):
+    """It would end at once, each time, although len() says 3."""
+    loader = wp.PipeLoader(chain(urls, "txt", samples_per_shard=counts), **{"epoch_end": "drop", **options}).with_epoch(
+        batches=3
+    )
+    for _ in range(2):
+        with pytest.raises(wp.ShardError, match=r"with_epoch\(\) requests more: no lane has a full batch"):
+            list(loader)

@@ -59,9 +59,12 @@ def _describe(state: Saved) -> str:
     for number, lane in state.lanes.items():
         told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names, epoch=state.epoch)
         facts: list[str | None] = ["ended"] if lane.ended else [] if lane.position else ["not begun"]
-        for name, entry in zip(names, _unnested(lane.position or []), strict=False):
-            kind = find_stage(name)
-            facts.append(None if kind is None else kind.describe(entry, told))
+        if lane.position and lane.url is None and not lane.delivered and state.shards is not None:
+            facts.append("it has no shard")
+        else:
+            for name, entry in zip(names, _unnested(lane.position or []), strict=False):
+                kind = find_stage(name)
+                facts.append(None if kind is None else kind.describe(entry, told))
         facts.append(f"{plural(lane.delivered, 'item')} delivered")
         lines.append(f"lane {number} of {state.lane_count}: " + ", ".join(filter(None, facts)))
     lines.append("samples: " + ", ".join(f"{count:,} {what}" for what, count in state.counts.items()))

@@ -16,7 +16,7 @@ from torch.profiler import record_function
 from wds_pipes.core.counts import LIMITED, Lack, warn_of_nothing
 from wds_pipes.core.tracebacks import shorten
 from wds_pipes.core.words import plural
-from wds_pipes.errors import StateError
+from wds_pipes.errors import ShardError, StateError
 from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.progress import Progress
@@ -147,6 +147,12 @@ class LoaderIterator:
                 return self.stop(lacking)  # the state remains at the beginning of the epoch
             error = self._too_many({**at.lanes, **self._ended}, at)
             self._commit_ends(at)
+            if error is None and progress.cut is not None:
+                error = ShardError(
+                    "a whole epoch of the data gave no batch, and with_epoch() requests more: no lane has a full batch "
+                    "(use fewer lanes, a smaller batch_size, or epoch_end='pad' or 'exact'), or filters and "
+                    "on_error='skip' leave nothing."
+                )
             return self.stop(error or StopIteration())
         parts: list[Any] = []
         after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
