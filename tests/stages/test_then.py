@@ -180,8 +180,16 @@ def test_without_holds_it_runs_and_has_no_state(urls):
     assert len(list(pipe)) == 13
     with pytest.raises(wp.StateError, match=r"state of then\(\) cannot be known.*holds=0 if.*check_resume"):
         pipe.state_dict()
+    loader = wp.PipeLoader(samples(urls).then(each), batch_size=2, num_workers=1)
+    assert len(list(loader)) == 7
     with pytest.raises(wp.StateError, match=r"pass holds=0"):
-        wp.PipeLoader(samples(urls).then(each), batch_size=2)
+        loader.state_dict()
+    cut = wp.PipeLoader(samples(urls).then(each), batch_size=2).with_epoch(batches=2)
+    list(cut)
+    list(cut)
+    cut.close()
+    with pytest.raises(wp.StateError, match=r"pass holds=0"):
+        list(cut)
 
 
 def test_it_is_read_as_far_as_it_was_used(urls):

@@ -119,6 +119,7 @@ class PipeLoader:
         TypeError, ValueError: when built: the pipeline has another source, or an argument does not
             fit.
         StateError: when built: the state of one of torch's pipes in the pipeline cannot be known.
+            When a state is requested, or an epoch goes on from one: that of ``then`` is not known.
         ShardError, SampleError: during the iteration, also from a worker, with url, key and offset.
             A step's ``max_errors`` bounds the number of errors that it skips in an epoch, in all
             lanes of this rank together. The error replaces the first batch that exceeds the bound,
@@ -156,7 +157,7 @@ class PipeLoader:
         options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
         call = graph.Call.of("PipeLoader", signature_of(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
-        stage.check_resumable()
+        stage.root.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
         plan = Plan(
             stage,

@@ -147,6 +147,8 @@ class Progress:
         self._runs += 1
         batches, lanes = plan.batches(at.partition), at.states
         resumed = bool(at.partition.history) or any(lane != NOT_BEGUN for lane in lanes.values())
+        if resumed:
+            plan.stage.check_resumable()  # with_epoch() goes on from a position, too
         begins = {
             number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], resumed)
             for number, lane in lanes.items()
@@ -155,7 +157,7 @@ class Progress:
         if self.workers.count:
             _with_workers.add(self)
         # differs on each rank, and after a resume
-        seed = hash64(plan.recipe.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
+        seed = hash64(plan.stage.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
         return at, self._runs, self.workers.start(self._runs, begins, seed)
 
     @property

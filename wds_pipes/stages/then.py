@@ -45,8 +45,7 @@ class Then(Stage[Any]):
                   yield before, sample
                   before = sample
 
-    - ``holds=None``: not known. The pipe runs, ``state_dict()`` raises an error, and PipeLoader
-      refuses it.
+    - ``holds=None``: not known. The step runs, and ``state_dict()`` raises an error.
 
     A number that is too large is wrong too, unless the function comes to remember the same: a
     function that makes chunks of four, and remembers nothing between two of them, would begin its
