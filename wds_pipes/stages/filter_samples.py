@@ -20,7 +20,11 @@ class FilterSamples(Stage[Out]):
     Args:
         source: any pipe.
         predicate: ``predicate(sample)``, or ``predicate(sample, rng)`` with a random generator for
-            this sample alone, as in ``map_samples``. Any true value keeps the sample.
+            this sample alone, as in ``map_samples``. Any true value keeps the sample. It must have
+            no memory between samples, such as a set of the keys that it has seen: each worker
+            process would have its own, which stays over epochs, so that the second one gives
+            nothing. Write a ``Stage`` for that (tutorial 09); ``wds-pipes dedup`` leaves out what
+            comes twice in a data set.
 
     Checkpoint: the number of samples so far, and of those that were filtered out. A resume reads
     nothing again.

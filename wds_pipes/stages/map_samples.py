@@ -54,7 +54,9 @@ class MapSamples(Threaded[Any]):
         source: any pipe.
         fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
             from ``rng``, not from global generators, whose state is not saved; or pass
-            ``seed_all=True``.
+            ``seed_all=True``. It must have no memory between samples, such as a count or a set of
+            what it has seen: each worker process would have its own, which stays over epochs and is
+            in no state. Write a ``Stage`` for that (tutorial 09).
         may_drop: whether ``fn`` may return ``wds_pipes.DROP``, to drop a sample and count it as
             filtered. Then the length of an epoch is not known.
         seed_all: for functions that draw from global generators, such as torchvision's transforms:
