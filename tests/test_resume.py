@@ -25,8 +25,9 @@ from warm import Program
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
 from wds_pipes.core.stream import Stream
+from wds_pipes.loader.other_lanes import check_other_lanes
 from wds_pipes.tar import index_shards
-from wds_pipes.testing import _check_other_lanes, check_resume, make_shards, same
+from wds_pipes.testing import check_resume, make_shards, same
 
 CHAINS = chains()
 
@@ -82,7 +83,7 @@ def test_every_cut_of_every_chain_in_every_host(chain, host, few):
 @pytest.mark.parametrize("chain", CHAINS)
 def test_an_epoch_of_every_chain_goes_on_on_other_lanes(chain, few):
     """As check_resume checks it for the pipes of users."""
-    _check_other_lanes(lambda: build(datapipes, CHAINS[chain], few))
+    check_other_lanes(lambda: build(datapipes, CHAINS[chain], few))
 
 
 SHUFFLING = [name for name, names in CHAINS.items() if "ShuffleBuffer" in names and "SampleList" not in names]

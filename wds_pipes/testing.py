@@ -7,14 +7,13 @@ import heapq
 import json
 import os
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from wds_pipes.codecs.codec import Codec
-from wds_pipes.core.checking import SEE, check_positions
+from wds_pipes.core.checking import SEE, check_positions, reason, refused
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name
@@ -125,7 +124,10 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     if _stage(make()) is not None:
         _check_batches_after(make, epochs, len(whole[0]))
         _check_lanes(make)
-        _check_other_lanes(make)
+        if not isinstance(make(), Stream):
+            from wds_pipes.loader.other_lanes import check_other_lanes  # it needs torch
+
+            check_other_lanes(make)
     return whole
 
 
@@ -168,7 +170,7 @@ def _resume(
         pipeline.load_state_dict(json.loads(state))
     except StateError as error:
         raise AssertionError(
-            f"cut at {place}: {_refused(pipeline, state)} its own position: {_reason(error)}. "
+            f"cut at {place}: {refused(_stage(pipeline), state)} its own position: {reason(error)}. "
             f"The state: {_short(state)}"
         ) from error
     again = _dump(pipeline)
@@ -214,23 +216,6 @@ def _short(state: str) -> str:
     if isinstance(whole, dict) and "lanes" in whole:
         state = json.dumps({name: whole[name] for name in ("epoch", "lanes") if name in whole})
     return state if len(state) <= 600 else f"{state[:400]} ... {state[-195:]}"
-
-
-def _refused(pipeline: Any, state: str) -> str:
-    """Return which stage refuses its entry of a state that its own pipeline wrote."""
-    stage = _stage(pipeline)
-    for lane in json.loads(state)["lanes"].values() if stage is not None else ():
-        for number, step in enumerate(reversed(list(stage.chain)), 1):  # type: ignore[union-attr]
-            try:
-                step.load(lane["position"][:number])
-            except StateError:
-                return f"problem() or the types of At of {functional_name(type(step))} refuse"
-    return "the pipeline refuses"
-
-
-def _reason(error: StateError) -> str:
-    """Return what an error says of a state, without advice for users of checkpoints."""
-    return str(error).removeprefix("the state is damaged: ").removesuffix(" Use an untouched checkpoint.").rstrip(".")
 
 
 def _stage(pipeline: Any) -> Stage[Any] | None:
@@ -350,69 +335,6 @@ def _check_rounds(
     finally:
         for running in lanes:
             running.close()
-
-
-_CUTS = 5  # where the number of lanes is changed
-
-
-def _check_other_lanes(make: Callable[[], Any]) -> None:
-    """Continue an epoch of one lane on two lanes, on three and on one again, and compare what came
-    of it.
-    """
-    if isinstance(pipe := make(), Stream):
-        return
-    from wds_pipes.datapipes.pipe import WdsPipe  # which need torch
-    from wds_pipes.loader.pipe_loader import PipeLoader
-
-    stage = _stage(pipe)
-    assert stage is not None
-    steps = list(stage.chain)
-    whole = any(step.whole_lanes for step in steps)
-    drops = any(step.items_per_batch is not None and not step.batches_of(1) for step in steps)
-    differ = drops or any(step.counts_items and not step.keeps_count for step in steps)
-    if not isinstance(pipe, WdsPipe) or not stage.root.divides or stage.never_ends or (differ and not whole):
-        return
-
-    def loader(lanes: int) -> PipeLoader:
-        return PipeLoader(make(), lanes=lanes, epoch_end="exact", rank=0, world_size=1)
-
-    expected = list(loader(1))
-    for cut in sorted({len(expected) * part // _CUTS for part in range(1, _CUTS)}):
-        came, state = [], None
-        for lanes, count in ((1, cut), (2, 2), (3, 2), (1, len(expected) + 1)):
-            source = loader(lanes)
-            if state is not None:
-                source.load_state_dict(state)
-                if source.state_dict()["epoch"]:
-                    break  # that was all
-            came += islice(source, count)
-            state = json.loads(_dump(source))
-        lost = Counter(_names(expected, whole=whole))
-        lost.subtract(_names(came, whole=whole))
-        if wrong := {name: count for name, count in lost.items() if count}:
-            name, count = next(iter(wrong.items()))
-            raise AssertionError(
-                f"cut at {cut}: on one lane, then on two, on three and on one again, {len(wrong)} samples were lost or "
-                f"came too often, such as {name} ({-count:+}). A step whose items depend on those that its lane has "
-                "had declares whole_lanes = True, and in tallies are only fields of At that run() never reads. "
-                f"{SEE}"
-            )
-
-
-def _names(items: Any, *, whole: bool) -> list[str]:
-    """Return the keys of the samples in items; of others ``whole`` says whether their content is
-    compared.
-    """
-    found: list[str] = []
-    for item in items:
-        if isinstance(item, dict) and "__key__" in item:
-            keys = item["__key__"]
-            found += map(str, keys if isinstance(keys, list) else [keys])
-        elif isinstance(item, (list, tuple)) and any(isinstance(part, dict) for part in item):
-            found += _names(item, whole=whole)
-        elif whole:
-            found.append(f"{item!r:.200}")
-    return found
 
 
 def _open(stage: Stage[Any] | None, lane: tuple[int, int], position: Any = None) -> Stage[Any]:

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from itertools import islice
@@ -20,6 +21,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, Mark, frozen
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.words import plural
+from wds_pipes.errors import StateError
 
 SEE = "See RepeatSamples in tutorial 09."
 _MEND = (
@@ -49,6 +51,22 @@ def check_positions(recipe: Stage[Any]) -> None:
     for inner in [top[-1].source, *top[-1].branches.values()]:
         if inner is not None:
             check_positions(inner)
+
+
+def refused(stage: Stage[Any] | None, state: str) -> str:
+    """Return which stage of a chain refuses its entry of a state that its own pipeline wrote."""
+    for lane in json.loads(state)["lanes"].values() if stage is not None else ():
+        for number, step in enumerate(reversed(list(stage.chain)), 1):  # type: ignore[union-attr]
+            try:
+                step.load(lane["position"][:number])
+            except StateError:
+                return f"problem() or the types of At of {functional_name(type(step))} refuse"
+    return "the pipeline refuses"
+
+
+def reason(error: StateError) -> str:
+    """Return what an error says of a state, without advice for users of checkpoints."""
+    return str(error).removeprefix("the state is damaged: ").removesuffix(" Use an untouched checkpoint.").rstrip(".")
 
 
 def _check(recipe: Stage[Any], count: int) -> None:

@@ -128,6 +128,13 @@ def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[
     )
 
 
+def check_tallies(name: str, tallies: Iterable[str], fields: Iterable[str]) -> None:
+    """Raise TypeError unless ``Stage.tallies`` are fields of ``At`` with the names of counts."""
+    if wrong := set(tallies) - {*COUNTED, *TROUBLE}.intersection(fields):
+        names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
+        raise TypeError(f"{name}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}")
+
+
 def warn_of_nothing(counts: dict[str, int], lack: Lack) -> None:
     """Log a warning if samples were read, but none was yielded; ``lack`` may say why."""
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)

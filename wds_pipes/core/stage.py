@@ -30,7 +30,7 @@ from dataclasses import MISSING, dataclass, fields
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import COUNTED, TROUBLE
+from wds_pipes.core.counts import COUNTED, check_tallies
 from wds_pipes.core.facts import StageFacts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
@@ -40,7 +40,6 @@ from wds_pipes.core.state import damaged, is_count, read_finite
 from wds_pipes.core.words import shown
 
 State = dict[str, Any]
-
 
 _ENDED = "at end"  # the key that marks an ended stage in a state; no field of a position can have this name
 
@@ -108,8 +107,7 @@ class Stage(StageFacts, Generic[Out]):
         order_options: names of the options that decide which items come in which order. A state is
             refused if they differ.
         tallies: names of the fields of ``At`` that only count samples for ``counts()``: delivered,
-            filtered, skipped, dropped. ``run`` adds to them and never reads them: when an epoch is
-            repartitioned, they begin at 0 again.
+            filtered, skipped, dropped. ``run`` never reads them: they may begin at 0 again.
         counts_items: whether the position or the random numbers of the stage count the items of its
             source. Then a state is refused if an item was another number of samples when it was
             saved, such as after another size of ``batch_samples`` before this stage.
@@ -173,12 +171,7 @@ class Stage(StageFacts, Generic[Out]):
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
-        if wrong := set(vars(cls).get("tallies", ())) - (cls._defaults.keys() & {*COUNTED, *TROUBLE}):
-            names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
-            raise TypeError(
-                f"{cls.__name__}.tallies has {shown(min(wrong))}: it is a tuple of fields of At, "
-                f"which are some of {names}"
-            )
+        check_tallies(cls.__name__, vars(cls).get("tallies", ()), cls._defaults)
         cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in cls.tallies)
 
     def __init__(self, source: Stage[Any] | None = None) -> None:

@@ -4,8 +4,9 @@
   ``iterator``: one iteration; ``position``: the place that a loader has reached; ``restoring``:
   where it continues from a state.
 - ``plan``: how epochs are divided; ``partition``: which lane reads what; ``segments``: runs a
-  lane; ``repartition``: the rest of an epoch on another number of lanes; ``global_order``: one
-  order over all ranks; ``joining``: one batch from several lanes.
+  lane; ``repartition``: the rest of an epoch on another number of lanes; ``other_lanes``: how
+  ``check_resume`` tries that; ``global_order``: one order over all ranks; ``joining``: one batch
+  from several lanes.
 - ``workers``: starts and ends the processes; ``commands``: what each worker does next;
   ``worker``: the code that runs in a worker; ``protocol``: what both sides send; ``hand_off`` and
   ``batch_pickler``: how batches cross; ``parent``: ties workers to their main process;

@@ -98,9 +98,8 @@ class GroupByKey(Tolerant[Sample]):
         shard: str = ""
 
     tallies = ("skipped", "filtered")
-    keeps_count = True
+    keeps_count = ends_reading = True
     gives = "samples"
-    ends_reading = True
     order_options = ("fields", "key_split")
 
     def __init__(
