@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,6 +17,7 @@ from task_work import moody, nothing, write, write_one_shard
 from waiting import wait_for
 
 from wds_pipes import StateError
+from wds_pipes.cli.shards import write_indexes
 from wds_pipes.io.tasks import running
 from wds_pipes.tar import TarWriter, index_shards
 from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files, write_shard
@@ -113,6 +115,52 @@ def test_finished_tasks_are_skipped_and_missing_outputs_are_written_again(tmp_pa
     assert not (tmp_path / "2.a").exists()
     assert run(make(tmp_path)).written == ["part-2", "part-4"]
     assert outputs(tmp_path) == whole
+
+
+@pytest.mark.parametrize("where", ["extras", "outputs", "task"])
+@pytest.mark.parametrize("name", ["../victim/thesis.txt", "{victim}/thesis.txt"])
+def test_the_plan_of_a_foreign_directory_removes_nothing_outside_of_it(tmp_path, where, name):
+    """Directories come from anywhere, and their plans with them."""
+    victim = tmp_path / "victim"
+    out, name = tmp_path / "out", name.format(victim=victim)
+    victim.mkdir()
+    for file in ("thesis.txt", "thesis.txt.json"):
+        (victim / file).write_text("years of work")
+    run(make(out, size=1))
+    plan = out / ".wds-pipes/plan.json"
+    known = json.loads(plan.read_text())
+    if where == "extras":
+        known["extras"] = [name]
+    else:
+        known["tasks"].append(["x", "", [name]] if where == "outputs" else [f"../../{name}", "", []])
+    plan.write_text(json.dumps(known))
+    with pytest.raises(StateError, match="not below its directory"):
+        run(make(out, size=2), overwrite=True)
+    assert len(os.listdir(victim)) == 2
+
+
+def test_the_plan_of_a_foreign_directory_removes_nothing_through_a_link(tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim/thesis.txt").write_text("years of work")
+    out = tmp_path / "out"
+    run(make(out, size=1))
+    (out / "link").symlink_to(tmp_path / "victim")
+    plan = out / ".wds-pipes/plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "extras": ["link/thesis.txt"]}))
+    assert run(make(out, size=2), overwrite=True).complete
+    assert (tmp_path / "victim/thesis.txt").exists()
+
+
+def test_a_receipt_of_a_foreign_directory_has_no_index_written_outside_of_it(tmp_path):
+    """It names shards, whose index would replace that of another directory."""
+    run(shard_job(tmp_path / "out"))
+    for receipt in (tmp_path / "out/.wds-pipes/done").iterdir():
+        known = json.loads(receipt.read_text())
+        known["facts"]["shard"] = f"../victim/{known['task']}"
+        receipt.write_text(json.dumps(known))
+    with pytest.raises(ValueError, match="'../victim/index.json' is no name of a file below"):
+        run(replace(shard_job(tmp_path / "out"), finish=write_indexes))
+    assert not (tmp_path / "victim").exists()
 
 
 def test_a_progress_bar(tmp_path, capsys):

@@ -154,7 +154,7 @@ def names_of(urls: Sequence[str]) -> list[str]:
     if start:
         return ["/".join(path[start:]) for path in paths]
     for count in range(1, max(map(len, paths))):
-        names = ["/".join(path[-count:]) for path in paths]
+        names = ["/".join(filter(None, path[-count:])) for path in paths]
         if len(set(names)) == len(names):
             return names
     return ["/".join(filter(None, path)) for path in paths]

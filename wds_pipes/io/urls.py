@@ -75,6 +75,25 @@ def local_path(url: str) -> str | None:
     return None if _SCHEME.match(url) or url.startswith("pipe:") else url
 
 
+def is_below(name: str) -> bool:
+    """Whether a name is a plain one: of something in a directory or below it, wherever that is."""
+    return bool(name) and not name.startswith("/") and {".", ".."}.isdisjoint(name.split("/"))
+
+
+def below(folder: str, name: str) -> str:
+    """The path or URL of a file below a directory. Names that were read from data come here: an
+    absolute one, and one with ``..``, would be another file of this machine.
+
+    Raises:
+        ValueError: the name leads out of the directory.
+    """
+    if not is_below(name):
+        raise ValueError(
+            f"{name!r} is no name of a file below {redact(folder)}: names have no '..' and begin with no '/'"
+        )
+    return os.path.join(folder, name)
+
+
 def at_home(path: str) -> str:
     """A path with ``~`` replaced by the home directory; an existing path is not changed."""
     return os.path.expanduser(path) if path.startswith("~") and not os.path.lexists(path) else path

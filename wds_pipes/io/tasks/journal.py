@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ class Journal:
         stale = [name for _, _, outputs in known["tasks"] for name in outputs if name not in current]
         names = {task.name for task in self._job.tasks}
         receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
-        for name in [*receipts, *stale, *known.get("extras", ())]:
+        for name in filter(self._job.place.has_file, [*receipts, *stale, *known.get("extras", ())]):
             self._job.place.remove(name)
 
     def _note_listed(self, known: Mapping[str, Any]) -> None:
@@ -299,14 +299,24 @@ def _read(place: Place, name: str) -> dict[str, Any] | None:
         kind = "tasks" if name == PLAN else "outputs"
         if content["version" if name == PLAN else "facts"] is None or not isinstance(content[kind], (list, dict)):
             raise ValueError("it has another form")
+        for one in _names(content) if name == PLAN else content[kind]:
+            if not is_inside(one):
+                raise ValueError(f"it names {one!r}, which is not below its directory")
         return dict(content)
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise StateError(
             f"{place.at(name)} is damaged ({type(error).__name__}: {error}): remove it, and the tasks are run again"
             if name != PLAN
             else f"{place.at(name)} is damaged ({type(error).__name__}: {error}): write to another directory, or "
             "remove it and pass --overwrite (overwrite=True)"
         ) from error
+
+
+def _names(plan: Mapping[str, Any]) -> Iterator[str]:
+    """What a plan names: its tasks and their outputs, and what belongs to all of them."""
+    yield from plan.get("extras", ())
+    for name, _, outputs in plan["tasks"]:
+        yield from (name, *outputs)
 
 
 def _said(options: Mapping[str, Any], name: str) -> str:

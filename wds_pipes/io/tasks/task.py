@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
 from wds_pipes.io.uploads import abort_left
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.urls import below, is_below, local_path, redact
 
 Facts: TypeAlias = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or a quota used up
@@ -59,8 +59,12 @@ class Place:
         object.__setattr__(self, "url", target_of(self.url).rstrip("/") or "/")
 
     def at(self, name: str) -> str:
-        """The path or URL of a file in it."""
-        return os.path.join(self.url, name)
+        """The path or URL of a file in it.
+
+        Raises:
+            ValueError: the name leads out of it.
+        """
+        return below(self.url, name)
 
     def make(self, names: Sequence[str]) -> None:
         """Make the directories of files; stores have none."""
@@ -188,10 +192,11 @@ class Job:
 
     def __post_init__(self) -> None:
         outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)
-        for name in outputs:
+        tasks = [task.name for task in self.tasks]
+        for name in [*outputs, *tasks]:
             if not is_inside(name):
                 raise ValueError(f"an output is named relative to its directory, and not {name!r}")
-        for what, names in (("output", outputs), ("task", [task.name for task in self.tasks])):
+        for what, names in (("output", outputs), ("task", tasks)):
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise ValueError(f"two tasks have one {what}, {twice!r}: give each its own")
@@ -260,7 +265,7 @@ class Report:
 
 def is_inside(name: str) -> bool:
     """Whether a name is that of a file in the directory of a job, besides its journal."""
-    return bool(name) and not name.startswith(("/", ".wds-pipes")) and not {".", ".."}.intersection(name.split("/"))
+    return is_below(name) and not name.startswith(".wds-pipes")
 
 
 def fingerprint(*values: Any) -> str:
