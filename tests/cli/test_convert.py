@@ -358,6 +358,32 @@ def test_a_saved_data_set(tmp_path):
     assert read(tmp_path / "test") == read(tmp_path / "out/test")
 
 
+@pytest.mark.parametrize("name", ["../test", "{data}/saved/test"])
+@pytest.mark.parametrize("where", ["split", "file"])
+def test_a_saved_data_set_names_no_file_outside_of_itself(tmp_path, name, where):
+    pytest.importorskip("pyarrow")
+    shutil.copytree(DATA / "saved", tmp_path / "in")
+    source, name = tmp_path / "in/train", name.format(data=DATA)
+    if where == "split":
+        (source / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+    else:
+        [arrow] = sorted(path.name for path in (DATA / "saved/test").glob("*.arrow"))
+        name += f"/{arrow}"
+        state = json.loads((source / "state.json").read_text())
+        (source / "state.json").write_text(json.dumps(state | {"_data_files": [{"filename": name}]}))
+    told = refused(source, tmp_path / "out", "--from", "hf")
+    assert f"'{name}' is no name of a file below" in told
+
+
+def test_links_out_of_a_directory_are_named_by_a_pattern(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.tfrecord").symlink_to(DATA / "records.tfrecord")
+    told = refused(tmp_path / "in", tmp_path / "out", "--from", "tfrecord")
+    assert "a.tfrecord is a link out of SOURCE" in told
+    assert "'SOURCE/*.tfrecord'" in told
+    run(f"{tmp_path}/in/*.tfrecord", tmp_path / "out", "--from", "tfrecord")
+
+
 def test_a_selection_of_rows_is_not_ignored(tmp_path):
     """Old versions of datasets saved one beside all rows."""
     pytest.importorskip("pyarrow")

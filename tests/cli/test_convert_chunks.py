@@ -69,6 +69,23 @@ def picture(number):
     return (np.arange(36).reshape(3, 4, 3) + number).astype(np.uint8)
 
 
+@pytest.mark.parametrize("where", ["disk", "web"])
+@pytest.mark.parametrize("name", ["../secret", "{folder}/secret"])
+def test_an_index_names_no_file_outside_of_its_data_set(tmp_path, where, name, web):
+    """Whoever wrote it would choose which file of this machine becomes a sample."""
+    source = copied("mds/plain", tmp_path)
+    [shard, *_] = sorted(source.glob("*.mds"))
+    for folder in (tmp_path, source.parent):
+        (folder / "secret").write_bytes(shard.read_bytes())
+    name = name.format(folder=tmp_path)
+    edit(source, lambda index: index["shards"][0]["raw_data"].update(basename=name))
+    if where == "web":
+        shutil.copytree(source, Path(web.directory) / "mds", dirs_exist_ok=True)
+        source = f"{web.url}/mds"
+    told = run_command("convert", source, tmp_path / "out", "--from", "mds", code=2).stderr
+    assert f"'{name}' is no name of a file below" in " ".join(told.split())
+
+
 # Values
 
 

@@ -447,6 +447,33 @@ def test_a_column_of_images_has_no_paths(tmp_path, value, mend):
     assert f"has no path in column 'image', {mend}" in told
 
 
+@pytest.mark.parametrize("kind", ["files", "classes"])
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_links_out_of_a_directory_are_followed_if_one_says_so(tmp_path, kind, what):
+    fill(tmp_path / "in", {"a/x.txt": "x"})
+    fill(tmp_path / "secret", {"y.txt": "y"})
+    (tmp_path / "in/a/inside.txt").symlink_to("x.txt")
+    link = tmp_path / "in" / ("a/y.txt" if what == "file" else "b")
+    link.symlink_to(tmp_path / "secret" / ("y.txt" if what == "file" else "."))
+    options = (tmp_path / "in", tmp_path / "out", "--from", kind)
+    told = refused(*options)
+    assert f"{link} is a link out of SOURCE" in told
+    assert "--follow-symlinks" in told
+    run(*options, "--follow-symlinks")
+    assert {key[0] for key in read(tmp_path / "out")} == ({"a"} if what == "file" else {"a", "b"})
+    assert len(read(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize("kind", ["list", "csv"])
+def test_a_list_from_elsewhere_names_no_file_of_this_machine(tmp_path, web, kind):
+    (tmp_path / "secret.txt").write_text("mine")
+    (Path(web.directory) / "in.txt").write_text(f"path\n{tmp_path}/secret.txt\n"[5 * (kind == "list") :])
+    options = (f"{web.url}/in.txt", tmp_path / "out", "--from", kind, *(["--file", "path"] * (kind == "csv")))
+    assert "a file of this machine" in refused(*options)
+    assert "a file of this machine" in refused(*options, "--root", tmp_path / "other")
+    run(*options, "--root", tmp_path)
+
+
 def test_shards_are_no_files_to_pack(tmp_path):
     """Unless that is said."""
     fill(tmp_path, {"in/a.tar": b"x", "in/a.tar.idx": b"y", "in/index.json": b"{}"})

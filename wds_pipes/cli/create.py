@@ -45,6 +45,9 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
     help="Which dot of a name ends the key; with last-dot, other dots become underscores.  [default: the first, and "
     "names that look otherwise are refused]",
 )
+@click.option(
+    "--follow-symlinks", is_flag=True, help="Also read what is outside of SOURCE, where a symbolic link leads there."
+)
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out these files, such as '*.tmp'; repeatable.")
 @click.option(
     "--key",
@@ -80,6 +83,7 @@ def create(
     shuffle: int | None,
     split: dict[str, float] | None,
     key_split: str | None,
+    follow_symlinks: bool,
     ignore: tuple[str, ...],
     key: str | None,
     files: tuple[str, ...],
@@ -122,6 +126,9 @@ def create(
             raise click.UsageError(f"--key, --file, --value and --root are for tables, and SOURCE is {kind}")
     elif key_split or ignore:
         raise click.UsageError("--key-split and --ignore are for files and lists")
+    if follow_symlinks and kind not in ("files", "classes"):
+        raise click.UsageError("--follow-symlinks is for directories")
+    links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
 
     from wds_pipes.cli.creating.encoding import read_encode
 
@@ -142,12 +149,12 @@ def create(
         if kind in ("files", "classes"):
             of_files.check_outside(source, place.url, ignore)
         if kind == "files":
-            records = of_files.of_directory(source, key_split, ignore, problems, options)
+            records = of_files.of_directory(source, key_split, ignore, problems, options, links=links)
             of_files.check_no_shards(records, key_split)
             if hinted and (hint := of_files.hint_of_classes(records)):
                 click.echo(hint, err=True)
         elif kind == "classes":
-            records, classes = of_files.of_classes(source, key_split, ignore, problems, options)
+            records, classes = of_files.of_classes(source, key_split, ignore, problems, options, links=links)
         elif kind == "list":
             records, classes = tables.of_list(source, root, key_split, problems, options)
         else:

@@ -23,7 +23,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import KINDS, decompress
 from wds_pipes.io.outputs import read_small
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.urls import below, local_path, redact
 from wds_pipes.io.versions import version_of
 
 _REQUESTS = 16
@@ -94,7 +94,7 @@ def shards_of(
 
     def find(forms: Sequence[Chunk]) -> tuple[Content, Chunk]:
         for chunk in forms:
-            url = os.path.join(source, chunk.name)
+            url = below(source, chunk.name)
             size, mark, _ = version_of(url, storage_options)
             if size is None:
                 continue

@@ -89,7 +89,9 @@ def found_files(source: str, endings: Sequence[str], storage_options: Options) -
     path = local_path(source)
     if source.endswith("/") or (path is not None and os.path.isdir(path)):
         problems = Problems()
-        everything = list(listed(source, (), problems, storage_options))
+        everything = list(
+            listed(source, (), f"name such files by a pattern, 'SOURCE/*{endings[0]}'", problems, storage_options)
+        )
         problems.check()
         if logs := [name for name, _ in everything if _OF_A_TABLE.search(name)]:
             raise ValueError(

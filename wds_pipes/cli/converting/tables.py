@@ -27,7 +27,7 @@ from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.tables import check_columns
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import listed
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import below, redact
 
 # A file of a data set of Hugging Face.
 _SPLIT = re.compile(r"(train|validation|valid|val|dev|test)-[0-9]{5}-of-[0-9]{5}\.parquet")
@@ -82,7 +82,7 @@ class Saved:
         return [
             shard
             for name in splits
-            for shard in divided(self._files(os.path.join(folder, name)), max_samples, f"{name}/{name}")
+            for shard in divided(self._files(below(folder, name)), max_samples, f"{name}/{name}")
         ]
 
     def _files(self, folder: str) -> Iterator[tuple[Any, int]]:
@@ -98,7 +98,7 @@ class Saved:
                 "save it again with a new version"
             )
         for name in names:
-            file = file_of(os.path.join(folder, name))
+            file = file_of(below(folder, name))
             with _arrow(file.url) as batches:
                 yield file, sum(batch.num_rows for batch in batches)
 

@@ -27,19 +27,32 @@ Options = dict[str, Any] | None
 
 
 def of_directory(
-    source: str, key_split: str | None, ignore: Sequence[str], problems: Problems, storage_options: Options
+    source: str,
+    key_split: str | None,
+    ignore: Sequence[str],
+    problems: Problems,
+    storage_options: Options,
+    *,
+    links: str,
 ) -> list[Record]:
     """The samples of a directory and those below: files whose names differ only in what follows
-    the key. They are sorted by their names. Hidden files are left out.
+    the key. They are sorted by their names. Hidden files are left out. ``links`` is as in
+    ``listed``.
     """
     grouping = Grouping(key_split, problems)
-    for name, content in listed(source, ignore, problems, storage_options):
+    for name, content in listed(source, ignore, links, problems, storage_options):
         grouping.add(name, content)
     return sorted(grouping.records())
 
 
 def of_classes(
-    source: str, key_split: str | None, ignore: Sequence[str], problems: Problems, storage_options: Options
+    source: str,
+    key_split: str | None,
+    ignore: Sequence[str],
+    problems: Problems,
+    storage_options: Options,
+    *,
+    links: str,
 ) -> tuple[list[Record], list[str]]:
     """The samples of a directory whose directories are classes, as torchvision's ImageFolder reads
     it; each gets a field ``cls``, the number of its class.
@@ -48,7 +61,7 @@ def of_classes(
         The samples, and the sorted names of the classes.
     """
     grouping, of_key = Grouping(key_split, problems), {}
-    for name, content in listed(source, ignore, problems, storage_options):
+    for name, content in listed(source, ignore, links, problems, storage_options):
         label, slash, _ = name.partition("/")
         if not slash:
             problems.add(
@@ -116,21 +129,36 @@ def check_outside(source: str, dest: str, ignore: Sequence[str]) -> None:
     folder, inside = local_path(source), local_path(dest)
     if folder is None or inside is None:
         return
-    folder, inside = os.path.realpath(folder), os.path.realpath(inside)
-    name = os.path.relpath(inside, folder)
-    if os.path.commonpath([folder, inside]) == folder and not _is_ignored(f"{name}/shard-000000.tar", ignore):
+    inside = os.path.realpath(inside)
+    name = os.path.relpath(inside, os.path.realpath(folder))
+    if _is_in(inside, folder) and not _is_ignored(f"{name}/shard-000000.tar", ignore):
         mend = "" if name == "." else f", or pass --ignore '{name}/*'"
         raise ValueError(
             f"DEST {dest} is in SOURCE, so its shards would be files of the next run: write to another directory{mend}"
         )
 
 
+def _is_in(path: str, folder: str) -> bool:
+    """Whether a path without links is that of a directory, or of something in it."""
+    folder = os.path.realpath(folder)
+    return os.path.commonpath([folder, path]) == folder
+
+
 def listed(
-    source: str, ignore: Sequence[str], problems: Problems, storage_options: Options
+    source: str, ignore: Sequence[str], links: str, problems: Problems, storage_options: Options
 ) -> Iterator[tuple[str, Content]]:
-    """The files in a directory and those below, in the order of their names relative to it."""
+    """The files in a directory and those below, in the order of their names relative to it.
+
+    Args:
+        source: the directory.
+        ignore: patterns of names that are left out.
+        links: what to do about a symbolic link out of the directory, which is a problem; "": such
+            links are followed, as those inside of it are.
+        problems: what is wrong is added to it.
+        storage_options: how to reach the directory.
+    """
     path = local_path(source)
-    found = _local(path, "", problems, ()) if path is not None else _remote(source, storage_options)
+    found = _local(path, "", links, problems, ()) if path is not None else _remote(source, storage_options)
     for name, content in found:
         if not (name.startswith(".") or "/." in name) and not (ignore and _is_ignored(name, ignore)):
             yield name, content
@@ -141,7 +169,7 @@ def _is_ignored(name: str, ignore: Sequence[str]) -> bool:
 
 
 def _local(
-    folder: str, prefix: str, problems: Problems, above: tuple[tuple[int, int], ...]
+    folder: str, prefix: str, links: str, problems: Problems, above: tuple[tuple[int, int], ...]
 ) -> Iterator[tuple[str, Content]]:
     status = os.stat(folder)
     if (status.st_dev, status.st_ino) in above:
@@ -153,11 +181,14 @@ def _local(
     for entry in ordered:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
-            yield from _local(entry.path, f"{prefix}{entry.name}/", problems, above)
+        name = prefix + entry.name
+        if links and entry.is_symlink() and not _is_in(os.path.realpath(entry.path), entry.path[: -len(name)]):
+            problems.add(f"{entry.path} is a link out of SOURCE, to {os.path.realpath(entry.path)}: {links}")
+        elif entry.is_dir():
+            yield from _local(entry.path, f"{name}/", links, problems, above)
         elif entry.is_file():
             status = entry.stat()
-            yield prefix + entry.name, Content(entry.path, status.st_size, str(status.st_mtime_ns))
+            yield name, Content(entry.path, status.st_size, str(status.st_mtime_ns))
         else:
             problems.add(f"{entry.path} is neither a file nor a directory, or a link to nothing: remove it")
 

@@ -22,7 +22,7 @@ from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import nearest
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import without_dots
 
@@ -70,10 +70,10 @@ def of_list(
                 if rest and "\t" not in line:
                     whole[number] = line
                 lines.append((number, path.strip(), rest[0].strip() if rest else None))
-    contents = _contents([_join(base, path) for _, path, _ in lines], storage_options)
+    contents = _contents([path for _, path, _ in lines], source, base, storage_options)
     for (number, path, label), content in zip(lines, contents, strict=True):
         if content is None and number in whole:
-            [content] = _contents([_join(base, whole[number])], storage_options)
+            [content] = _contents([whole[number]], source, base, storage_options)
             path, label = (path, label) if content is None else (whole[number], None)
         if content is None:
             problems.add(
@@ -127,7 +127,7 @@ def of_table(
                         f"{type(row[column]).__name__}: {mend}"
                     )
         wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
-        found = dict(zip(wanted, _contents([_join(base, path) for path in wanted], storage_options), strict=True))
+        found = dict(zip(wanted, _contents(wanted, source, base, storage_options), strict=True))
         for number, row in ahead:
             fields: dict[str, Content | bytes] = {}
             before = problems.count
@@ -327,8 +327,22 @@ def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
             text.detach()  # closing is up to the owner
 
 
-def _contents(urls: list[str], storage_options: Options) -> list[Content | None]:
-    """What is known of files; None: there is none."""
+def _contents(names: list[str], source: str, base: str, storage_options: Options) -> list[Content | None]:
+    """What is known of the files that a list or table names; None: there is none.
+
+    Raises:
+        ValueError: one is on this machine, the list is elsewhere, and no --root says that it may be
+            read.
+    """
+    urls = [_join(base, name) for name in names]
+    inside = [path for url in urls if (path := local_path(url)) is not None]
+    if local_path(source) is None:
+        for path in inside:
+            if local_path(base) is None or not is_below(os.path.relpath(path, base)):
+                raise ValueError(
+                    f"{redact(source)} names {path}, a file of this machine, and such a list names only what is in "
+                    "--root DIRECTORY: pass the directory that it may read, or name a copy of the list on a disk"
+                )
 
     def look(url: str) -> Content | None:
         path = local_path(url)
@@ -341,7 +355,7 @@ def _contents(urls: list[str], storage_options: Options) -> list[Content | None]
         size, mark, _ = version_of(url, storage_options)
         return None if size is None else Content(url, size, mark or "")
 
-    if all(local_path(url) is not None for url in urls):
+    if len(inside) == len(urls):
         return [look(url) for url in urls]
     with ThreadPoolExecutor(_REQUESTS) as pool:
         return list(pool.map(look, urls))
