@@ -8,9 +8,11 @@ import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from click.testing import CliRunner
 from servers.process import free_port
 
 import wds_pipes as wp
+from wds_pipes.cli import main
 from wds_pipes.io.secret import hide
 from wds_pipes.tar import TarWriter, index_shards
 from wds_pipes.testing import make_shards
@@ -137,6 +139,54 @@ def test_patterns_and_indices(server, case):
         wp.ShardList("x.tar", index=f"{url}?{query}", storage_options=OPTIONS)
     for canary in CANARIES:
         assert canary not in shown_of(failed.value) + shown_of(of_index.value)
+
+
+COMMANDS = {
+    "head": "head URL",
+    "cat": "cat --jsonl URL",
+    "cat of a range": "cat --jsonl --slice 1:2 URL",
+    "fields": "cat --fields nothing URL",
+    "export": "export URL out --to jsonl",
+    "images": "export URL out --to imagefolder",
+    "map": "map canary_functions:broken URL out",
+    "map to no dict": "map canary_functions:number URL out",
+    "map to no field": "map canary_functions:odd URL out",
+    "map and skip": "map canary_functions:broken URL out --on-error skip --json",
+    "filter": "filter URL out --keep canary_functions:broken",
+    "sort": "sort URL out --by nothing",
+    "sort by text": "sort URL out --by txt",
+    "demo": "demo --data URL",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_what_commands_print_and_write(web, tmp_path, monkeypatch, command):
+    """Samples have the whole URL of their shard in memory, and functions put it into their
+    errors.
+    """
+    make_shards(web.directory, shards=1, samples=4)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "canary_functions.py").write_text(FUNCTIONS)
+    url = f"{web.url}/shard-000000.tar?token=canary-in-query".replace("://", "://user:canary-in-user@")
+    result = CliRunner().invoke(main, command.replace("URL", url).split())
+    told = result.output + "".join(path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file())
+    assert "canary-in" not in told.replace(FUNCTIONS, "")
+    assert result.output
+
+
+FUNCTIONS = """
+def broken(sample):
+    raise ValueError(f"what is {sample['__url__']}")
+
+
+def number(sample):
+    return 1
+
+
+def odd(sample):
+    return {"txt": object()}
+"""
 
 
 def test_wrong_arguments():

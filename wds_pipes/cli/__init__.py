@@ -13,6 +13,7 @@ from wds_pipes.cli.look import state, verify
 from wds_pipes.cli.options import example
 from wds_pipes.cli.reshaping import commands as reshaping
 from wds_pipes.cli.rewriting import commands as rewriting
+from wds_pipes.io.secret import hide
 
 _SECTIONS = {
     "Make shards": (create.create, convert.convert, index.index, download.download),
@@ -36,12 +37,16 @@ _SECTIONS = {
 
 class _Sections(click.Group):
     """Lists the commands by what they are for. Ctrl-C ends them with the exit code of the shell,
-    130: that of click, 1, says that something was found.
+    130: that of click, 1, says that something was found. Errors are shown without the
+    credentials in URLs.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            error.message = hide(error.message)
+            raise
         except KeyboardInterrupt:
             click.echo("Aborted!", err=True)
             raise SystemExit(128 + signal.SIGINT) from None

@@ -162,7 +162,7 @@ def write(export: Export, task: Task, place: Place) -> Facts:
         if export.kind == "jsonl":
             from wds_pipes.cli.look.output import write_lines
 
-            base = url.partition("?")[0].rpartition("/")[2]
+            base = redact(url).partition("?")[0].rpartition("/")[2]
             write_lines(({**sample, "__url__": base} for sample in count), cast(BinaryIO, stream), {})
         elif export.kind == "parquet":
             kinds = _write_parquet(count, stream, export.fields)

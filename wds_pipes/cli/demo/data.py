@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.keys import is_metadata
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
     images = common + [name for name in names if name.rpartition(".")[2] in IMAGE]
     if not images:
         message = (
-            f"sample {first['__key__']!r} of {first['__url__']} has no image (jpg, png, ...); its "
+            f"sample {first['__key__']!r} of {redact(first['__url__'])} has no image (jpg, png, ...); its "
             f"fields are: {', '.join(names)}"
         )
         raise click.BadParameter(message, param_hint="--data")

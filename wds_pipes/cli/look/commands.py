@@ -76,12 +76,13 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
         from wds_pipes.cli.look.describing import Describer
         from wds_pipes.cli.look.reading import Source
         from wds_pipes.display.text import plain
+        from wds_pipes.io.urls import redact
         from wds_pipes.tar.keys import is_metadata
 
         describer, shown = Describer(), ""
         for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
-            if sample["__url__"] != shown:
-                shown = sample["__url__"]
+            if (url := redact(sample["__url__"])) != shown:
+                shown = url
                 click.echo(plain(shown))
             click.echo(plain(sample["__key__"]))
             for name, data in sample.items():

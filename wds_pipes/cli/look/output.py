@@ -94,7 +94,7 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
     originals = {new: old for old, new in renames.items()}
     decoders = Decoders(Decoding((), allow_pickle=False, max_image_pixels=1 << 26))
     for sample in samples:
-        line = {"__key__": _clean(sample["__key__"]), "__url__": sample["__url__"]}
+        line = {"__key__": _clean(sample["__key__"]), "__url__": _clean(redact(sample["__url__"]))}
         for name, data in sample.items():
             if is_metadata(name):
                 continue

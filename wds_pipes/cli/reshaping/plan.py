@@ -233,7 +233,7 @@ def with_own_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
     """
     seen: dict[str, str] = {}
     for sample in samples:
-        key, url = sample["__key__"], sample["__url__"]
+        key, url = sample["__key__"], redact(sample["__url__"])
         if key in seen:
             raise SampleError(
                 f"two samples of one shard would have the key {key!r}, one of {seen[key]} and one of {url}: leave one "

@@ -28,6 +28,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import local_path, redact
+from wds_pipes.stages.identity import identity
 
 if TYPE_CHECKING:
     import numpy as np
@@ -169,8 +170,8 @@ class _Values:
 
     @staticmethod
     def _error(sample: Sample, what: str) -> SampleError:
-        key, url = sample["__key__"], sample["__url__"]
-        return SampleError(f"sample {key!r} of shard {url} {what}", key=key, url=url)
+        key, url = named = identity(sample)
+        return SampleError(f"{named.name()} {what}", key=key, url=url)
 
 
 def _merged(files: Sequence[tuple[str, int]], temporary: str) -> Iterator[Line]:

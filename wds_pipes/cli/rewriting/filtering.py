@@ -17,8 +17,10 @@ from wds_pipes.cli.shards import marks, write_indexes
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
+from wds_pipes.io.secret import hide, words
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import at_home, redact
+from wds_pipes.stages.identity import identity
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
@@ -108,9 +110,9 @@ class Filter:
         try:
             return bool(call(self.keep, given))
         except Exception as error:
-            key, url = sample["__key__"], sample["__url__"]
+            key, url = named = identity(sample)
             raise SampleError(
-                f"{self.keep} raised {type(error).__name__} on sample {key!r} of shard {url}: {error}", url=url, key=key
+                f"{self.keep} raised {type(error).__name__} on {named.name()}: {hide(words(error))}", url=url, key=key
             ) from error
 
 

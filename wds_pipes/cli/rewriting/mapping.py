@@ -13,7 +13,9 @@ from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite
 from wds_pipes.cli.shards import write_indexes
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.errors import SampleError
+from wds_pipes.io.secret import hide, words
 from wds_pipes.io.tasks.task import Facts, Job, Place
+from wds_pipes.stages.identity import identity
 from wds_pipes.stages.map_samples import OF_CODE
 from wds_pipes.tar.encoded import check_name
 from wds_pipes.tar.keys import is_metadata
@@ -54,18 +56,18 @@ class Map:
         return decoder_of(self.decode)
 
     def _made(self, sample: Sample) -> Sample | None:
-        key, url = sample["__key__"], sample["__url__"]
+        key, url = named = identity(sample)
         given = dict(sample) if self._decoder is None else self._decoder(sample)
         try:
             made = call(self.function, given)
         except Exception as error:
-            what = f"raised {type(error).__name__} on sample {key!r} of shard {url}: {error}".rstrip(": ")
+            what = f"raised {type(error).__name__} on {named.name()}: {hide(words(error))}".rstrip(": ")
             raise SampleError(f"{self.function} {what}", url=url, key=key) from error
         if made is None:
             return None
         if not isinstance(made, Mapping):
             raise SampleError(
-                f"{self.function} returned {type(made).__name__} for sample {key!r} of shard {url}: let it return a "
+                f"{self.function} returned {type(made).__name__} for {named.name()}: let it return a "
                 "dict of fields, or None to leave the sample out",
                 url=url,
                 key=key,
@@ -78,8 +80,8 @@ class Map:
                 encoded[field] = value if is_metadata(str(field)) else encode(field, value)
             except Exception as error:
                 raise SampleError(
-                    f"{self.function} returned field {field!r} for sample {key!r} of shard {url}, which cannot be "
-                    f"encoded: {error}",
+                    f"{self.function} returned field {field!r} for {named.name()}, which cannot be "
+                    f"encoded: {hide(words(error))}",
                     url=url,
                     key=key,
                 ) from error

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
+from wds_pipes.io.secret import hide, words
 from wds_pipes.io.uploads import abort_left
 from wds_pipes.io.urls import below, is_below, local_path, redact
 
@@ -225,7 +226,7 @@ class Outcome:
     @classmethod
     def failed(cls, name: str, error: Exception) -> Outcome:
         """The outcome of a task that raised."""
-        told = str(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {error}"
+        told = hide(words(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {words(error)}")
         again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
         full = isinstance(error, OSError) and error.errno in FULL
         return cls(name, error=told, again=again and not full, busy=isinstance(error, BlockingIOError), full=full)
