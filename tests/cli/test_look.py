@@ -476,3 +476,42 @@ def test_a_sample_after_the_end_of_a_stale_index(sample, tmp_path):
     assert "it has more samples" in line
     put(tmp_path / "x.tar", tar(pairs(3)))
     assert "there is no sample 15: there are 3" in refused("get", "15", tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "info SHARD",
+        "ls SHARD",
+        "ls --members SHARD",
+        "ls --json SHARD",
+        "head SHARD",
+        "cat --jsonl SHARD",
+        "get 0 SHARD --field txt",
+        "get 0 SHARD -o OUT",
+        "get nothing SHARD",
+        "verify SHARD",
+        "verify --json SHARD",
+        "filter SHARD OUT --where x --metadata nothing",
+        "sort SHARD OUT --by nothing",
+        "reshard SHARD OUT",
+        "reshard --dry-run SHARD OUT",
+        "reshard --json SHARD OUT",
+        "concat SHARD OUT.tar",
+        "download SHARD OUT",
+        "index SHARD --offsets",
+        "map SHARD OUT nothing",
+    ],
+)
+def test_what_commands_print_has_no_control_characters(tmp_path, command):
+    """Names may have escape sequences, which would change what a terminal shows."""
+    control = "\x1b\x9b\u202e\r\x7f"
+    bad = f"{control}\nforged"
+    folder = tmp_path / f"in{bad}"
+    folder.mkdir()
+    put(folder / f"a{bad}.tar", tar([(f"k{bad}.a{bad}", b"x"), (f"k{bad}.b", b"y"), (f"k{bad}.a{bad}", b"x")]))
+    words = {"SHARD": f"{folder}/a{bad}.tar", "OUT": f"{tmp_path}/out{bad}", "OUT.tar": f"{tmp_path}/out{bad}.tar"}
+    output = run(*(words.get(word, word) for word in command.split())).output
+    assert output
+    assert set(output).isdisjoint(control), output
+    assert not any(line.startswith("forged") for line in output.splitlines())

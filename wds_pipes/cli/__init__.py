@@ -13,6 +13,7 @@ from wds_pipes.cli.look import state, verify
 from wds_pipes.cli.options import example
 from wds_pipes.cli.reshaping import commands as reshaping
 from wds_pipes.cli.rewriting import commands as rewriting
+from wds_pipes.core.words import plain
 from wds_pipes.io.secret import hide
 
 _SECTIONS = {
@@ -38,14 +39,14 @@ _SECTIONS = {
 class _Sections(click.Group):
     """Lists the commands by what they are for. Ctrl-C ends them with the exit code of the shell,
     130: that of click, 1, says that something was found. Errors are shown without the
-    credentials in URLs.
+    credentials in URLs, and without control characters.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = hide(error.message)
+            error.message = plain(hide(error.message))
             raise
         except KeyboardInterrupt:
             click.echo("Aborted!", err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.options import example, in_one_line, storage_options
+from wds_pipes.cli.options import echo, example, in_one_line, storage_options
 
 if TYPE_CHECKING:
     from wds_pipes.core.stage import Stage
@@ -103,7 +103,7 @@ def bench(
 
         shards = expand(urls, storage_options)
         remote = is_remote(shards[0])
-        click.echo(f"{plural(len(shards), 'shard')}, the first: {redact(shards[0])}")
+        echo(f"{plural(len(shards), 'shard')}, the first: {redact(shards[0])}")
         link, enough = _link(shards, seconds, storage_options, readahead_mib << 20) if remote else (0.0, connections)
 
         def pipe(connections: int, together: int = 1) -> _Seen:
@@ -117,10 +117,10 @@ def bench(
             return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)
 
         own = pipe(connections)
-        click.echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
+        echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
         gains = _gains(pipe, own, connections, enough, len(shards) if remote else 1)
         for line in [*gains, *_advice(own, link)] or [_NOTHING]:
-            click.echo(f"-> {line}")
+            echo(f"-> {line}")
 
 
 def _compare(quick: bool, only: tuple[str, ...], out: str) -> None:
@@ -135,12 +135,13 @@ def _compare(quick: bool, only: tuple[str, ...], out: str) -> None:
         raise click.UsageError(f"there is no row {unknown[0]!r}; there are: {'; '.join(names)}")
     with tempfile.TemporaryDirectory() as work:
         data, plan = (Data.quick(work), Plan.quick()) if quick else (Data(work), Plan())
-        found = compare(chosen(only, quick), data, work, plan, report=lambda line: click.echo(line, err=True))
+        found = compare(chosen(only, quick), data, work, plan, report=lambda line: echo(line, err=True))
     written = report.write(found, out)
-    click.echo(report.table(found))
-    click.echo(f"written: {', '.join(written)}", err=True)
+    for line in report.table(found).split("\n"):
+        echo(line)
+    echo(f"written: {', '.join(written)}", err=True)
     if not any(path.endswith(".png") for path in written):
-        click.echo("there is no chart, for which matplotlib is needed: pip install matplotlib", err=True)
+        echo("there is no chart, for which matplotlib is needed: pip install matplotlib", err=True)
 
 
 def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int, shards: int) -> list[str]:
@@ -156,7 +157,7 @@ def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int
     best, gains = own, []  # each change is compared with the best until then
     if enough > connections:
         more = pipe(enough)
-        click.echo(f"with connections={enough}: {_shown(more)}")
+        echo(f"with connections={enough}: {_shown(more)}")
         if more.mb > best.mb * _GAIN:
             gains.append(
                 f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}"
@@ -165,7 +166,7 @@ def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int
     several = min(connections, shards)
     if several > 1:
         together = pipe(connections, several)
-        click.echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
+        echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
         if together.mb > best.mb * _GAIN:
             gains.append(
                 f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as "
@@ -184,14 +185,14 @@ def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead:
         start = time.perf_counter()
         opener.open(shards[turn % len(shards)]).close()
         waits.append(time.perf_counter() - start)
-    click.echo(
+    echo(
         f"first byte after {statistics.median(waits[1:]) * 1e3:.0f} ms (the first request of all: "
         f"{waits[0] * 1e3:.0f} ms)"
     )
     best, enough = 0.0, 1
     for count in _CONNECTIONS:
         rate = _raw(shards, seconds / 2, Opener(Reading(options, readahead, count)))
-        click.echo(f"{count:>3} connection{'s' if count > 1 else ' '}: {rate:,.0f} MB/s")
+        echo(f"{count:>3} connection{'s' if count > 1 else ' '}: {rate:,.0f} MB/s")
         if rate < best * _GAIN:
             return max(best, rate), enough
         best, enough = rate, count

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wds_pipes.cli.options import example
+from wds_pipes.cli.options import echo, example
 from wds_pipes.core.words import bytes_shown, plural
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ def list_shards(directory: str | None) -> None:
     files = _open(directory)
     entries = files.entries()
     if entries:
-        click.echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
+        echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
-        click.echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
-    click.echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
+        echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
+    echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
 
 
 @cache.command(epilog=example("wds-pipes cache prune --size 200GB"))
@@ -83,4 +83,4 @@ def _prune(files: CacheDirectory, limit: int) -> None:
         f"{plural(len(left), 'shard')} {'is' if len(left) == 1 else 'are'} left, "
         f"{bytes_shown(sum(entry.bytes for entry in left))}"
     )
-    click.echo(f"{files.path}: removed {plural(count, 'shard')}, {bytes_shown(freed)}; {kept}")
+    echo(f"{files.path}: removed {plural(count, 'shard')}, {bytes_shown(freed)}; {kept}")

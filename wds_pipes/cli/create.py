@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import check_dest, example, shard_limits, shares, storage_options, values_option
+from wds_pipes.cli.options import check_dest, echo, example, shard_limits, shares, storage_options, values_option
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
@@ -152,7 +152,7 @@ def create(
             records = of_files.of_directory(source, key_split, ignore, problems, options, links=links)
             of_files.check_no_shards(records, key_split)
             if hinted and (hint := of_files.hint_of_classes(records)):
-                click.echo(hint, err=True)
+                echo(hint, err=True)
         elif kind == "classes":
             records, classes = of_files.of_classes(source, key_split, ignore, problems, options, links=links)
         elif kind == "list":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from wds_pipes.cli.options import as_json as as_json_option
+from wds_pipes.cli.options import echo, echo_json, example, executor_of, in_one_line, storage_options
 from wds_pipes.cli.options import engine as engine_option
-from wds_pipes.cli.options import example, executor_of, in_one_line, storage_options
 from wds_pipes.cli.options import key_split as key_split_option
 from wds_pipes.cli.options import progress as progress_option
 from wds_pipes.cli.options import urls as urls_argument
@@ -105,11 +104,11 @@ def index(
             )
         if as_json:
             of_shards = {redact(url): facts._asdict() for url, facts in found.items()}
-            click.echo(json.dumps({"command": "index", "facts": of_shards}))
+            echo_json({"command": "index", "facts": of_shards})
             return
         samples, size = (
             sum(facts.samples or 0 for facts in found.values()),
             sum(facts.size or 0 for facts in found.values()),
         )
         where = redact(output) if output is not None else "offsets" if offsets or offsets_to else "indexes of DALI"
-        click.echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")
+        echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")

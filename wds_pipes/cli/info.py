@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
 
-from wds_pipes.cli.options import as_json, example, in_one_line, key_split, storage_options
+from wds_pipes.cli.options import as_json, echo, echo_json, example, in_one_line, key_split, storage_options
 
 
 @click.command(
@@ -40,7 +39,10 @@ def info(
         from wds_pipes.cli.look.summary import Summary
 
         summary = Summary(urls, storage_options, key_split, whole=whole)
-        click.echo(json.dumps(summary.as_dict()) if as_json else "\n".join(summary.lines()))
+        if as_json:
+            echo_json(summary.as_dict())
+        for line in () if as_json else summary.lines():
+            echo(line)
 
 
 def _show_codecs() -> None:
@@ -50,10 +52,10 @@ def _show_codecs() -> None:
     width = max(map(len, formats))
     for name, package in formats.items():
         instead = ", or pillow what it cannot" if package != "pillow" else ""
-        click.echo(f"{name:{width}}  {package} {_version(package)}{instead}")
-    click.echo(f"{'size=':{width}}  torch {_version('torch')} for RGB, pillow {_version('pillow')} for the rest")
+        echo(f"{name:{width}}  {package} {_version(package)}{instead}")
+    echo(f"{'size=':{width}}  torch {_version('torch')} for RGB, pillow {_version('pillow')} for the rest")
     if formats["JPEG"] == "pillow":
-        click.echo("JPEG is decoded in less time, to the same pixels, with: pip install 'wds_pipes[images]'")
+        echo("JPEG is decoded in less time, to the same pixels, with: pip install 'wds_pipes[images]'")
 
 
 def _version(package: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +12,8 @@ from wds_pipes.cli.options import (
     Refused,
     as_json,
     check_engine,
+    echo,
+    echo_json,
     ended_by_sigterm,
     engine,
     in_one_line,
@@ -138,22 +139,23 @@ def _show(
     from wds_pipes.core.words import plural
 
     if running.as_json:
-        click.echo(json.dumps(_as_json(job, report, running.dry_run)))
+        echo_json(_as_json(job, report, running.dry_run))
     elif running.dry_run:
         named = {task.name: task for task in job.tasks}
         for name in report.written:
-            click.echo(f"would write {planned(named[name])}")
-        click.echo(f"{report.place}: {len(report.written)} to write, {len(report.skipped)} there already")
+            echo(f"would write {planned(named[name])}")
+        echo(f"{report.place}: {len(report.written)} to write, {len(report.skipped)} there already")
     else:
         done = f"{len(report.written)} written, {len(report.skipped)} there already"
         left = report.total - len(report.facts)
         whole = summary(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
-        click.echo(f"{report.place}: {done}; {whole}")
+        echo(f"{report.place}: {done}; {whole}")
 
 
 def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
-        click.echo(Refused(f"{outcome.name} failed: {outcome.error}").message, err=True)  # in one line
+        for line in Refused(f"{outcome.name} failed: {outcome.error}").message.split("\n"):
+            echo(line, err=True)
 
 
 def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from click.core import ParameterSource
 
 from wds_pipes.cli.wording import for_commands
 from wds_pipes.core.counts import NothingKeptError
+from wds_pipes.core.words import plain, plain_json
 from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def _show_once() -> Callable[..., None]:
     def show(message: Warning | str, *rest: Any, **more: Any) -> None:
         if str(message) not in shown:
             shown.add(str(message))
-            click.echo(f"warning: {for_commands(str(message))}", err=True)
+            echo(" ".join(f"warning: {for_commands(str(message))}".split()), err=True)
 
     return show
 
@@ -318,6 +319,18 @@ def _words(error: OSError) -> str:
         return str(error)
     notes = [note.partition(": ")[2] for note in getattr(error, "__notes__", ())]
     return ": ".join([str(error.filename), error.strerror, *filter(None, notes)])
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a line. All text that commands print comes here: names and URLs may have control
+    characters, which would change what a terminal shows.
+    """
+    click.echo(plain(text).replace("\n", "\\n"), err=err)
+
+
+def echo_json(value: Any) -> None:
+    """Print a line of JSON."""
+    click.echo(plain_json(json.dumps(value)))
 
 
 def example(text: str) -> str:

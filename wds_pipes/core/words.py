@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,8 @@ _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = 80
 _repr.maxlist = _repr.maxdict = _repr.maxtuple = 4
 _repr.maxlevel = 3
+# Escape sequences, changes of direction, and halves of characters.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def shown(value: object) -> str:
@@ -20,6 +23,20 @@ def shown(value: object) -> str:
     except Exception:  # for example for an int with thousands of digits
         text = f"some {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def plain(text: str) -> str:
+    """Return ``text`` with control characters (escape sequences, changes of direction) as visible
+    escapes.
+
+    Line breaks and tabs stay.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def plain_json(text: str) -> str:
+    """Return JSON of the same value, without control characters in its strings."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def plural(count: int, noun: str) -> str:

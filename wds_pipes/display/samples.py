@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.core.hosts import is_pipe
-from wds_pipes.core.words import plural
+from wds_pipes.core.words import plain, plural
 from wds_pipes.display.pictures import is_pil, pictures_of
-from wds_pipes.display.text import cut, plain, shape_of, shown
+from wds_pipes.display.text import cut, shape_of, shown
 from wds_pipes.io.secret import hide
 
 MAX_PREVIEW = 300  # characters of a field

@@ -9,7 +9,6 @@ Rules:
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -84,18 +83,6 @@ def _name_of(value: Any) -> str:
     if not isinstance(name, str):
         return f"{type(value).__name__}(...)"
     return "lambda" if name == "<lambda>" else name
-
-
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def plain(text: str) -> str:
-    """Return ``text`` with control characters (escape sequences, changes of direction) as visible
-    escapes.
-
-    Line breaks and tabs stay.
-    """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def cut(text: str, limit: int) -> str:

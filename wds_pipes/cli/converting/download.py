@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, storage_options, urls
+from wds_pipes.cli.options import dest, echo, example, storage_options, urls
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -42,7 +42,7 @@ def download(*, urls: tuple[str, ...], dest: str, storage_options: dict[str, Any
         from wds_pipes.cli.converting.copying import plan
         from wds_pipes.io.tasks.task import Place
 
-        return plan(urls, Place(dest, options), options, lambda note: click.echo(f"note: {note}", err=True))
+        return plan(urls, Place(dest, options), options, lambda note: echo(f"note: {note}", err=True))
 
     run_job(make, running, _planned, _summary)
 

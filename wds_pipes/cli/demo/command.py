@@ -14,7 +14,7 @@ from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
 from wds_pipes.cli.demo.picture import draw_losses
 from wds_pipes.cli.demo.plan import Plan
 from wds_pipes.cli.demo.runs import COLUMN, Run, choose_kill, difference, run_trainer
-from wds_pipes.cli.options import example
+from wds_pipes.cli.options import echo, example
 from wds_pipes.core.words import plural
 
 MAX_CLASSES = 1000  # for --data, whose number of classes is not known
@@ -145,13 +145,15 @@ def report(unequal: str | None, whole: Run, killed: Run, resumed: Run, workers: 
     if unequal is None:
         twice = killed.steps[-1].step - resumed.steps[0].step + 1
         ends = resumed.steps[-1].epoch - resumed.steps[0].epoch
-        click.echo(
-            f"\nEXACT: {plural(len(whole.steps), 'step')}, {plural(whole.samples, 'sample')}: the same keys "
+        echo("")
+        echo(
+            f"EXACT: {plural(len(whole.steps), 'step')}, {plural(whole.samples, 'sample')}: the same keys "
             "and the same losses, to the last bit"
         )
         say("", f"{plural(twice, 'step')} done again after the crash; {plural(ends, 'epoch end')} passed after it")
     else:
-        click.echo(f"\nDIFFERENT: {unequal}")
+        echo("")
+        echo(f"DIFFERENT: {unequal}")
     say("speed", f"{whole.samples_per_second:,.0f} samples/s with {plural(workers, 'worker')}")
     say("state", f"{plural(killed.state_bytes, 'byte')} as JSON, all workers together")
     say("first batch", f"{resumed.steps[0].seconds:.2f} s after load_state_dict()")
@@ -159,4 +161,4 @@ def report(unequal: str | None, whole: Run, killed: Run, resumed: Run, workers: 
 
 def say(what: str, text: str) -> None:
     """Print a fact, in two columns."""
-    click.echo(f"{what:{COLUMN}}{text}")
+    echo(f"{what:{COLUMN}}{text}")

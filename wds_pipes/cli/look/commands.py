@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -10,7 +9,18 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.options import Refused, as_json_lines, example, fields, in_one_line, key_split, storage_options, urls
+from wds_pipes.cli.options import (
+    Refused,
+    as_json_lines,
+    echo,
+    echo_json,
+    example,
+    fields,
+    in_one_line,
+    key_split,
+    storage_options,
+    urls,
+)
 
 
 @click.command(epilog=example("wds-pipes ls 'train-*.tar' -n 10\nwds-pipes ls --members train-000000.tar"))
@@ -32,7 +42,6 @@ def ls(
         from itertools import islice
 
         from wds_pipes.cli.look.reading import ShardWalk, shards_of
-        from wds_pipes.display.text import plain
         from wds_pipes.io.urls import redact
         from wds_pipes.tar.index_formats import make_opener
 
@@ -41,22 +50,21 @@ def ls(
             shown = redact(url)
             for number, sample in enumerate(islice(ShardWalk(opener, url, key_split).samples(), left)):
                 if not number and not as_json:
-                    click.echo(plain(shown))
-                    click.echo(f"{'START' if not members else 'DATA':>14}  {'BYTES':>12}  NAME")
+                    echo(shown)
+                    echo(f"{'START' if not members else 'DATA':>14}  {'BYTES':>12}  NAME")
                 left -= 1
                 files = sample.members
                 start, end = files[0].start, files[-1].end
                 if as_json:
                     of = {one.name: {"offset": one.offset, "size": one.size} for one in files}
                     line = {"shard": shown, "number": number, "key": sample.key, "start": start, "end": end}
-                    click.echo(json.dumps({**line, "members": of}))
+                    echo_json({**line, "members": of})
                 elif members:
                     for one in files:
-                        click.echo(f"{one.offset:>14,}  {one.size:>12,}  {plain(one.name)}")
+                        echo(f"{one.offset:>14,}  {one.size:>12,}  {one.name}")
                 else:
                     names = " ".join(one.field for one in files)
-                    text = plain(f"{number} {sample.key}: {names}").replace("\n", "\\n")
-                    click.echo(f"{start:>14,}  {end - start:>12,}  {text}")
+                    echo(f"{start:>14,}  {end - start:>12,}  {number} {sample.key}: {names}")
 
 
 @click.command(epilog=example("wds-pipes head -n 3 s3://bucket/train-000000.tar"))
@@ -75,7 +83,6 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
 
         from wds_pipes.cli.look.describing import Describer
         from wds_pipes.cli.look.reading import Source
-        from wds_pipes.display.text import plain
         from wds_pipes.io.urls import redact
         from wds_pipes.tar.keys import is_metadata
 
@@ -83,11 +90,11 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
         for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
             if (url := redact(sample["__url__"])) != shown:
                 shown = url
-                click.echo(plain(shown))
-            click.echo(plain(sample["__key__"]))
+                echo(shown)
+            echo(sample["__key__"])
             for name, data in sample.items():
                 if not is_metadata(name):
-                    click.echo(f"  {plain(name)}: {describer.describe(name, data).text}")
+                    echo(f"  {name}: {describer.describe(name, data).text}")
 
 
 @click.command(
@@ -167,13 +174,15 @@ def get(
     if os.path.exists(sample) and re.fullmatch(r"[\w-]+", urls[-1]) and not os.path.exists(urls[-1]):
         raise Refused(f"SAMPLE comes before URLS: wds-pipes get {urls[-1]} {sample}")
     with in_one_line():
+        from functools import partial
+
         from wds_pipes.cli.look.finding import find_sample
         from wds_pipes.cli.look.output import binary_output, write_fields, write_tar
         from wds_pipes.tar.keys import is_metadata
 
         number = sample.isdecimal() and sample.isascii() and (sample == "0" or sample[0] != "0") and not is_key
         found = find_sample(
-            int(sample) if number else sample, urls, storage_options, key_split, lambda line: click.echo(line, err=True)
+            int(sample) if number else sample, urls, storage_options, key_split, partial(echo, err=True)
         )
         if field is not None:
             if field.lower() not in found or is_metadata(field.lower()):
@@ -182,7 +191,7 @@ def get(
             found = {name: found[name] for name in ("__key__", "__url__", field.lower())}
         if output is not None:
             for path in write_fields(found, output):
-                click.echo(path)
+                echo(path)
         elif field is not None:
             stream = sys.stdout.buffer
             stream.write(found[field.lower()])

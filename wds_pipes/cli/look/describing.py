@@ -10,8 +10,8 @@ from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.codec import registered_codecs
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.names import IMAGE_FORMATS, NotAllowedError
-from wds_pipes.core.words import bytes_shown
-from wds_pipes.display.text import cut, plain, shape_of
+from wds_pipes.core.words import bytes_shown, plain
+from wds_pipes.display.text import cut, shape_of
 
 _MOST_TEXT = 200  # characters
 _LARGEST = 64 << 20  # bytes of a field that is decoded to be described

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.text import decode_text, exact_integer
+from wds_pipes.core.words import plain_json
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import redact
@@ -99,7 +100,7 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
             if is_metadata(name):
                 continue
             line[_clean(name)] = _value(data, decoders[originals.get(name, name)])
-        stream.write(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        stream.write(plain_json(json.dumps(line, ensure_ascii=False, allow_nan=False)).encode() + b"\n")
     stream.flush()
 
 

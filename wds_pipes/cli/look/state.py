@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
-from wds_pipes.cli.options import FOUND, as_json_lines, example, in_one_line
+from wds_pipes.cli.options import FOUND, as_json_lines, echo, echo_json, example, in_one_line
 
 
 @click.group(epilog=example("wds-pipes state show checkpoint.pt"))
@@ -29,14 +27,14 @@ def show(*, files: tuple[str, ...], as_json: bool) -> None:
     """
     with in_one_line():
         from wds_pipes.cli.look.state_files import in_words, read_states
-        from wds_pipes.display.text import plain
 
         for file in files:
             for placed in read_states(file):
                 if as_json:
-                    click.echo(json.dumps({"file": file, "where": placed.where, "state": placed.state}))
+                    echo_json({"file": file, "where": placed.where, "state": placed.state})
                 else:
-                    click.echo(plain(f"{file}: {in_words(placed)}"))
+                    for line in f"{file}: {in_words(placed)}".split("\n"):
+                        echo(line)
 
 
 @state.command(epilog=example("wds-pipes state diff before.pt after.pt"))
@@ -46,7 +44,6 @@ def diff(*, first: str, second: str) -> None:
     """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do."""
     with in_one_line():
         from wds_pipes.cli.look.state_files import differences, read_states
-        from wds_pipes.display.text import plain
 
         one, other = read_states(first), read_states(second)
         if len(one) == len(other) == 1:  # wherever they are in their files
@@ -54,7 +51,7 @@ def diff(*, first: str, second: str) -> None:
         else:
             lines = differences(dict(one), dict(other))
         for line in lines:
-            click.echo(plain(line))
+            echo(line)
         if lines:
             raise SystemExit(FOUND)
 
@@ -76,8 +73,7 @@ def merge(*, files: tuple[str, ...], output: str, overwrite: bool, moved: bool) 
     with in_one_line():
         from wds_pipes.cli.look.state_files import Placed, in_words, write_state
         from wds_pipes.cli.look.state_files import merge as merge_files
-        from wds_pipes.display.text import plain
 
         merged = merge_files(files, moved=moved)
         write_state(merged, output, overwrite=overwrite)
-        click.echo(plain(f"{output}: {in_words(Placed('', merged)).partition(chr(10))[0]}"))
+        echo(f"{output}: {in_words(Placed('', merged)).partition(chr(10))[0]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -11,6 +10,8 @@ import click
 from wds_pipes.cli.options import (
     FOUND,
     as_json,
+    echo,
+    echo_json,
     engine,
     example,
     executor_of,
@@ -84,12 +85,11 @@ def verify(
         from wds_pipes.cli.look.findings import in_order
         from wds_pipes.cli.look.findings import verify as check
         from wds_pipes.core.words import plural
-        from wds_pipes.display.text import plain
 
         mends, shown = dict[str, None](), 0
 
         def show(finding: Finding) -> None:
-            click.echo(plain(" ".join(f"{finding.kind}: {finding.text}".split())))
+            echo(" ".join(f"{finding.kind}: {finding.text}".split()))
             if finding.mend is not None:
                 mends[finding.mend] = None  # it mends all findings of its kind
 
@@ -120,21 +120,21 @@ def verify(
                 "findings": [finding._asdict() for finding in report.findings],
                 "notes": sorted(report.notes),
             }
-            click.echo(json.dumps(content))
+            echo_json(content)
         else:
             for finding in report.of_all:
                 show(finding)
             for note in sorted(report.notes):
-                click.echo(plain(f"note: {note}"))
+                echo(f"note: {note}")
             commands = in_order(mends)
             if len(commands) > 1:
-                click.echo("These commands mend it, one after the other, each on what the one before has written:")
+                echo("These commands mend it, one after the other, each on what the one before has written:")
             for command in commands:
-                click.echo(plain(f"  -> {command}"))
+                echo(f"  -> {command}")
             hidden = total - len(report.findings)
             more = f", of which {hidden:,} are not shown" if hidden else ""
             outside = f"; {plural(report.outside, 'file')} of no sample" if report.outside else ""
-            click.echo(
+            echo(
                 f"{plural(report.shards, 'shard')}, {plural(report.samples, 'sample')}: "
                 f"{plural(total, 'finding') if total else 'nothing is wrong'}{more}{outside}"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -15,6 +14,8 @@ from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import (
     check_not_given,
     dest,
+    echo,
+    echo_json,
     ended_by_sigterm,
     example,
     in_one_line,
@@ -208,9 +209,9 @@ def concat(
         samples = unchanged(with_own_keys(Source(shards, storage_options).read()), before, options)
         facts = write_shard(target, samples, md5=as_json, storage_options=options)  # only JSON shows the MD5
         if as_json:
-            click.echo(json.dumps({"command": "concat", "facts": {redact(target): facts._asdict()}}))
+            echo_json({"command": "concat", "facts": {redact(target): facts._asdict()}})
             return
-        click.echo(
+        echo(
             f"{redact(target)}: {plural(len(shards), 'shard')}, {plural(facts.samples or 0, 'sample')}, "
             f"{plural(facts.size or 0, 'byte')}"
         )
