@@ -1,13 +1,16 @@
 """What the options of all commands have in common."""
 
+import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 from commands import outputs, run_command
 
+import wds_pipes
 from wds_pipes.cli import main
 from wds_pipes.testing import make_shards
 
@@ -121,3 +124,48 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path):
         )
     assert (made.returncode, made.stderr.count("Traceback")) == (1, 0)
     assert "No space left on device" in made.stderr
+
+
+INTERRUPTED = """
+import atexit, os, signal, sys, time
+
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+    return 1
+
+
+def same(sample):
+    return sample
+
+
+when = os.environ["WHEN"]
+if when == "at exit":
+    atexit.register(interrupt)
+elif when.startswith("import"):
+    try:
+        interrupt()
+    except KeyboardInterrupt:
+        raise ImportError("half a library") from None
+"""
+
+
+@pytest.mark.parametrize("when", ["import of click", "call", "at exit"])
+def test_ctrl_c_is_one_line_at_any_moment(tmp_path, when):
+    """Also where a library makes another error of it, as numpy does when it is imported."""
+    make_shards(tmp_path / "d", shards=1, samples=2)
+    name = "click" if when == "import of click" else "functions_here"
+    (tmp_path / f"{name}.py").write_text(INTERRUPTED)
+    with open(Path(wds_pipes.__file__).parents[1] / "pyproject.toml", "rb") as file:
+        module, _, function = tomllib.load(file)["project"]["scripts"]["wds-pipes"].partition(":")
+    command = [sys.executable, "-c", f"from {module} import {function}; {function}()"]
+    ended = subprocess.run(
+        [*command, "map", "functions_here:interrupt" if when == "call" else "functions_here:same", "d", "out"],
+        check=False,
+        capture_output=True,
+        cwd=tmp_path,
+        env={**os.environ, "WHEN": when, "PYTHONPATH": f"{tmp_path}:{Path(wds_pipes.__file__).parents[1]}"},
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (130, "Aborted!\n")

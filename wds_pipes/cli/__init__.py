@@ -13,6 +13,7 @@ from wds_pipes.cli.look import state, verify
 from wds_pipes.cli.options import example
 from wds_pipes.cli.reshaping import commands as reshaping
 from wds_pipes.cli.rewriting import commands as rewriting
+from wds_pipes.core.interrupts import interruptible
 from wds_pipes.core.words import plain
 from wds_pipes.io.secret import hide
 
@@ -44,7 +45,8 @@ class _Sections(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with interruptible():
+                return super().invoke(ctx)
         except click.ClickException as error:
             error.message = plain(hide(error.message))
             raise

@@ -1,0 +1,30 @@
+"""Ctrl-C in a command, which ends it with one line at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import NoReturn
+
+
+def end(*_: object) -> NoReturn:
+    """Handle Ctrl-C where nothing is to be tidied up: while the commands are imported, where a
+    library may make another error of a KeyboardInterrupt, and when a command has ended.
+    """
+    os.write(2, b"Aborted!\n")
+    os._exit(128 + signal.SIGINT)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt meanwhile, if it is handled by ``end``."""
+    if signal.getsignal(signal.SIGINT) is not end:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, end)
