@@ -1,5 +1,6 @@
 """``wds-pipes create``: shards of files, lists and tables."""
 
+import csv
 import errno
 import itertools
 import json
@@ -507,9 +508,11 @@ def test_another_file_of_one_size_and_time_is_another_one(tmp_path):
 
 
 def test_long_fields_of_a_table(tmp_path):
+    limit = csv.field_size_limit()
     fill(tmp_path, {"t.csv": "id,v\n1," + "x" * 200_000 + "\n"})
     run(tmp_path / "t.csv", tmp_path / "out", "--value", "txt=v")
     assert len(samples([str(tmp_path / "out/shard-000000.tar")])[0]["txt"]) == 200_000
+    assert csv.field_size_limit() == limit  # of the whole process
 
 
 def test_paths_with_blanks_in_a_list(tmp_path):

@@ -81,10 +81,12 @@ def train_here(plan: Plan, label: str, log: Path, total: int, *, kill_at: int | 
     that is to be killed ends after that step.
     """
     random, threads, said = torch.get_rng_state(), torch.get_num_threads(), io.StringIO()
-    with contextlib.redirect_stdout(said):
-        train(replace(plan, workers=0, steps=kill_at or plan.steps))
-    torch.set_rng_state(random)
-    torch.set_num_threads(threads)
+    try:
+        with contextlib.redirect_stdout(said):
+            train(replace(plan, workers=0, steps=kill_at or plan.steps))
+    finally:
+        torch.set_rng_state(random)
+        torch.set_num_threads(threads)
     run = Run()
     with log.open("w") as copy:
         list(read_events(io.StringIO(said.getvalue()), copy, run))

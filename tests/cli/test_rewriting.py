@@ -313,7 +313,6 @@ def test_a_missing_dest_is_seen(here, tmp_path):
 
 def test_what_functions_print_is_no_part_of_the_report(here, tmp_path):
     Path(tmp_path / "loud.py").write_text("print('imported')\n" + FUNCTIONS)
-    sys.path.insert(0, str(tmp_path))
     for way in ([], ["-j", "2"]):
         call = [
             sys.executable,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 import json
 import os
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec, module_from_spec
 from itertools import chain
 from typing import IO, Any
 
@@ -223,7 +223,7 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
                     yield row
             return
         lines, comma = _separated(text, kind)
-        csv.field_size_limit(_MOST_OF_FIELD)
+        csv = _csv_of_long_fields()
         table, start = csv.reader(lines, delimiter=comma, strict=True), 1  # start: the first line of a row
         try:
             names = next(table, [])
@@ -255,6 +255,15 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
         except csv.Error as error:
             more = f", in the row that begins there and goes on to line {table.line_num}" * (table.line_num > start)
             raise ValueError(f"line {start} of {redact(source)} is no {kind.upper()}: {error}{more}") from error
+
+
+def _csv_of_long_fields() -> Any:
+    """The C module of csv, with a limit of its own: that of ``csv`` is for the whole process."""
+    spec: Any = find_spec("_csv")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.field_size_limit(_MOST_OF_FIELD)
+    return module
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
