@@ -156,6 +156,16 @@ COMMANDS = {
     "sort": "sort URL out --by nothing",
     "sort by text": "sort URL out --by txt",
     "demo": "demo --data URL",
+    "info": "info --json URL",
+    "ls": "ls --json URL",
+    "get": "get nothing URL",
+    "verify": "verify --json URL",
+    "index": "index URL -o index.json",
+    "dedup": "dedup URL out --json",
+    "reshard": "reshard URL out --json",
+    "join": "join URL URL out",
+    "create": "create URL out --from list",
+    "convert": "convert URL out --from tfrecord",
 }
 
 

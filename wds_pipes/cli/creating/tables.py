@@ -226,7 +226,7 @@ def _rows(source: str, kind: str, columns: Columns, storage_options: Options) ->
         csv = _csv_of_long_fields()
         table, start = csv.reader(lines, delimiter=comma, strict=True), 1  # start: the first line of a row
         try:
-            names = next(table, [])
+            names: list[str] = next(table, [])
             # Spreadsheets write columns without names at the end of each line.
             unnamed = [place for place, name in enumerate(names) if not name][1:]
             kept = [place for place in range(len(names)) if place not in unnamed]
