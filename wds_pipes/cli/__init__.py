@@ -48,7 +48,7 @@ class _Sections(click.Group):
             with interruptible():
                 return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = plain(hide(error.message))
+            vars(error).update(message=plain(hide(error.message)))
             raise
         except KeyboardInterrupt:
             click.echo("Aborted!", err=True)

@@ -72,7 +72,7 @@ class Map:
                 url=url,
                 key=key,
             ) from TypeError()
-        encoded = {"__key__": key}
+        encoded: Sample = {"__key__": key}
         for field, value in made.items():
             try:
                 if not is_metadata(str(field)):
