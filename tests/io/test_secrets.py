@@ -261,3 +261,10 @@ def test_a_command_that_fails(command):
 def test_what_libraries_write_otherwise(text, options):
     assert "canary" not in hide(text, "", options)
     assert hide("cannot open /data/x.tar?part=5, b=3", "", options) == "cannot open /data/x.tar?part=5, b=3"
+
+
+@pytest.mark.parametrize("url", ["http://h/x.tar?...", "http://h/x.tar", "s3://b/x.tar?versionId=3"])
+def test_what_has_no_secret_any_more_stays(url):
+    """Messages pass here more than once."""
+    text = f"shard {url}: no field 'a' ({url}), {url}; and so on"
+    assert hide(text) == text

@@ -30,12 +30,18 @@ def hide(text: str, url: str = "", options: Any = None) -> str:
     """
     if url:
         text = text.replace(url, redact(url))
-    text = LINK.sub(lambda found: found[0] if found[1] in ("file", "local") else redact_anew(found[0]), text)
+    text = LINK.sub(_shown_link, text)
     secrets = {*_secrets_of_url(url), *secrets_of(options)}
     for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):
         # A library may show only a part, or encode it.
         text = text.replace(secret, "...")
     return _TARGET.sub(lambda found: redact_anew(found[0]), text)
+
+
+def _shown_link(found: re.Match[str]) -> str:
+    """A URL in a message without credentials; what follows it in the sentence stays."""
+    link = found[0].rstrip(":,;)")
+    return (link if found[1] in ("file", "local") else redact_anew(link)) + found[0][len(link) :]
 
 
 def _quoted(secret: str) -> str:
