@@ -360,6 +360,13 @@ def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):
     assert "images/c.tar would be among the images" in told
 
 
+def test_images_of_one_shard_are_no_files_of_one_name(tmp_path):
+    """A key may begin with the name of the class, which its path has once."""
+    members = [("x.jpg", JPEG), ("x.cls", b"cat"), ("cat/x.jpg", JPEG[::-1]), ("cat/x.cls", b"cat")]
+    message = refused("export", write(tmp_path, "a.tar", members), tmp_path / "out", "--to", "imagefolder", code=1)
+    assert "samples 'x' and 'cat/x' would both be images/cat/x.jpg" in message
+
+
 def test_what_lies_elsewhere_is_never_removed(tmp_path):
     """Whatever the note of the files to remove says, and whatever became of the receipts."""
     jpg, outside, out = b"a picture", tmp_path / "outside", tmp_path / "out"

@@ -26,6 +26,7 @@ def unfit(sample: Sample, what: str) -> SampleError:
 
 def write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
     """Write the fields of samples as files, and yield the lines of their list."""
+    of_path: dict[str, str] = {}  # keys
     for sample in samples:
         key = sample["__key__"]
         fields = {field: data for field, data in sample.items() if not is_metadata(field) and field != label}
@@ -48,6 +49,8 @@ def write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] |
             )
         for field, data in fields.items():
             path = f"images/{name}/{inside}.{field}"
+            if of_path.setdefault(path, key) != key:
+                raise unfit(sample, f"samples {of_path[path]!r} and {key!r} would both be {path}: give one another key")
             place.write(path, data)
             yield f"{path}\t{name}\n"
 
