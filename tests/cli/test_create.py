@@ -236,6 +236,27 @@ def test_tables(tmp_path, kind):
     }
 
 
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "stdin", "list"])
+def test_each_row_of_a_long_table_is_a_sample(tmp_path, kind):
+    """More rows than any buffer."""
+    count = 2100
+    path = tmp_path / f"table.{'txt' if kind == 'list' else kind}"
+    if kind == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(sys.modules["pyarrow"].table({"n": range(count)}), path)
+    elif kind == "list":
+        fill(tmp_path, {f"f/{number}.txt": str(number) for number in range(count)})
+        path.write_text("".join(f"f/{number}.txt {number}\n" for number in range(count)))
+    else:
+        line = '{"n": %d}\n' if kind in ("jsonl", "stdin") else "%d\n"
+        path.write_text(("n\n" if kind in ("csv", "tsv") else "") + "".join(line % number for number in range(count)))
+    options = [] if kind == "list" else ["--value", "cls=n"]
+    source = ["-", tmp_path / "out", "--from", "jsonl"] if kind == "stdin" else [path, tmp_path / "out"]
+    told = run(*source, *options, stdin=path.read_text() if kind == "stdin" else None).stdout
+    assert "2,100 samples" in told
+    assert sorted(int(fields["cls"]) for fields in read(tmp_path / "out").values()) == list(range(count))
+
+
 def test_a_row_is_json_if_nothing_else_is_said(tmp_path):
     fill(tmp_path, {"t.jsonl": '{"a": [1]}\n{"a": null}\n'})
     run(tmp_path / "t.jsonl", tmp_path / "out")

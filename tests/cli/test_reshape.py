@@ -91,6 +91,28 @@ def call(name, source, dest, *more, code=0):
     return run(command, *given, dest, *options, *more, code=code)
 
 
+@pytest.mark.slow
+def test_every_command_has_each_of_many_samples(tmp_path, monkeypatch):
+    """Commands that read samples, of which there are more than in any of their buffers."""
+    count = 9_000
+    (tmp_path / "in").mkdir()
+    write_shard(str(tmp_path / "in/a.tar"), ({"__key__": f"{n:05d}", "cls": b"%d" % n} for n in range(count)))
+    (tmp_path / "own.py").write_text("def same(sample): return sample\n")
+    monkeypatch.chdir(tmp_path)
+    for number, command in enumerate((
+        "reshard in {}", "shuffle in {}", "shuffle in {} --memory 3MB --passes 2", "sort in {} --by cls",
+        "mix in/a.tar=1 {}", "split in {} --shares a=0.5,b=0.5", "concat in {}.tar", "map own:same in {}",
+        "filter in {} --drop-fields x", "dedup in {}", "join in {} --with in --prefer first", "repair in {}",
+        "export in parquet --to parquet", "export in tfrecord --to tfrecord", "export in jsonl --to jsonl",
+        "convert parquet {} --from parquet", "convert tfrecord {} --from tfrecord",
+    )):  # fmt: skip
+        told = run(*command.format(f"out-{number}").split(), "--json").stdout
+        assert sum(fact["samples"] for fact in json.loads(told)["facts"].values()) == count, command
+    for folder in filter(os.path.exists, (f"out-{number}" for number in range(number + 1))):
+        assert len({key for key, _ in read(*sorted(Path(folder).rglob("*.tar")))}) == count, folder
+    assert len({key for key, _ in read("out-6.tar")}) == count
+
+
 @pytest.fixture(scope="module")
 def made(source, tmp_path_factory):
     """What each command writes in one process."""

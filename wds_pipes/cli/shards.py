@@ -103,6 +103,25 @@ def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: 
         check_same(url, mark, storage_options)
 
 
+def complete(name: str, samples: Iterable[T], count: int) -> Iterator[T]:
+    """Yield samples; at the end, before what is made of them gets its name, raise StateError unless
+    there were so many.
+    """
+    number = 0
+    for number, sample in enumerate(samples, 1):
+        yield sample
+    check_complete(name, "sample", count, number)
+
+
+def check_complete(name: str, what: str, read: int, written: int, left_out: int = 0) -> None:
+    """Raise StateError unless everything that was read was written or left out on purpose."""
+    if read != written + left_out:
+        raise StateError(
+            f"{redact(name)}: of {plural(read, what)}, {written:,} would be written and {left_out:,} left out. This is "
+            "an error of wds-pipes, or the input changed: run the command again, and report it if it stays"
+        )
+
+
 def _mark(url: str, storage_options: dict[str, Any] | None) -> tuple[int | None, str]:
     size, mark, _ = version_of(url, storage_options)
     name = base_name(url) if local_path(url) is not None else identify(url)

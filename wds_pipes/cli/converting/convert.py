@@ -137,7 +137,7 @@ def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, t
     """Write a shard."""
     from wds_pipes.cli.converting.rows import sample_of
     from wds_pipes.cli.converting.source import read
-    from wds_pipes.cli.shards import shard_facts
+    from wds_pipes.cli.shards import complete, shard_facts
     from wds_pipes.tar.shard_file import write_shard
 
     reader = format_of(kind)
@@ -146,6 +146,9 @@ def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, t
         sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}
         for number, row in read(reader, task.arguments, storage_options)
     )
+    counts = [run.records for run in task.arguments.runs]
+    if None not in counts:  # a TFRecord file does not say how many it has
+        samples = complete(task.name, samples, sum(counts))
     facts = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
     return shard_facts(task.name, facts)
 

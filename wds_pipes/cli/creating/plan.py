@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
-from wds_pipes.cli.shards import CLASSES, index_names, shard_ends, shard_facts, split_numbers, write_indexes
+from wds_pipes.cli.shards import CLASSES, complete, index_names, shard_ends, shard_facts, split_numbers, write_indexes
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -80,7 +80,7 @@ def plan(
 
 def write(storage_options: dict[str, Any] | None, encode: Encode | None, task: Task, place: Place) -> Facts:
     """Write a shard."""
-    found = samples(task.arguments, storage_options, encode)
+    found = complete(task.name, samples(task.arguments, storage_options, encode), len(task.arguments))
     facts = write_shard(place.at(task.name), found, storage_options=place.storage_options)
     return shard_facts(task.name, facts)
 

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec, module_from_spec
-from itertools import chain
+from itertools import chain, islice
 from typing import IO, Any
 
 from wds_pipes.cli.creating.labels import LABEL, classes_of
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
+from wds_pipes.cli.shards import check_complete
 from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import nearest
 from wds_pipes.core.words import plural
@@ -115,8 +116,8 @@ def of_table(
     numbers: list[int] = []  # the rows of the records
     labels: dict[int, str] = {}  # by the row
     unlabelled: list[int] = []  # rows
-    rows = enumerate(_rows(source, kind, columns, storage_options), 1)
-    while ahead := [row for row, _ in zip(rows, range(_AHEAD), strict=False)]:
+    rows, number = enumerate(_rows(source, kind, columns, storage_options), 1), 0
+    while ahead := list(islice(rows, _AHEAD)):
         for number, row in ahead:
             for name, column in columns.files:
                 if isinstance(row.get(column), (bytes, dict, list)):
@@ -182,6 +183,8 @@ def of_table(
         problems.add(
             f"row {unlabelled[0]} has no label in column {columns.values[LABEL]!r}, and others have: give it one"
         )
+    if not problems.count:  # which are an error
+        check_complete(redact(source), "row", number, len(records))
     classes, of_names = classes_of(labels.values())
     for number, record in zip(numbers, records, strict=True):
         if labels.get(number):

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.reading import Reader, Sample
-from wds_pipes.cli.shards import check_outputs, index_names, shard_ends, shard_facts, with_classes, write_indexes
+from wds_pipes.cli.shards import (
+    check_outputs,
+    complete,
+    index_names,
+    shard_ends,
+    shard_facts,
+    with_classes,
+    write_indexes,
+)
 from wds_pipes.core.order import Permutation, hash_text
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
@@ -200,7 +208,8 @@ def write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, p
     """Write a shard, of a split if the options have shares."""
     shares, md5 = options.get("shares"), "md5" in options
     with contextlib.closing(Reader(inputs, memory)) as reader:
-        samples = with_own_keys(reader.read(task.arguments.blocks()))
+        part = task.arguments
+        samples = with_own_keys(complete(task.name, reader.read(part.blocks()), part.stop - part.start))
         if shares is not None:
             samples = _of_split(samples, split_by_key(shares)[task.name.partition("/")[0]])
         facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)

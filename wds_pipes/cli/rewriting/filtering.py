@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
 from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
@@ -63,20 +62,26 @@ class Filter:
         passing = None if of_shard is None else self._passing(of_shard[0])
         absent = {*(self.kept_fields or ()), *self.left_fields}
 
-        def chosen() -> Iterator[Sample]:
+        def read() -> Iterator[Sample]:
             try:
-                for sample in samples:
-                    absent.difference_update(sample)
-                    if self.only is not None:
-                        facts["named"] = facts.get("named", 0) + (sample["__key__"] in self.only)
-                    if self._chosen(sample, passing):
-                        yield sample
+                yield from samples
             except NothingKeptError as error:  # other shards may have the fields: see ``_finish``
                 facts["read"] += error.samples
+                facts["left_out"] += error.samples
 
-        for sample in islice(chosen(), 0, None, self.every):
-            kept = {name: data for name, data in sample.items() if self._keeps(name)}
-            if not all(map(is_metadata, kept)):
+        chosen = 0
+        for sample in read():
+            absent.difference_update(sample)
+            if self.only is not None:
+                facts["named"] = facts.get("named", 0) + (sample["__key__"] in self.only)
+            kept = {}
+            if self._chosen(sample, passing):
+                if chosen % self.every == 0:
+                    kept = {name: data for name, data in sample.items() if self._keeps(name)}
+                chosen += 1
+            if all(map(is_metadata, kept)):
+                facts["left_out"] += 1
+            else:
                 yield kept
         if absent:
             facts["absent"] = sorted(absent)

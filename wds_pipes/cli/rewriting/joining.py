@@ -143,6 +143,7 @@ class Join:
                     facts["missing"] += 1
                     self._check_missing(sample, others.index(None))
                     if self.missing == "drop":
+                        facts["left_out"] += 1
                         continue
                 for other in others:
                     if other is not None:

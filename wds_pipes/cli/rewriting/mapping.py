@@ -46,9 +46,12 @@ class Map:
                 if not self.skips or isinstance(error.__cause__, (*OF_CODE, MemoryError)):
                     raise
                 facts["skipped"] += 1
+                facts["left_out"] += 1
                 facts.setdefault("first_error", str(error))
             else:
-                if made is not None:
+                if made is None:
+                    facts["left_out"] += 1
+                else:
                     yield made
 
     @cached_property

@@ -44,12 +44,13 @@ class Dedup:
     def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
         """Yield the samples that stay; ``of_shard``: their number, and the numbers of others."""
         count, repeated = of_shard[0], frozenset(of_shard[1])
-        number = -1
         for number, sample in enumerate(samples):
-            if number not in repeated:
+            if number in repeated:
+                facts["left_out"] += 1
+            else:
                 yield sample
-        if number + 1 != count:
-            raise StateError(f"shard {redact(shard)} has {number + 1} samples, and had {count} when it was hashed")
+        if facts["read"] != count:
+            raise StateError(f"shard {redact(shard)} has {facts['read']} samples, and had {count} when it was hashed")
 
 
 def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, running: Running) -> Job:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wds_pipes.cli.look.reading import Sample, Source
 from wds_pipes.cli.shards import (
+    check_complete,
     check_names,
     check_same,
     index_names,
@@ -74,7 +75,8 @@ class Rewrite(Protocol):
             samples: those of the shard.
             shard: its path or URL.
             of_shard: what ``plan`` was called with for this shard.
-            facts: takes what the task reports.
+            facts: takes what the task reports; ``"left_out"`` counts the samples that are not
+                written on purpose.
         """
 
 
@@ -156,15 +158,16 @@ def plan_rewrite(
 def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Facts:
     shard, of_shard = task.arguments
     check_same(shard.url, shard.mark, reading.storage_options)
-    facts: Facts = {"read": 0}
+    facts: Facts = {"read": 0, "left_out": 0}
     source = Source(
         [shard.url], reading.storage_options or {}, reading.key_split, rewrite.fields, reading.on_repeated_key
     )
     found = _counted(with_writable_keys(source.read(), reading.key_split), facts)
-    samples = rewrite.samples(found, shard.url, of_shard, facts)
+    samples = _accounted(task.name, rewrite.samples(found, shard.url, of_shard, facts), facts)
     samples = unchanged(samples, {shard.url: shard.mark}, reading.storage_options)
     written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
     facts["read"] += source.without_fields
+    facts["left_out"] += source.without_fields
     return {**shard_facts(task.name, written), **facts}
 
 
@@ -208,6 +211,15 @@ def _counted(samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
     for sample in samples:
         facts["read"] += 1
         yield sample
+
+
+def _accounted(name: str, samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
+    """Yield samples to write; StateError at the end if one was lost."""
+    written = 0
+    for sample in samples:
+        written += 1
+        yield sample
+    check_complete(name, "sample", facts["read"], written, facts["left_out"])
 
 
 def _name(name: str) -> str:
