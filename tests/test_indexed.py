@@ -81,7 +81,10 @@ def test_keys_without_a_sample_are_logged(indexed, caplog):
     assert len(data.select(["00000003", "00000017"])) == 2
     assert not caplog.records
     assert len(data.select(["00000003", "typo", "nor this"])) == 1
-    assert "at least 2 of 3 keys have no sample" in caplog.text
+    assert "2 of 3 keys have no sample" in caplog.text
+    caplog.clear()
+    assert len(data.select(exclude=["00000003", "typo"])) == 49
+    assert "1 of 2 keys have no sample" in caplog.text
 
 
 def test_fields_and_decoding(indexed):

@@ -154,7 +154,7 @@ def test_numbers_of_few_bits(tmp_path):
 
 
 def test_files_of_keys(indexed, stream, tmp_path, web):
-    path = tmp_path / "keys.txt"
+    data, path = wp.IndexedShards(indexed), tmp_path / "keys.txt"
     path.write_bytes(b"\xef\xbb\xbf00000031\r\n\r\n00000002\r\n")
     url = web.put("d/keys.txt", path.read_bytes())
     for where in (path, f"@{path}", f"@{url}"):
@@ -162,7 +162,13 @@ def test_files_of_keys(indexed, stream, tmp_path, web):
     path.write_text("31\n")
     with pytest.raises(ValueError, match=r"no sample has one of 1 key, such as '31'\. The first .* the key '00000000'"):
         wp.SampleList(indexed, where=path)
-    assert wp.SampleList(indexed, exclude=path).sample_count() == 50
+    path.write_text("./00000031\n")
+    message = (
+        r"no sample has one of 1 key, such as './00000031'\. .* '00000000': with './', which is a part of the others"
+    )
+    for select in (lambda: wp.SampleList(indexed, exclude=path), lambda: data.select(exclude=f"@{path}")):
+        with pytest.raises(ValueError, match=message):
+            select()
     path.write_text("\n")
     with pytest.raises(ValueError, match="list of keys .* is empty"):
         wp.SampleList(indexed, where=path)
@@ -517,9 +523,10 @@ def test_the_key_in_the_tar_decides_where_hashes_collide(indexed, tmp_path):
         both = [*hashes[: first + 1], hashes[first], *hashes[first + 2 :]]
         (tmp_path / "a.tar.keys").write_bytes(struct.pack(f"<{count}Q", *both) + data[8 * count :])
         numbers = struct.unpack(f"<{count}I", data[8 * count :])
+        other = next(n for n in numbers if n not in numbers[first : first + 2])
         for key in (numbers[first], numbers[first + 1]):
-            found = wp.IndexedShards(url).select(exclude=["abcd"[key]])
-            expected = [n for n in range(count) if n != key or n == numbers[first + 1]]
+            found = wp.IndexedShards(url).select(exclude=["abcd"[key], "abcd"[other]])
+            expected = [n for n in range(count) if n != other and (n != key or n == numbers[first + 1])]
             assert list(found.numbers) == expected, "the second one is not found by this index at all"
 
 

@@ -198,10 +198,10 @@ class IndexedShards(Dataset[dict[str, Any]]):
 
                 - a condition over metadata, such as ``"clip > 0.28 and width >= 256"``: SQL as it
                   stands after WHERE, which DuckDB evaluates (``pip install 'wds_pipes[meta]'``).
-                  Texts, dates and UUIDs in JSON lines are text: write ``day::date``. NaN is larger
-                  than all numbers
+                  Texts, dates and UUIDs in JSON lines are text: write ``day::date``. NaN is NULL:
+                  it fulfils no comparison
                 - keys: a list of them, or a text file with a key on each line, ``"@keys.txt"`` or
-                  a ``Path``
+                  a ``Path``. There must be a sample with one of them; a warning counts the others
                 - a part of ``split_by_key``
                 - numbers in this view: a slice (``slice(None, None, 10)``: every tenth sample), a
                   range, a list or an array; or an array of bools, one for each sample. The view

@@ -254,7 +254,25 @@ def test_a_shard_that_is_named_twice(command, here, tmp_path):
 def test_keys_that_no_sample_has_are_counted(here, tmp_path):
     told = run("filter", "d", tmp_path / "out", "--keys", "keys.txt").stderr
     assert told == "warning: 4 of 14 keys of --keys belong to no sample\n"
+    told = run("filter", "d", tmp_path / "others", "--exclude", "keys.txt").stderr
+    assert told == "warning: 4 of 14 keys of --exclude belong to no sample\n"
     assert run("filter", "d", tmp_path / "exact", "--every", 3).stderr == ""
+
+
+@pytest.mark.parametrize("option", ["--keys", "--exclude", "--where"])
+def test_keys_of_which_no_sample_has_one_are_an_error(option, here, tmp_path):
+    """A filter by them would silently leave all samples or none."""
+    keys = ["./a/001", "./a/002"]
+    if option == "--where":
+        pytest.importorskip("duckdb")
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps({"key": key}) + "\n" for key in keys))
+        told = refused("filter", "d", tmp_path / "out", option, "true", "--metadata", tmp_path / "t.jsonl")
+        assert "no sample has the key of a row that fulfils --where. The first sample has the key 'a/000'." in told
+    else:
+        (tmp_path / "keys.txt").write_text("\n".join(keys))
+        told = refused("filter", "d", tmp_path / "out", option, tmp_path / "keys.txt")
+        assert f"no sample has one of 2 keys of {option}, such as './a/001'." in told
+        assert "The first sample has the key 'a/000': with './', which is a part of the others." in told
 
 
 def test_tables_of_shards_of_one_name(here, tmp_path):
@@ -362,12 +380,10 @@ def test_a_function_that_has_changed_makes_other_outputs(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "command",
-    ["filter --exclude none.txt", "map functions:adds", "dedup --by jpg", "repair", "reshard", "shuffle", "sort"],
+    ["filter --drop-fields none", "map functions:adds", "dedup --by jpg", "repair", "reshard", "shuffle", "sort"],
 )
 def test_fields_that_begin_with_underscores_are_written(command, here, tmp_path):
     name, *more = command.split()
-    Path(tmp_path / "none.txt").write_text("none\n")
-    more = [tmp_path / one if one == "none.txt" else one for one in more]
     put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2"), ("b.jpg", b"3")]))
     before, after = (more[:1], []) if name == "map" else ([], more)
     run(name, *before, tmp_path / "a.tar", tmp_path / "out", *after)

@@ -169,8 +169,8 @@ def test_a_folder_means_its_shards_sorted(folder):
 
 
 def test_a_list_in_a_text_file(folder):
-    """One a line, expanded like others; empty lines are nothing."""
-    (folder / "list.txt").write_text("x-{0..1}.tar\n\na-*.tar\r\n  s3://b/ü.tar  \n", encoding="utf-8")
+    """One a line, expanded like others; empty lines and a BOM are nothing."""
+    (folder / "list.txt").write_text("\ufeffx-{0..1}.tar\n\na-*.tar\r\n  s3://b/ü.tar  \n", encoding="utf-8")
     assert expand("@list.txt") == ["x-0.tar", "x-1.tar", "a-00.tar", "a-01.tar", "s3://b/ü.tar"]
     assert expand(["@list.txt", "y.tar"])[-1] == "y.tar"
 

@@ -147,7 +147,7 @@ def _listed(path: str, storage_options: dict[str, Any] | None) -> list[str]:
     """
     if not os.path.isfile(path):
         raise ValueError(f"the list of shards {path!r} does not exist; after '@' comes the path of a text file")
-    with open(path, encoding="utf-8") as lines:
+    with open(path, encoding="utf-8-sig") as lines:
         names = [line.strip() for line in lines if line.strip()]
     found: list[str] = []
     for url in (url for name in names for url in ([name] if _exists(name) else _joined(name))):

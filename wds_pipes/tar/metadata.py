@@ -6,6 +6,7 @@ Rules:
 2. A condition may come from a configuration that others wrote. So it is parsed as the expression of
    a WHERE clause and nothing else, and is evaluated by a database in memory that may read the
    tables of metadata, but no other file, and not the network, and that cannot be reconfigured.
+3. NaN is NULL, so it fulfils no comparison. (SQL would have it larger than all numbers.)
 """
 
 from __future__ import annotations
@@ -189,6 +190,9 @@ class Tables:
             if key is None or columns[key] != "VARCHAR":
                 what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
                 raise self._unusable(number, f"{what}. Its columns are {listed(columns)}")
+            if numbers := [_named(name) for name, kind in columns.items() if kind in ("FLOAT", "DOUBLE")]:
+                plain = ", ".join(f"nullif({name}, 'NaN') AS {name}" for name in numbers)
+                table = f"(SELECT * REPLACE ({plain}) FROM {table})"
             try:
                 rows = cursor.execute(f'SELECT "{key}", {column} FROM {table} {end}').fetchall()
             except duckdb.IOException as error:
@@ -265,6 +269,10 @@ def _renamed(columns: Iterable[str]) -> list[str]:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _named(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -169,7 +169,7 @@ class Selector:
         if isinstance(wanted, (set, frozenset)) or not hasattr(wanted, "__len__"):
             wanted = _sorted(wanted) if isinstance(wanted, (set, frozenset)) else list(wanted)
         if len(wanted) and isinstance(next(iter(wanted)), str):
-            return of_view(view, self._by_keys(wanted, must=option == "where"))
+            return of_view(view, self._by_keys(wanted))
         return by_numbers(wanted, view)
 
     @cached_property
@@ -193,32 +193,28 @@ class Selector:
 
         return _joined(self._each(of_shard, self.located.with_samples))
 
-    def _by_keys(self, keys: Iterable[str], *, must: bool) -> npt.NDArray[np.int64]:
-        """Return the numbers of the samples with these keys, sorted.
-
-        Args:
-            keys: the keys.
-            must: whether there must be one.
-        """
+    def _by_keys(self, keys: Iterable[str]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples with these keys, sorted; ValueError: there is none."""
         wanted = set(keys)
         if not all(isinstance(key, str) for key in wanted):
             raise TypeError("keys are strings: pass a list of keys, or one of numbers")
         found = self._with_keys(wanted, self.located.with_samples)
-        if must and not len(found):
+        if not len(found):
             raise ValueError(
-                f"no sample has one of {plural(len(wanted), 'key')}, such as {min(wanted)!r:.200}. {self._example(0)}"
+                f"no sample has one of {plural(len(wanted), 'key')}, such as {min(wanted)!r:.200}. "
+                f"{self._example(0, wanted)}"
             )
-        if must and len(found) < len(wanted):  # some may be there several times, so this is the least
-            logger.warning("at least %d of %d keys have no sample", len(wanted) - len(found), len(wanted))
+        if len(found) < len(wanted):
+            logger.warning("%d of %d keys have no sample", len(wanted) - len(found), len(wanted))
         return found
 
-    def _example(self, shard: int) -> str:
+    def _example(self, shard: int, wanted: Collection[str]) -> str:
         """Return which key the first sample has, for a message."""
         start = self.located.starts[shard]
         if self.located.starts[-1] <= start:
             return "The shards have no samples"
         shown = redact(self.located.urls[self.located.place(start).shard])
-        return f"The first sample of shard {shown} has the key {self.located.key_of(start)!r:.200}"
+        return example_of(self.located.key_of(start), wanted, f" of shard {shown}")
 
     def _with_keys(self, wanted: Collection[str], shards: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return the numbers of the samples of some shards that have one of these distinct keys,
@@ -288,9 +284,19 @@ class Selector:
         if keys and not len(found) and not len(self._with_keys(set(some := tables.some(number)), shards)):
             raise ValueError(
                 f"no row of table {redact(tables.urls[number])} has the key of a sample: its first one has the key "
-                f"{some[0]!r:.200}. {self._example(shards[0])}"
+                f"{some[0]!r:.200}. {self._example(shards[0], some)}"
             )
         return found
+
+
+def example_of(key: str, wanted: Collection[str], where: str = "") -> str:
+    """Return which key the first sample has, for a message, and what is different in it: ``tar cf
+    shard.tar ./*`` and ``find .`` write ``./`` before names.
+    """
+    dotted = key.startswith("./")
+    differs = any(one.startswith("./") != dotted for one in wanted)
+    hint = f": with './', which is a part of {'its key' if dotted else 'the others'}" if differs else ""
+    return f"The first sample{where} has the key {key!r:.200}{hint}"
 
 
 def _sorted(wanted: Collection[Any]) -> list[Any]:

@@ -23,7 +23,7 @@ from wds_pipes.stages.identity import identity
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
-from wds_pipes.tar.views import read_keys, tables_of
+from wds_pipes.tar.views import example_of, read_keys, tables_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,9 @@ class Filter:
     def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
         """Yield the samples that are kept, with their kept fields."""
         passing = None if of_shard is None else self._passing(of_shard[0])
+        facts["rows"] = len(passing or ())
+        named = {"where": passing, "keys": self.only, "exclude": self.without}
+        matched = dict.fromkeys(named, 0)
         absent = {*(self.kept_fields or ()), *self.left_fields}
 
         def read() -> Iterator[Sample]:
@@ -72,8 +75,9 @@ class Filter:
         chosen = 0
         for sample in read():
             absent.difference_update(sample)
-            if self.only is not None:
-                facts["named"] = facts.get("named", 0) + (sample["__key__"] in self.only)
+            facts.setdefault("first_key", key := sample["__key__"])
+            for name, keys in named.items():
+                matched[name] += key in (keys or ())
             kept = {}
             if self._chosen(sample, passing):
                 if chosen % self.every == 0:
@@ -83,6 +87,7 @@ class Filter:
                 facts["left_out"] += 1
             else:
                 yield kept
+        facts["matched"] = matched
         if absent:
             facts["absent"] = sorted(absent)
 
@@ -166,27 +171,38 @@ def plan_filter(
     of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
     return plan_rewrite(
         "filter", shards, place, chosen, reading=reading, options=options, of_shards=of_shards,
-        finish=partial(_finish, chosen.kept_fields, 0 if fields else len(chosen.only or ())),
+        finish=partial(_finish, chosen),
     )  # fmt: skip
 
 
-def _finish(kept_fields: Sequence[str] | None, keys: int, place: Place, facts: Sequence[Facts]) -> None:
-    """Write the indexes, and warn if fewer samples were found than ``keys`` were named.
+def _finish(chosen: Filter, place: Place, facts: Sequence[Facts]) -> None:
+    """Write the indexes, and warn if fewer samples were found than keys were named.
 
     Raises:
         NothingKeptError: no sample of any shard has one of the fields that are kept.
+        ValueError: no sample has one of the keys.
     """
-    absent = [fact for fact in facts if set(kept_fields or ()) <= set(fact.get("absent", ()))]
-    if kept_fields and len(absent) == len(facts) and any(fact["read"] for fact in facts):
-        raise NothingKeptError(
-            f"no sample has the field {', '.join(kept_fields)}: correct --fields, and pass --overwrite"
-        )
-    if (found := sum(fact.get("named", 0) for fact in facts)) < keys:
-        warnings.warn(
-            f"{keys - found:,} of {plural(keys, 'key')} of --keys belong to no sample",
-            ShardWarning,
-            stacklevel=2,
-        )
+    fields = chosen.kept_fields
+    absent = [fact for fact in facts if set(fields or ()) <= set(fact.get("absent", ()))]
+    if fields and len(absent) == len(facts) and any(fact["read"] for fact in facts):
+        raise NothingKeptError(f"no sample has the field {', '.join(fields)}: correct --fields, and pass --overwrite")
+    named = {"keys": chosen.only or (), "exclude": chosen.without, "where": ()}
+    first = next((fact["first_key"] for fact in facts if "first_key" in fact), None)
+    for name, keys in named.items():
+        count = sum(fact["rows"] for fact in facts) if name == "where" else len(keys)
+        found = sum(fact["matched"][name] for fact in facts)
+        if count and not found and first is not None:  # there are samples
+            such = f"one of {plural(count, 'key')} of --{name}, such as {min(keys)!r:.200}" if keys else ""
+            raise ValueError(
+                f"no sample has {such or 'the key of a row that fulfils --where'}. {example_of(first, keys)}. Correct "
+                f"{'the keys' if keys else 'the table'}, and pass --overwrite"
+            )
+        if found < len(keys) and not chosen.kept_fields:  # samples without these fields are not read
+            warnings.warn(
+                f"{count - found:,} of {plural(count, 'key')} of --{name} belong to no sample",
+                ShardWarning,
+                stacklevel=2,
+            )
     write_indexes(place, facts)
 
 
