@@ -500,9 +500,14 @@ def test_shards_are_no_files_to_pack(tmp_path):
     """Unless that is said."""
     fill(tmp_path, {"in/a.tar": b"x", "in/a.tar.idx": b"y", "in/index.json": b"{}"})
     told = refused(tmp_path / "in", tmp_path / "out")
-    assert "SOURCE has shards, such as a.tar, which would be files in a shard: wds-pipes reshard" in told
-    run(tmp_path / "in", tmp_path / "out", "--key-split", "first-dot")
-    assert "tar.idx" in samples([str(tmp_path / "out/shard-000000.tar")])[0]
+    assert "SOURCE has shards, such as a.tar: wds-pipes reshard" in told
+    fill(tmp_path, {"in/classes.json": b"[]", "in/cat/b.jpg": b"1", "in/cat/c.json": b"{}", "in/cat/t.tgz": b"x"})
+    for kind in ("files", "classes"):
+        told = run(tmp_path / "in", tmp_path / kind, "--from", kind).stderr
+        assert "note: 5 files of shards left out, such as a.tar: pass --include 'a.tar' to pack it\n" in told
+        assert set(read(tmp_path / kind)) == {"cat/b", "cat/c"}
+    run(tmp_path / "in", tmp_path / "out", "--include", "a.tar")
+    assert read(tmp_path / "out")["a"] == {"tar": b"x"}
 
 
 def test_directories_that_may_be_classes_are_hinted_at(tmp_path):

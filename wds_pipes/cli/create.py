@@ -50,6 +50,9 @@ _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl",
 )
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out these files, such as '*.tmp'; repeatable.")
 @click.option(
+    "--include", multiple=True, metavar="PATTERN", help="Pack these files, although they belong to shards; repeatable."
+)
+@click.option(
     "--key",
     metavar="COLUMN",
     help="The column of the keys of a table; dots in them become underscores.  [default: the number of the row]",
@@ -85,6 +88,7 @@ def create(
     key_split: str | None,
     follow_symlinks: bool,
     ignore: tuple[str, ...],
+    include: tuple[str, ...],
     key: str | None,
     files: tuple[str, ...],
     values: dict[str, str],
@@ -108,7 +112,8 @@ def create(
              a row is a sample, as its field json, or what --file and --value say; with
              --value cls=COLUMN, names of classes become numbers, and classes.json lists them
 
-    Files and directories whose names begin with a dot are left out.
+    Files and directories whose names begin with a dot are left out, and so are files of shards:
+    tars, their indexes, index.json and classes.json.
 
     --encode is for the fields that are named by the extension of an image alone: jpg and png, but
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
@@ -129,6 +134,8 @@ def create(
     if follow_symlinks and kind not in ("files", "classes"):
         raise click.UsageError("--follow-symlinks is for directories")
     links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
+    if include and kind not in ("files", "classes"):
+        raise click.UsageError(f"--include is for directories, and SOURCE is {kind}")
 
     from wds_pipes.cli.creating.encoding import read_encode
 
@@ -144,21 +151,22 @@ def create(
         from wds_pipes.cli.creating.records import Problems
         from wds_pipes.io.tasks.task import Place
 
-        place, problems = Place(dest, options), Problems()
+        place, problems, chosen = Place(dest, options), Problems(), of_files.Files(ignore, include, links)
         classes: list[str] = []
         if kind in ("files", "classes"):
             of_files.check_outside(source, place.url, ignore)
         if kind == "files":
-            records = of_files.of_directory(source, key_split, ignore, problems, options, links=links)
-            of_files.check_no_shards(records, key_split)
+            records = of_files.of_directory(source, key_split, chosen, problems, options)
             if hinted and (hint := of_files.hint_of_classes(records)):
                 echo(hint, err=True)
         elif kind == "classes":
-            records, classes = of_files.of_classes(source, key_split, ignore, problems, options, links=links)
+            records, classes = of_files.of_classes(source, key_split, chosen, problems, options)
         elif kind == "list":
             records, classes = tables.of_list(source, root, key_split, problems, options)
         else:
             records, classes = tables.of_table(source, kind, _columns(*columns), problems, options)
+        if note := chosen.note():
+            echo(note, err=True)
         return plan(
             records,
             place,

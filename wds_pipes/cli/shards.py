@@ -108,7 +108,8 @@ def complete(name: str, samples: Iterable[T], count: int) -> Iterator[T]:
     there were so many.
     """
     number = 0
-    for number, sample in enumerate(samples, 1):
+    for sample in samples:
+        number += 1
         yield sample
     check_complete(name, "sample", count, number)
 

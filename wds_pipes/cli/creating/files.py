@@ -9,12 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
 
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.outputs import exists, refuse
 from wds_pipes.io.urls import local_path, redact
@@ -22,37 +24,65 @@ from wds_pipes.io.versions import version_of
 
 _REQUESTS = 16
 _OF_PAGE = re.compile(r"[?#]")  # in links that sort a page
-_OF_SHARD = frozenset(("tar", "tar.idx", "tar.keys", "idx"))
+_OF_SHARDS = ("*.tar", "*.tar.*", "*.tgz", "*.idx", "index.json", "classes.json")
 Options = dict[str, Any] | None
 
 
+@dataclass
+class Files:
+    """Which files of a directory are packed.
+
+    Attributes:
+        ignore: patterns of files that are left out.
+        include: patterns of files that are packed although they belong to shards.
+        links: as in ``listed``.
+        of_shards: the files that were left out since they belong to shards.
+    """
+
+    ignore: Sequence[str] = ()
+    include: Sequence[str] = ()
+    links: str = ""
+    of_shards: list[str] = field(default_factory=list)
+
+    def chosen(self, source: str, problems: Problems, storage_options: Options) -> Iterator[tuple[str, Content]]:
+        """The files that are packed; ValueError if there are only shards."""
+        found = False
+        for name, content in listed(source, self.ignore, self.links, problems, storage_options):
+            if _matches(name, _OF_SHARDS) and not _matches(name, self.include):
+                self.of_shards.append(name)
+            else:
+                found = True
+                yield name, content
+        if self.of_shards and not found:
+            raise ValueError(
+                f"SOURCE has shards, such as {self.of_shards[0]}: wds-pipes reshard and others write their samples. If "
+                "they are the files to pack, pass --include '*.tar'"
+            )
+
+    def note(self) -> str | None:
+        """Say what was left out; None: nothing."""
+        if not self.of_shards:
+            return None
+        left, first = plural(len(self.of_shards), "file"), self.of_shards[0]
+        return (
+            f"note: {left} of shards left out, such as {first}: pass --include {os.path.basename(first)!r} to pack it"
+        )
+
+
 def of_directory(
-    source: str,
-    key_split: str | None,
-    ignore: Sequence[str],
-    problems: Problems,
-    storage_options: Options,
-    *,
-    links: str,
+    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: Options
 ) -> list[Record]:
     """The samples of a directory and those below: files whose names differ only in what follows
-    the key. They are sorted by their names. Hidden files are left out. ``links`` is as in
-    ``listed``.
+    the key. They are sorted by their names. Hidden files are left out.
     """
     grouping = Grouping(key_split, problems)
-    for name, content in listed(source, ignore, links, problems, storage_options):
+    for name, content in files.chosen(source, problems, storage_options):
         grouping.add(name, content)
     return sorted(grouping.records())
 
 
 def of_classes(
-    source: str,
-    key_split: str | None,
-    ignore: Sequence[str],
-    problems: Problems,
-    storage_options: Options,
-    *,
-    links: str,
+    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: Options
 ) -> tuple[list[Record], list[str]]:
     """The samples of a directory whose directories are classes, as torchvision's ImageFolder reads
     it; each gets a field ``cls``, the number of its class.
@@ -61,7 +91,7 @@ def of_classes(
         The samples, and the sorted names of the classes.
     """
     grouping, of_key = Grouping(key_split, problems), {}
-    for name, content in listed(source, ignore, links, problems, storage_options):
+    for name, content in files.chosen(source, problems, storage_options):
         label, slash, _ = name.partition("/")
         if not slash:
             problems.add(
@@ -72,7 +102,7 @@ def of_classes(
             of_key[key] = label
     records, classes = sorted(grouping.records()), sorted(set(of_key.values()))
     for name in _folders(source):
-        if name not in classes and not (_is_ignored(name, ignore) or _is_ignored(f"{name}/x", ignore)):
+        if name not in classes and not (_matches(name, files.ignore) or _matches(f"{name}/x", files.ignore)):
             problems.add(
                 f"{name} is the directory of a class, and has no samples, so that other classes would have other "
                 f"numbers where it has some: leave it out with --ignore {name!r}, or add samples"
@@ -91,20 +121,6 @@ def _folders(source: str) -> list[str]:
         return []
     with os.scandir(path) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def check_no_shards(records: Sequence[Record], key_split: str | None) -> None:
-    """Refuse a directory of shards, unless a rule for names says that its files are meant.
-
-    Raises:
-        ValueError: it is one.
-    """
-    shards = [record.key for record in records if "tar" in record.fields and record.fields.keys() <= _OF_SHARD]
-    if key_split is None and shards and 2 * len(shards) >= len(records):
-        raise ValueError(
-            f"SOURCE has shards, such as {shards[0]}.tar, which would be files in a shard: wds-pipes reshard and "
-            "others write their samples. If they are the files to pack, pass --key-split first-dot"
-        )
 
 
 def hint_of_classes(records: Sequence[Record]) -> str | None:
@@ -131,7 +147,7 @@ def check_outside(source: str, dest: str, ignore: Sequence[str]) -> None:
         return
     inside = os.path.realpath(inside)
     name = os.path.relpath(inside, os.path.realpath(folder))
-    if _is_in(inside, folder) and not _is_ignored(f"{name}/shard-000000.tar", ignore):
+    if _is_in(inside, folder) and not _matches(f"{name}/shard-000000.tar", ignore):
         mend = "" if name == "." else f", or pass --ignore '{name}/*'"
         raise ValueError(
             f"DEST {dest} is in SOURCE, so its shards would be files of the next run: write to another directory{mend}"
@@ -160,12 +176,12 @@ def listed(
     path = local_path(source)
     found = _local(path, "", links, problems, ()) if path is not None else _remote(source, storage_options)
     for name, content in found:
-        if not (name.startswith(".") or "/." in name) and not (ignore and _is_ignored(name, ignore)):
+        if not (name.startswith(".") or "/." in name) and not (ignore and _matches(name, ignore)):
             yield name, content
 
 
-def _is_ignored(name: str, ignore: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern) for pattern in ignore)
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern) for pattern in patterns)
 
 
 def _local(
