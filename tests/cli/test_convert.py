@@ -259,6 +259,80 @@ def test_directories_that_mean_more_than_their_files(tmp_path, names, message):
     assert message in refused(tmp_path / "in", tmp_path / "out", "--from", "parquet")
 
 
+def test_lists_of_numbers_are_arrays_of_the_dtype_of_their_column(tmp_path):
+    """Also those of Hugging Face's Array3D; lists of lists that may differ in length are JSON."""
+    arrow = pytest.importorskip("pyarrow")
+    cube = arrow.list_(arrow.list_(arrow.list_(arrow.uint8())))
+    of = {
+        b"ARROW:extension:name": b"datasets.features.features.Array3DExtensionType",
+        b"ARROW:extension:metadata": b'[[2, 1, 3], "uint8"]',
+    }
+    columns = {
+        "emb": (arrow.list_(arrow.float32()), [[0.1, 0.2], [], [0.5, None], None]),
+        "cube": (cube, [[[[1, 2, 3]], [[4, 5, 6]]]] * 4),
+        "box": (arrow.list_(arrow.list_(arrow.float16(), 2)), [[[1, 2], [3, 4]], []] * 2),
+        "any": (arrow.list_(arrow.list_(arrow.int32())), [[[1], [2, 3]], [[1]]] * 2),
+    }
+    values = [arrow.array(found, kind) for kind, found in columns.values()]
+    fields = [arrow.field(name, kind, metadata=of if kind == cube else None) for name, (kind, _) in columns.items()]
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    pyarrow.write_table(arrow.table(values, arrow.schema(fields)), tmp_path / "x.parquet")
+    run(tmp_path / "x.parquet", tmp_path / "out", "--from", "parquet")
+    first, second, third, fourth = read(tmp_path / "out").values()
+
+    def array(data):
+        found = np.load(io.BytesIO(data))
+        return found.dtype, found.shape, found.tolist()
+
+    assert array(first["emb.npy"]) == (np.float32, (2,), np.float32([0.1, 0.2]).tolist())
+    assert array(second["emb.npy"]) == (np.float32, (0,), [])
+    assert json.loads(third["json"]) == {"emb": [0.5, None], "any": [[1], [2, 3]]}
+    assert json.loads(fourth["json"]) == {"emb": None, "any": [[1]]}
+    assert array(first["cube.npy"]) == (np.uint8, (2, 1, 3), [[[1, 2, 3]], [[4, 5, 6]]])
+    assert array(first["box.npy"]) == (np.float16, (2, 2), [[1, 2], [3, 4]])
+    assert array(second["box.npy"]) == (np.float16, (0, 2), [])
+    run(tmp_path / "x.parquet", tmp_path / "one", "--from", "parquet", "--value", "e.npy=cube", "--value", "j.json=box")
+    assert array(read(tmp_path / "one")["000000000"]["e.npy"])[:2] == (np.uint8, (2, 1, 3))
+    assert json.loads(read(tmp_path / "one")["000000000"]["j.json"]) == [[1, 2], [3, 4]]
+
+
+def test_names_of_a_class_label_are_written(tmp_path):
+    """As Hugging Face has them in the metadata of a schema."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    label = {"names": ["cat", "dog"], "_type": "ClassLabel"}
+    features = {"label": label, "n": {"dtype": "int64", "_type": "Value"}}
+    about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    table = arrow.table({"label": [1, 0], "n": [1, 2]}).replace_schema_metadata(about)
+    parquet.write_table(table, tmp_path / "x.parquet")
+    for number, (options, has) in enumerate(((["cls=label"], True), (["cls=n"], False), ([], True))):
+        out = tmp_path / str(number)
+        run(
+            tmp_path / "x.parquet",
+            out,
+            "--from",
+            "parquet",
+            *(part for value in options for part in ("--value", value)),
+        )
+        found = out / "classes.json"
+        assert found.exists() is has
+        assert not has or json.loads(found.read_text()) == ["cat", "dog"]
+
+
+def test_images_are_named_by_what_they_are(tmp_path):
+    """A field of another extension would be decoded as what it is not."""
+    png = b"\x89PNG\r\n\x1a\n"
+    parquet_of(tmp_path / "x.parquet", {"image": [JPEG, png], "other": [b"x", b"y"]})
+    run(
+        tmp_path / "x.parquet", tmp_path / "out", "--from", "parquet", "--value", "a.jpeg=image", "--value", "gif=other"
+    )
+    run_command("create", tmp_path / "x.parquet", tmp_path / "made", "--value", "a.jpeg=image", "--value", "gif=other")
+    for folder in ("out", "made"):
+        assert list(read(tmp_path / folder).values()) == [{"a.jpeg": JPEG, "gif": b"x"}, {"a.png": png, "gif": b"y"}]
+    both = ["--value", "a.png=image", "--value", "a.jpg=other"]
+    parquet_of(tmp_path / "x.parquet", {"image": [JPEG], "other": [JPEG]})
+    assert "two values for field 'a.jpg'" in refused(tmp_path / "x.parquet", tmp_path / "no", "--from", "parquet", *both)
+
+
 def test_large_integers_and_tensors_stay_what_they_are(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     large = arrow.array([[2**63 + 1, 5], [1, 2]], arrow.list_(arrow.uint64()))

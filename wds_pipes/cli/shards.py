@@ -256,10 +256,18 @@ def with_classes(job: Job, urls: Iterable[str]) -> Job:
     folders = dict.fromkeys(folder_of(url) for url in urls if url != "-" and not url.startswith("pipe:"))
     found = {_classes_if_readable(folder, job.place.storage_options) for folder in folders}
     content = found.pop() if len(found) == 1 else None
-    if content is None:
-        return job
+    return job if content is None else with_content_of_classes(job, content)
+
+
+def with_content_of_classes(job: Job, content: bytes) -> Job:
+    """Return a job that also writes this ``classes.json``."""
     finish = partial(_finish_with_classes, job.finish, content)
     return replace(job, finish=finish, extras=(*job.extras, CLASSES))
+
+
+def content_of_classes(names: Sequence[str]) -> bytes:
+    """The ``classes.json`` of the names of classes."""
+    return (json.dumps(list(names), indent=1) + "\n").encode()
 
 
 def _classes_if_readable(folder: str, storage_options: dict[str, Any] | None) -> bytes | None:

@@ -59,8 +59,10 @@ def convert(
 
     Bytes are written as they are: images are never encoded again. A column of bytes is a field
     COLUMN.EXTENSION, by what the bytes are, and the extension alone if there is one such column.
-    Arrays are npy. Text and numbers are one field json. --value chooses otherwise. The first 100
-    records decide what the columns are.
+    Arrays and lists of numbers are npy, of the dtype of the column. Text and numbers are one field
+    json. --value chooses otherwise; jpg over bytes of a PNG is png. The first 100 records decide
+    what the columns are. The names of a ClassLabel become classes.json: of the one that --value
+    writes as cls, or of the only one.
 
     \b
     tfrecord     files, a pattern or a directory of tf.train.Example
@@ -109,7 +111,7 @@ def plan(
     """Make the job that converts a data set."""
     from wds_pipes.cli.converting.rows import columns_of
     from wds_pipes.cli.converting.source import first_rows
-    from wds_pipes.cli.shards import index_names, write_indexes
+    from wds_pipes.cli.shards import content_of_classes, index_names, with_content_of_classes, write_indexes
     from wds_pipes.io.tasks.task import Job, Task, fingerprint
     from wds_pipes.io.urls import redact
     from wds_pipes.tar.shard_file import shard_files
@@ -130,7 +132,10 @@ def plan(
     ]
     options = {"from": kind, "max_samples": max_samples, "key": key, "values": values, "columns": list(columns[2:])}
     names = index_names([task.name for task in tasks])
-    return Job("convert", place, partial(write, kind, columns, storage_options), tasks, options, write_indexes, names)
+    job = Job("convert", place, partial(write, kind, columns, storage_options), tasks, options, write_indexes, names)
+    labels = reader.classes(shards[0].runs[0], storage_options) if kind in ("parquet", "hf") else {}
+    label = values.get("cls") if values else next(iter(labels)) if len(labels) == 1 else None
+    return with_content_of_classes(job, content_of_classes(labels[label])) if label in labels else job
 
 
 def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, task: Task, place: Place) -> Facts:

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -44,7 +45,32 @@ _BRANDS = {
     b"qt  ": "mov",
 }
 
+_IMAGES = {"jpg", "jpeg", "png", "gif", "tif", "tiff", "webp"}
+_ALIASES = {"jpeg": "jpg", "tiff": "tif"}
+
 Row = dict[str, Any]
+
+
+class Numbers(list[Any]):
+    """A list of numbers, or of lists of them, of a column of such.
+
+    Attributes:
+        dtype: of the numbers.
+        inner: the lengths of the inner lists; None: they may differ.
+    """
+
+    def __init__(self, values: Iterable[Any], dtype: Any, inner: tuple[int, ...] | None) -> None:
+        super().__init__(values)
+        self.dtype, self.inner = dtype, inner
+
+    def array(self) -> Any:
+        """They as an array; ValueError or TypeError: lengths differ, or some are null."""
+        import numpy as np
+
+        array = np.array(self, self.dtype)
+        if array.dtype.kind == "f" and np.isnan(array).any() and None in np.array(self, object).flat:
+            raise ValueError("some of its numbers are null")
+        return array if self.inner is None else array.reshape(len(self), *self.inner)
 
 
 class Columns(NamedTuple):
@@ -104,7 +130,8 @@ def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for field, column in columns.values:
         if row.get(column) is not None:
-            fields[field] = _encoded(field, row[column], column, key)
+            content = _encoded(field, row[column], column, key)
+            _add(fields, by_content(field, content), content, column, key)
     if not columns.values:
         rest = {}
         for name, value in row.items():
@@ -112,16 +139,19 @@ def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
             if found is None:
                 rest[name] = plain_value(value)
             for field, content in found or ():
-                if field in fields:
-                    raise SampleError(
-                        f"record {key!r} has two values for field {field!r}: choose the columns, as in --value "
-                        f"{field}={name}",
-                        key=key,
-                    )
-                fields[field] = content
+                _add(fields, field, content, name, key)
         if rest:
             fields["json" if "json" not in fields else "columns.json"] = encode("json", rest)
     return {KEY: key, **fields}
+
+
+def _add(fields: dict[str, Any], field: str, content: Any, column: str, key: str) -> None:
+    if field in fields:
+        raise SampleError(
+            f"record {key!r} has two values for field {field!r}: choose the columns, as in --value {field}={column}",
+            key=key,
+        )
+    fields[field] = content
 
 
 def is_text(data: bytes) -> bool:
@@ -143,6 +173,15 @@ def extension_of(data: bytes, path: str | None = None) -> str | None:
         return _BRANDS.get(data[8:12], "mp4")
     ending = (path or "").rpartition("/")[2].rpartition(".")[2].lower() if "." in (path or "") else ""
     return ending if _EXTENSION.fullmatch(ending) else None
+
+
+def by_content(field: str, data: bytes) -> str:
+    """The name of a field of an image, with the extension of what its bytes are."""
+    base, dot, extension = field.rpartition(".")
+    found = extension_of(data)
+    return (
+        base + dot + found if {extension, found} <= _IMAGES and _ALIASES.get(extension, extension) != found else field
+    )
 
 
 def _contents(value: Any) -> list[bytes | None]:
@@ -167,6 +206,9 @@ def _is_array(value: Any) -> bool:
 
 def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tuple[str, Any]] | None:
     """The fields of their own of a column; None: it has none."""
+    if isinstance(value, Numbers) and value.inner is not None:
+        with contextlib.suppress(ValueError, TypeError):  # some are null
+            return [(_named(column, "npy"), encode("npy", value.array()))]
     if isinstance(value, list):
         items = [(f"{column}.{place}", item) for place, item in enumerate(value) if item is not None]
         if items and all(is_file(item) for _, item in items):
@@ -238,19 +280,24 @@ def _encoded(field: str, value: Any, column: str, key: str) -> bytes:
     try:
         if is_file(value):
             return _content(value, column, key)[0]
-        if isinstance(value, list) and field.rpartition(".")[2] == "npy":
-            value = _array(value)
-        return encode(field, value)
+        return encode_list(field, value)
     except Exception as error:
         raise SampleError(
             f"record {key!r}: column {column!r} cannot be field {field!r}: {str(error).rstrip('.')}", key=key
         ) from error
 
 
+def encode_list(field: str, value: Any) -> bytes:
+    """Encode a value, which may be a list where the field is an array."""
+    return encode(field, _array(value) if isinstance(value, list) and field.rpartition(".")[2] == "npy" else value)
+
+
 def _array(value: list[Any]) -> Any:
     """An array of a list, without loss: numpy makes floats of integers beyond 2^63."""
     import numpy as np
 
+    if isinstance(value, Numbers):
+        return value.array()
     array = np.array(value)
     if array.dtype.kind == "f" and all(isinstance(each, int) for each in np.array(value, object).flat) and array.size:
         return np.array(value, np.uint64)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from wds_pipes.cli.converting.rows import Numbers
 from wds_pipes.cli.converting.source import (
     Options,
     Row,
@@ -69,6 +70,11 @@ class Parquet:
             batches = table.iter_batches(batch_size=_ROWS, row_groups=groups)
             yield from rows_of(batches, skip, run.records, run.file.url)
 
+    def classes(self, run: Run, storage_options: Options) -> dict[str, list[str]]:
+        """The names of the classes of columns that have numbers of classes."""
+        with _parquet(run.file.url, storage_options) as table:
+            return _classes(table.schema_arrow)
+
 
 class Saved:
     """A data set that ``datasets`` has saved to a disk."""
@@ -107,6 +113,18 @@ class Saved:
         with _arrow(run.file.url) as batches:
             yield from rows_of(batches, run.start, run.records, run.file.url)
 
+    def classes(self, run: Run, storage_options: Options) -> dict[str, list[str]]:
+        """The names of the classes of columns that have numbers of classes."""
+        with _arrow(run.file.url) as batches:
+            return _classes(batches.schema)
+
+
+def _classes(schema: Any) -> dict[str, list[str]]:
+    """What the features of Hugging Face say of columns of labels."""
+    known = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = (known.get("info") or {}).get("features") or {}
+    return {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel" and "names" in one}
+
 
 def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Row]:
     """Read ``count`` rows of Arrow's batches, after the first ``skip``."""
@@ -128,7 +146,7 @@ def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Ro
 
 def values_of(batch: Any) -> list[Row]:
     """Return the rows of a batch. Times in nanoseconds, which Python does not have, are text, and
-    durations numbers. Tensors are arrays.
+    durations numbers. Tensors are arrays, and lists of numbers are ``Numbers``.
     """
     arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
     columns = []
@@ -139,11 +157,31 @@ def values_of(batch: Any) -> list[Row]:
             column = column.cast(arrow.string())
         columns.append(column)
     rows: list[Row] = arrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
-    for name, column in zip(batch.schema.names, columns, strict=True):
+    for field, column in zip(batch.schema, columns, strict=True):
+        name = field.name
         if isinstance(column.type, arrow.FixedShapeTensorType):
             for row, tensor in zip(rows, column.to_numpy_ndarray() if len(column) else (), strict=True):
                 row[name] = None if row[name] is None else tensor
+        elif (numbers := _numbers(arrow.types, field)) is not None:
+            for row in rows:
+                row[name] = None if row[name] is None else Numbers(row[name], *numbers)
     return rows
+
+
+def _numbers(types: Any, field: Any) -> tuple[Any, tuple[int, ...] | None] | None:
+    """The dtype of the numbers in a column of lists, and the lengths of the inner lists, which is
+    None if they may differ; None: it is another column.
+    """
+    kind, sizes = field.type, []
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        sizes.append(kind.list_size if types.is_fixed_size_list(kind) else None)
+        kind = kind.value_type
+    if not sizes or not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        return None
+    about = field.metadata or {}
+    if about.get(b"ARROW:extension:name", b"").startswith(b"datasets.features."):  # Array2D to Array5D
+        sizes = json.loads(about[b"ARROW:extension:metadata"])[0]
+    return kind.to_pandas_dtype(), None if None in sizes[1:] else tuple(sizes[1:])
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -10,7 +9,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
-from wds_pipes.cli.shards import CLASSES, complete, index_names, shard_ends, shard_facts, split_numbers, write_indexes
+from wds_pipes.cli.shards import (
+    CLASSES,
+    complete,
+    content_of_classes,
+    index_names,
+    shard_ends,
+    shard_facts,
+    split_numbers,
+    write_indexes,
+)
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -89,7 +97,7 @@ def finish(classes: Sequence[str], place: Place, facts: list[Facts]) -> None:
     """Write an index of the shards of each split, and the names of the classes."""
     write_indexes(place, facts)
     if classes:
-        place.write(CLASSES, (json.dumps(list(classes), indent=1) + "\n").encode())
+        place.write(CLASSES, content_of_classes(classes))
 
 
 def planned(task: Task) -> str:

@@ -109,8 +109,8 @@ def of_table(
     Raises:
         ValueError: the table has no such column, or is none.
     """
-    from wds_pipes.cli.converting.rows import plain_value
-    from wds_pipes.codecs.encoding import NoEncoderError, encode
+    from wds_pipes.cli.converting.rows import by_content, encode_list, plain_value
+    from wds_pipes.codecs.encoding import NoEncoderError
 
     base, records = _base(source, columns.root), list[Record]()
     numbers: list[int] = []  # the rows of the records
@@ -160,7 +160,11 @@ def of_table(
                     unlabelled.append(number)
                 elif value is not None:
                     try:
-                        fields[name] = encode(name, value)
+                        content = encode_list(name, value)
+                        name = by_content(name, content)
+                        if name in fields:
+                            problems.add(f"row {number}: two values are field {name!r}: name one of them otherwise")
+                        fields[name] = content
                     except NoEncoderError as error:
                         raise ValueError(
                             f"--value {name}={columns.values.get(name)}: there is no encoder for a field {name!r} and "
