@@ -330,7 +330,9 @@ def test_images_are_named_by_what_they_are(tmp_path):
         assert list(read(tmp_path / folder).values()) == [{"a.jpeg": JPEG, "gif": b"x"}, {"a.png": png, "gif": b"y"}]
     both = ["--value", "a.png=image", "--value", "a.jpg=other"]
     parquet_of(tmp_path / "x.parquet", {"image": [JPEG], "other": [JPEG]})
-    assert "two values for field 'a.jpg'" in refused(tmp_path / "x.parquet", tmp_path / "no", "--from", "parquet", *both)
+    assert "two values for field 'a.jpg'" in refused(
+        tmp_path / "x.parquet", tmp_path / "no", "--from", "parquet", *both
+    )
 
 
 def test_large_integers_and_tensors_stay_what_they_are(tmp_path):

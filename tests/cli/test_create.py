@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,18 @@ def test_each_row_of_a_long_table_is_a_sample(tmp_path, kind):
     told = run(*source, *options, stdin=path.read_text() if kind == "stdin" else None).stdout
     assert "2,100 samples" in told
     assert sorted(int(fields["cls"]) for fields in read(tmp_path / "out").values()) == list(range(count))
+
+
+def test_rows_in_groups_are_exploded_again(tmp_path):
+    """A member of one row would be mostly header."""
+    rows = [{"n": number, "text": "größe"} for number in range(2100)]
+    fill(tmp_path, {"t.jsonl": "".join(json.dumps(row) + "\n" for row in rows)})
+    assert "21 samples" in run(tmp_path / "t.jsonl", tmp_path / "out", "--group", 100).stdout
+    pipe = wp.ShardList(str(tmp_path / "out")).open_shards().load_tar().group_by_key().explode_records("jsonl")
+    found = list(pipe)
+    assert [{name: sample[name] for name in ("n", "text")} for sample in found] == rows
+    assert [sample["__key__"] for sample in found[99:101]] == ["000000000/99", "000000100/0"]
+    assert "--group is for" in refused(tmp_path / "t.jsonl", tmp_path / "no", "--group", 2, "--key", "n")
 
 
 def test_a_row_is_json_if_nothing_else_is_said(tmp_path):
@@ -752,14 +765,21 @@ def test_a_killed_command_goes_on(tmp_path):
     assert "all as without an interruption" in done.stdout
 
 
-def test_sigterm_discards_what_is_being_written(source, tmp_path):
-    """As schedulers send it; the next run writes what is missing."""
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        (signal.SIGTERM, ""),
+        (signal.SIGINT, "what is finished is kept: run the same command again to go on\nAborted!\n"),
+    ],
+)
+def test_a_signal_discards_what_is_being_written(source, tmp_path, sent, told):
+    """As schedulers send it, and Ctrl-C; the next run writes what is missing."""
     command = [sys.executable, "-m", "wds_pipes", "create", source, tmp_path / "out", "--max-samples", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     wait_for((tmp_path / "out/.wds-pipes/plan.json").exists)
-    process.terminate()
+    process.send_signal(sent)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (143, "")
+    assert (process.returncode, errors) == (128 + sent, told)
     assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".partial")]
     assert "60 shards, 60 samples" in run(source, tmp_path / "out", "--max-samples", 1).stdout
 

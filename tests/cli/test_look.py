@@ -38,6 +38,17 @@ def refused(*arguments, code=2):
     return line
 
 
+def test_binary_is_not_printed_to_a_terminal(shard):
+    """Text is."""
+    for field, code in (("jpg", 2), ("cls", 0)):
+        terminal, output = os.openpty()
+        command = [sys.executable, "-m", "wds_pipes", "get", "k0", str(shard), "--field", field]
+        ended = subprocess.run(command, check=False, stdout=output, stderr=subprocess.PIPE, text=True, timeout=120)
+        os.close(output)
+        os.close(terminal)
+        assert (ended.returncode, "the output is binary" in ended.stderr) == (code, bool(code))
+
+
 def picture(width, height, form="JPEG"):
     file = io.BytesIO()
     Image.new("RGB", (width, height), (1, 2, 3)).save(file, form)
@@ -142,7 +153,7 @@ def test_info_finds_what_would_save_bytes(tmp_path):
     )
     alone = put(tmp_path / "alone.tar", tar([(f"{number}.txt", b"x" * 200) for number in range(99)]))
     [saved] = json.loads(done("info", alone, "--json").stdout)["savings"]
-    assert saved.startswith("samples are small: many of them as the lines of one jsonl field, which explode_records")
+    assert saved.startswith("samples are small: many of them as the lines of one jsonl field, as wds-pipes create --group")
     assert saved.endswith("would save about 78%")
     long = put(tmp_path / "long.tar", tar([("n" * 120 + f"{n}.bin", bytes(2000)) for n in range(99)], format=2))
     assert json.loads(done("info", long, "--json").stdout)["savings"] == [

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -90,6 +91,17 @@ _OPTIONS = (
 )
 
 
+@contextlib.contextmanager
+def _resumable(running: Running) -> Iterator[None]:
+    """Say after Ctrl-C what becomes of what is finished."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not running.dry_run:
+            click.echo("what is finished is kept: run the same command again to go on", err=True)
+        raise
+
+
 def run_job(
     make: Callable[[], Job],
     running: Running,
@@ -110,7 +122,7 @@ def run_job(
 
     check_engine(running.engine)
     share = running.share
-    with in_one_line(), ended_by_sigterm():
+    with in_one_line(), ended_by_sigterm(), _resumable(running):
         if running.engine and not running.dry_run:
             connect()  # before anything is written
         job = make()

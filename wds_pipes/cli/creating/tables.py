@@ -196,6 +196,15 @@ def of_table(
     return records, classes
 
 
+def grouped(records: Sequence[Record], count: int) -> list[Record]:
+    """Samples of ``count`` rows each, as JSON lines, with the keys of their first rows."""
+    groups = (records[start : start + count] for start in range(0, len(records), count))
+    return [
+        Record(group[0].key, {"jsonl": b"".join(bytes(row.fields["json"]) + b"\n" for row in group)})
+        for group in groups
+    ]
+
+
 def _rows(source: str, kind: str, columns: Columns, storage_options: Options) -> Iterator[dict[str, Any]]:
     named = [*([columns.key] if columns.key else []), *(name for _, name in columns.files), *columns.values.values()]
     if kind == "parquet":

@@ -176,6 +176,7 @@ def get(
     with in_one_line():
         from functools import partial
 
+        from wds_pipes.cli.converting.rows import is_text
         from wds_pipes.cli.look.finding import find_sample
         from wds_pipes.cli.look.output import binary_output, write_fields, write_tar
         from wds_pipes.tar.keys import is_metadata
@@ -193,8 +194,9 @@ def get(
             for path in write_fields(found, output):
                 echo(path)
         elif field is not None:
-            stream = sys.stdout.buffer
-            stream.write(found[field.lower()])
+            data = found[field.lower()]
+            stream = sys.stdout.buffer if is_text(data) else binary_output()
+            stream.write(data)
             stream.flush()
         else:
             write_tar([found], binary_output())

@@ -203,8 +203,8 @@ class Summary:
         held = sum(seen.total for seen in self.fields.values())
         if all_small and (saved := 1 - (held + 32 * self.read_samples) / whole) >= _GAIN:
             found.append(
-                f"samples are small: many of them as the lines of one jsonl field, which explode_records takes apart, "
-                f"would save about {saved:.0%}"
+                f"samples are small: many of them as the lines of one jsonl field, as wds-pipes create --group writes "
+                f"them and explode_records takes apart, would save about {saved:.0%}"
             )
         if self._long_names / whole >= _GAIN:
             found.append(
