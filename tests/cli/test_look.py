@@ -153,7 +153,9 @@ def test_info_finds_what_would_save_bytes(tmp_path):
     )
     alone = put(tmp_path / "alone.tar", tar([(f"{number}.txt", b"x" * 200) for number in range(99)]))
     [saved] = json.loads(done("info", alone, "--json").stdout)["savings"]
-    assert saved.startswith("samples are small: many of them as the lines of one jsonl field, as wds-pipes create --group")
+    assert saved.startswith(
+        "samples are small: many of them as the lines of one jsonl field, as wds-pipes create --group"
+    )
     assert saved.endswith("would save about 78%")
     long = put(tmp_path / "long.tar", tar([("n" * 120 + f"{n}.bin", bytes(2000)) for n in range(99)], format=2))
     assert json.loads(done("info", long, "--json").stdout)["savings"] == [

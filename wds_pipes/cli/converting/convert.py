@@ -11,6 +11,8 @@ from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import dest, example, storage_options, values_option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from wds_pipes.cli.converting.rows import Columns
     from wds_pipes.cli.converting.source import Format
     from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
@@ -133,7 +135,8 @@ def plan(
     options = {"from": kind, "max_samples": max_samples, "key": key, "values": values, "columns": list(columns[2:])}
     names = index_names([task.name for task in tasks])
     job = Job("convert", place, partial(write, kind, columns, storage_options), tasks, options, write_indexes, names)
-    labels = reader.classes(shards[0].runs[0], storage_options) if kind in ("parquet", "hf") else {}
+    read_classes = getattr(reader, "classes", None)
+    labels = {} if read_classes is None else read_classes(shards[0].runs[0], storage_options)
     label = values.get("cls") if values else next(iter(labels)) if len(labels) == 1 else None
     return with_content_of_classes(job, content_of_classes(labels[label])) if label in labels else job
 
@@ -147,7 +150,7 @@ def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, t
 
     reader = format_of(kind)
     usual = getattr(reader, "as_sample", None) if columns.key is None and not columns.values else None
-    samples = (
+    samples: Iterator[dict[str, Any]] = (
         sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}
         for number, row in read(reader, task.arguments, storage_options)
     )

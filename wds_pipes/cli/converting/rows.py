@@ -179,9 +179,9 @@ def by_content(field: str, data: bytes) -> str:
     """The name of a field of an image, with the extension of what its bytes are."""
     base, dot, extension = field.rpartition(".")
     found = extension_of(data)
-    return (
-        base + dot + found if {extension, found} <= _IMAGES and _ALIASES.get(extension, extension) != found else field
-    )
+    if found is None or not {extension, found} <= _IMAGES or _ALIASES.get(extension, extension) == found:
+        return field
+    return base + dot + found
 
 
 def _contents(value: Any) -> list[bytes | None]:

@@ -172,7 +172,7 @@ def _numbers(types: Any, field: Any) -> tuple[Any, tuple[int, ...] | None] | Non
     """The dtype of the numbers in a column of lists, and the lengths of the inner lists, which is
     None if they may differ; None: it is another column.
     """
-    kind, sizes = field.type, []
+    kind, sizes = field.type, list[int | None]()
     while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         sizes.append(kind.list_size if types.is_fixed_size_list(kind) else None)
         kind = kind.value_type
@@ -181,7 +181,8 @@ def _numbers(types: Any, field: Any) -> tuple[Any, tuple[int, ...] | None] | Non
     about = field.metadata or {}
     if about.get(b"ARROW:extension:name", b"").startswith(b"datasets.features."):  # Array2D to Array5D
         sizes = json.loads(about[b"ARROW:extension:metadata"])[0]
-    return kind.to_pandas_dtype(), None if None in sizes[1:] else tuple(sizes[1:])
+    inner = tuple(size for size in sizes[1:] if size is not None)
+    return kind.to_pandas_dtype(), inner if len(inner) == len(sizes) - 1 else None
 
 
 @contextmanager

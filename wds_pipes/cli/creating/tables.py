@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec, module_from_spec
 from itertools import chain, islice
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from wds_pipes.cli.creating.labels import LABEL, classes_of
 from wds_pipes.cli.creating.names import Grouping
@@ -160,11 +160,11 @@ def of_table(
                     unlabelled.append(number)
                 elif value is not None:
                     try:
-                        content = encode_list(name, value)
-                        name = by_content(name, content)
+                        data = encode_list(name, value)
+                        name = by_content(name, data)
                         if name in fields:
                             problems.add(f"row {number}: two values are field {name!r}: name one of them otherwise")
-                        fields[name] = content
+                        fields[name] = data
                     except NoEncoderError as error:
                         raise ValueError(
                             f"--value {name}={columns.values.get(name)}: there is no encoder for a field {name!r} and "
@@ -200,7 +200,7 @@ def grouped(records: Sequence[Record], count: int) -> list[Record]:
     """Samples of ``count`` rows each, as JSON lines, with the keys of their first rows."""
     groups = (records[start : start + count] for start in range(0, len(records), count))
     return [
-        Record(group[0].key, {"jsonl": b"".join(bytes(row.fields["json"]) + b"\n" for row in group)})
+        Record(group[0].key, {"jsonl": b"".join(cast("bytes", row.fields["json"]) + b"\n" for row in group)})
         for group in groups
     ]
 
