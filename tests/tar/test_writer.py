@@ -616,7 +616,7 @@ def test_what_is_there_is_not_replaced_unless_it_is_allowed(tmp_path):
     older = tmp_path / "s-1.tar"
     older.write_bytes(b"older")
     for make in (lambda: TarWriter(older), lambda: ShardWriter(tmp_path / "s-%d.tar", start=1)):
-        with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        with pytest.raises(FileExistsError, match="overwrite=True"):
             make()
     writer = ShardWriter(tmp_path / "s-%d.tar", max_samples=1)
     writer.write(HUNDRED[0])
@@ -847,6 +847,23 @@ def test_a_resumed_writer_goes_on_at_the_first_unfinished_shard(tmp_path, done, 
     assert (writer.samples, told) == (100, list(writer.shards))
     assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
     assert before == {name: (tmp_path / "resumed" / name).stat().st_mtime_ns for name in before}
+
+
+def test_the_way_to_append_is_named_with_the_number_of_the_next_shard(tmp_path):
+    """By the first message, and where ``resume`` was tried for it."""
+
+    def write(samples, **options):
+        with ShardWriter(tmp_path / "s-%d.tar", max_samples=1, **options) as writer:
+            for sample in samples:
+                writer.write(sample)
+
+    for count, more in ((1, {}), (2, {"start": 1}), (6, {"start": 2}), (7, {"start": 6})):
+        write(HUNDRED[len(os.listdir(tmp_path)) : count], **more)
+        for wrong, error in (({}, FileExistsError), ({"resume": True}, StateError)):
+            with pytest.raises(error, match=rf"start={count}\b.* to append"):
+                write(HUNDRED[count:], **wrong)
+    shards = ShardList(str(tmp_path)).open_shards().load_tar().group_by_key()
+    assert [sample["__key__"] for sample in shards] == [sample["__key__"] for sample in HUNDRED[:7]]
 
 
 def test_other_samples_are_not_mixed_with_those_of_an_earlier_run(tmp_path):

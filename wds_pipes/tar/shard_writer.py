@@ -55,7 +55,8 @@ class ShardWriter:
         max_bytes: the maximum size of a shard in bytes, with headers and padding. A shard with a
             single sample may be larger. Of a compressed shard the bytes before compression count,
             so its file is usually smaller.
-        start: the number of the first shard.
+        start: the number of the first shard. To append to shards that are there, pass the number
+            after the last of them.
         index: the path of an index to write: the samples, bytes and MD5 of each shard, in the wids
             format (``index.json``), for ``ShardList(index=...)``. It is rewritten each time a shard
             is complete; entries of an existing index for other shards stay. Only one writer at a
@@ -141,8 +142,9 @@ class ShardWriter:
         if not (overwrite or resume) and exists(self.path(start), storage_options):
             raise FileExistsError(
                 errno.EEXIST,
-                "there is such a shard: pass overwrite=True to replace it, resume=True to go on after it, or another "
-                "start=",
+                f"there is such a shard: pass start={self._free()} to append new samples after the shards that are "
+                "there, resume=True to go on with a run that was interrupted, which writes the same samples again, "
+                "or overwrite=True to replace the shards",
                 redact(self.path(start)),
             )
 
@@ -157,6 +159,17 @@ class ShardWriter:
         place = self._place
         text = place.group() % number if place.group()[0] == "%" else place.group().format(number)
         return self.pattern[: place.start()] + text + self.pattern[place.end() :]
+
+    def _free(self) -> int:
+        """Return the number after those of the shards that are there, of which the current one is the first."""
+        last, step = self._number, 1
+        while exists(self.path(last + step), self._options):
+            last, step = last + step, 2 * step
+        while step > 1:  # ``last`` is there, and ``last + step`` is not
+            step //= 2
+            if exists(self.path(last + step), self._options):
+                last += step
+        return last + 1
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample to the current shard, or to the next one if the current one is full."""
@@ -206,8 +219,8 @@ class ShardWriter:
         if own != key:
             raise StateError(
                 f"shard {redact(path)} is of another run: its sample {self._count - len(self._kept)} has the key "
-                f"{key!r}, and this sample has {own!r:.80}. Write the same samples in the same order, or "
-                "pass overwrite=True"
+                f"{key!r}, and this sample has {own!r:.80}. Write the same samples in the same order, or pass "
+                f"start={self._free()} in place of resume=True to append others, or overwrite=True to replace the shards"
             )
         self._kept.popleft()
         if not self._kept:
