@@ -213,6 +213,7 @@ GRAPHS = {
     **{criterion: weighted(criterion) for criterion in CRITERIA},
     **{f"{criterion}-batched": weighted(criterion, batched) for criterion in CRITERIA},
     "batched-weighted": lambda node: batched(weighted(StopCriteria.ALL_DATASETS_EXHAUSTED)(node)),
+    "repeated-weighted": lambda node: nodes.Repeat(weighted(StopCriteria.FIRST_DATASET_EXHAUSTED)(node), 3),
     "weighted-prefetcher": weighted(StopCriteria.ALL_DATASETS_EXHAUSTED, lambda node: Prefetcher(node, 2)),
 }
 
@@ -267,6 +268,45 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
             third = make()
             third.load_state_dict(pickle.loads(pickle.dumps(second.state_dict())))
             assert advance(third, 30 - cut - step) == whole[cut + step :], (cut, see_end, step)
+
+
+class Live(Plain):
+    """Its state is what it goes on with, and not a copy of that."""
+
+    def reset(self, initial_state=None):
+        super(Plain, self).reset(initial_state)
+        self.at = {"given": 0} if initial_state is None else initial_state
+
+    def next(self):
+        if self.at["given"] == self.count:
+            raise StopIteration
+        self.at["given"] += 1
+        return self.at["given"]
+
+    def get_state(self):
+        return self.at
+
+
+@pytest.mark.parametrize(
+    "graph", [lambda: weighted(StopCriteria.ALL_DATASETS_EXHAUSTED)(Plain), lambda: Live(8)], ids=["weighted", "live"]
+)
+def test_a_state_does_not_change_with_the_node_of_another_library(graph):
+    """Torchdata's sampler goes on with the dicts of the state that it is given."""
+    make = lambda: Loader(nodes.BatchSamples(graph(), 1, collate="list"))  # noqa: E731
+    whole = list(make())
+    first, second = make(), make()
+    items = iter(first)
+    assert [next(items), next(items)] == whole[:2]
+    state = first.state_dict()
+    assert list(items) == whole[2:]
+    second.load_state_dict(state)
+    items = iter(second)
+    again = second.state_dict()
+    assert list(items) == whole[2:]
+    for kept in (state, again):
+        third = make()
+        third.load_state_dict(kept)
+        assert list(third) == whole[2:]
 
 
 def test_a_node_at_its_end_stays_there(urls):

@@ -16,6 +16,7 @@ Rules:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from wds_pipes import stages
 from wds_pipes.core.hosts import make_skin
 from wds_pipes.core.lane import Context, Lane
 from wds_pipes.core.moved import Data
-from wds_pipes.core.running import Mark, begin, running_copy
+from wds_pipes.core.running import Mark, begin, own_copy, running_copy
 from wds_pipes.core.stage import Stage, State, find_stage, functional_name
 from wds_pipes.core.state import read_flag
 from wds_pipes.core.stream import Stream, StreamIterator
@@ -87,10 +88,15 @@ class WdsNode(Countable, BaseNode[Any]):
         if initial_state is not None:
             stream.load_state_dict(initial_state)
         else:
-            if stream.stage.counts_epochs and stream.will_resume and stream.position.delivered:
-                self._items.open()  # rule 4: the other node must know the epoch that is given up
+            self._tell_epoch()
             stream.give_up()
         self._items = iter(stream)
+
+    def _tell_epoch(self) -> None:
+        """Before an epoch is given up that a state was loaded of: tell it to a node that is not ours (rule 4)."""
+        stream = self._stream
+        if stream.stage.counts_epochs and stream.will_resume and stream.position.delivered:
+            self._items.open()
 
     def next(self) -> Any:
         """Return the next item; raise StopIteration at the end of the epoch."""
@@ -129,7 +135,7 @@ class _Loaded:
 class ForeignNode(Stage[Any]):
     """The items of a node that is not ours, such as one of torchdata's, as the source of a stage.
 
-    Checkpoint: the node's own state, taken at each item. How much a resume reads again depends on
+    Checkpoint: a copy of the node's own state, taken at each item. How much a resume reads again depends on
     the node.
     """
 
@@ -170,6 +176,8 @@ class ForeignNode(Stage[Any]):
         if mark is None and self._loaded.unread:
             next(self.node, None)  # rule 4
         for ours in self._ours:
+            if mark is None:
+                ours._tell_epoch()
             ours._stream.set_epoch(lane.epoch, anew=mark is None)
         running.at = self.At(*mark[0]) if mark else self.At(fresh=True)
         self._reset(running.at.node)
@@ -179,7 +187,7 @@ class ForeignNode(Stage[Any]):
 
     def _reset(self, state: Any) -> None:
         try:
-            self.node.reset(state)
+            self.node.reset(copy.deepcopy(state))  # torchdata's sampler changes its state in place
         except WdsError:
             raise
         except Exception as error:
@@ -196,7 +204,7 @@ class ForeignNode(Stage[Any]):
         yield from self.node
 
     def mark(self) -> Mark:
-        return (self.node.state_dict(), self.at.fresh), None
+        return (own_copy(self.node.state_dict()), self.at.fresh), None
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         if len(entries) != 1 or entries[0].keys() - {"node", "fresh"}:

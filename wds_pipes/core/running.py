@@ -66,7 +66,7 @@ def running_copy(stage: _Running) -> _Running:
     copies: dict[int, Any] = {}
     for name, value in vars(stage).items():
         if type(value) in _CONTAINERS and name not in stage.shared:
-            setattr(running, name, _own_copy(value, copies))
+            setattr(running, name, own_copy(value, copies))
     return running
 
 
@@ -104,17 +104,18 @@ def _stay(running: Stage[Any], mark: Ended) -> None:
     running.mark = lambda: mark  # type: ignore[method-assign]
 
 
-def _own_copy(value: Any, copies: dict[int, Any]) -> Any:
+def own_copy(value: Any, copies: dict[int, Any] | None = None) -> Any:
     """Return a copy of a container, and of the containers in it; ``copies`` has those copied so
     far, by the ids of the originals.
     """
     if type(value) not in _CONTAINERS:
         return value
+    copies = {} if copies is None else copies
     if id(value) in copies:
         return copies[id(value)]
     again = copies[id(value)] = copy.copy(value)
     places = again.items() if isinstance(again, dict) else enumerate(again) if isinstance(again, (list, deque)) else ()
     for place, part in list(places):
         if type(part) in _CONTAINERS:
-            again[place] = _own_copy(part, copies)
+            again[place] = own_copy(part, copies)
     return again
