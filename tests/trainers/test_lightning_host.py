@@ -144,6 +144,26 @@ def test_the_end_of_an_epoch_with_max_steps(host, shards, tmp_path, counts):
         ), name
 
 
+@pytest.mark.parametrize("counts", [None, SAMPLES])
+def test_the_optimizer_steps_at_the_same_batches_after_the_last_batch_of_an_epoch(host, shards, tmp_path, counts):
+    """A checkpoint of ``on_train_batch_end``; an epoch of 8 batches, of which three make a step."""
+
+    class Counting(host.Model):
+        def training_step(self, batch, batch_idx):
+            steps.append((self.trainer.current_epoch, batch_idx, self.trainer.global_step))
+            return super().training_step(batch, batch_idx)
+
+    def run(*callbacks, load=None):
+        data = host.WdsDataModule(train=shards, batch_size=BATCH, shuffle_buffer=5, samples_per_shard=counts)
+        host.fit(data, *callbacks, model=Counting(), load=load, accumulate_grad_batches=3)
+
+    steps = []
+    run(host.Save(tmp_path, 8))
+    whole, steps = steps, []
+    run(load=tmp_path / "8.ckpt")
+    assert steps == whole[8:] == [(1, number, 3 + number // 3) for number in range(8)]
+
+
 def test_a_limit_above_an_unknown_length(host, shards, tmp_path):
     """At the last batch of an epoch, Lightning does not know yet that it is the last."""
 

@@ -185,15 +185,16 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
                     "the name of the class), so its data start from the beginning.",
                     stacklevel=2,
                 )
-            if (
-                trainer.is_last_batch
-                and trainer.num_training_batches != float("inf")
-                and any(loader.ended for loader in loaders.values())
-            ):
+            if trainer.is_last_batch and any(loader.ended for loader in loaders.values()):
                 # Lightning recognises the end of an epoch by the number of batches, which may have
-                # been another one in this epoch: set it to what Lightning expects.
+                # been another one in this epoch: set it to what Lightning expects. If the length is
+                # not known, it goes on from a checkpoint of on_train_batch_end with the next epoch,
+                # but would count its batches from the number of the last epoch on.
                 current = trainer.fit_loop.epoch_loop.batch_progress.current
-                more = trainer.num_training_batches - current.ready
+                expected = trainer.num_training_batches
+                if expected == float("inf"):
+                    expected = 0 if current.completed < current.processed else current.ready
+                more = expected - current.ready
                 for name in ("ready", "started", "processed", "completed"):
                     setattr(current, name, getattr(current, name) + more)
 
