@@ -93,7 +93,7 @@ class WdsNode(Countable, BaseNode[Any]):
         self._items = iter(stream)
 
     def _tell_epoch(self) -> None:
-        """Before an epoch is given up that a state was loaded of: tell it to a node that is not ours (rule 4)."""
+        """Tell nodes that are not ours of a loaded epoch before it is given up: rule 4."""
         stream = self._stream
         if stream.stage.counts_epochs and stream.will_resume and stream.position.delivered:
             self._items.open()
@@ -135,8 +135,8 @@ class _Loaded:
 class ForeignNode(Stage[Any]):
     """The items of a node that is not ours, such as one of torchdata's, as the source of a stage.
 
-    Checkpoint: a copy of the node's own state, taken at each item. How much a resume reads again depends on
-    the node.
+    Checkpoint: a copy of the node's own state, taken at each item. How much a resume reads again
+    depends on the node.
     """
 
     counts_epochs = True

@@ -161,7 +161,7 @@ class ShardWriter:
         return self.pattern[: place.start()] + text + self.pattern[place.end() :]
 
     def _free(self) -> int:
-        """Return the number after those of the shards that are there, of which the current one is the first."""
+        """Return the number after those of the shards that are there; the current one is there."""
         last, step = self._number, 1
         while exists(self.path(last + step), self._options):
             last, step = last + step, 2 * step
@@ -220,7 +220,7 @@ class ShardWriter:
             raise StateError(
                 f"shard {redact(path)} is of another run: its sample {self._count - len(self._kept)} has the key "
                 f"{key!r}, and this sample has {own!r:.80}. Write the same samples in the same order, or pass "
-                f"start={self._free()} in place of resume=True to append others, or overwrite=True to replace the shards"
+                f"start={self._free()} in place of resume=True to append others, or overwrite=True to replace them"
             )
         self._kept.popleft()
         if not self._kept:
