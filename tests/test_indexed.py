@@ -8,7 +8,10 @@ import os
 import pickle
 import re
 import struct
+import subprocess
+import sys
 import tarfile
+import textwrap
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
@@ -162,6 +165,26 @@ def test_threads_and_pickles(indexed, stream, tmp_path):
     os.unlink(folder / os.path.basename(indexed[1]))
     with pytest.raises(ValueError, match="names other shards"):
         len(globbed)
+
+
+def test_files_that_are_open_at_exit_end_without_a_word(indexed):
+    """Code in C that keeps modules alive, as that of another library may, makes Python take them
+    apart in the order of their imports.
+    """
+    kept = """
+        import ctypes, json, sys
+        import wds_pipes as wp
+
+        data = wp.IndexedShards(sys.argv[1:])
+        data[0]
+        json.kept = data
+        for module in (json, sys.modules["wds_pipes.io.ranges"]):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+        """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(kept), *indexed], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_few_files_are_open(tmp_path):

@@ -189,9 +189,10 @@ class _Mapped(mmap.mmap):
     found = 0  # how many ranges in a row were in memory
     _byte = (bytearray(1),)
 
-    def __del__(self) -> None:
+    # ``close`` is kept here: when the process exits, ``os`` may be gone.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.file >= 0:
-            os.close(self.file)
+            close(self.file)
 
     def is_in_memory(self, place: int) -> bool:
         """Whether a byte of the file can be read without waiting; False also where the system

@@ -22,6 +22,7 @@ import mmap
 import os
 import pickle
 import weakref
+from collections.abc import Callable
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any
 
@@ -197,9 +198,10 @@ class _Block:
             raise
         self._descriptor = descriptor
 
-    def __del__(self) -> None:
+    # ``close`` is kept here: when the process exits, ``os`` may be gone.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor is not None:  # it was closed before it was sent
-            os.close(self._descriptor)
+            close(self._descriptor)
 
     def __len__(self) -> int:
         return len(self.memory)
