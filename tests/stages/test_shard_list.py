@@ -1,7 +1,9 @@
 """Which shards, in which order."""
 
 import contextlib
+import cProfile
 import json
+import re
 
 import fsspec
 import pytest
@@ -731,3 +733,18 @@ def test_many_index_files_are_read_through_one_client(web):
         assert len(made) <= 3  # the second looks which index there is, in fsspec's own
     finally:
         fsspec.register_implementation("http", HTTPFileSystem, clobber=True)
+
+
+@pytest.mark.parametrize("form", ["paths", "relative", "lines", "index"])
+def test_a_list_of_many_local_paths_asks_the_system_for_none_of_them(form, tmp_path):
+    paths = [f"{'./' if form == 'relative' else tmp_path}/s-{number:04d}.tar" for number in range(1000)]
+    (tmp_path / "list.txt").write_text("\n".join(paths))
+    entries = [{"url": path, "nsamples": 1, "filesize": 1} for path in paths]
+    (tmp_path / "index.json").write_text(json.dumps({"wids_version": 1, "shardlist": entries}))
+    urls = {"lines": f"@{tmp_path}/list.txt", "index": str(tmp_path / "index.json")}.get(form, paths)
+    profile = cProfile.Profile()
+    assert len(list(profile.runcall(wp.ShardList, urls))) == 1000
+    asked = {
+        entry.code: entry.callcount for entry in profile.getstats() if re.search(r"posix\.(?!fspath)", str(entry.code))
+    }
+    assert sum(asked.values()) < 100, asked

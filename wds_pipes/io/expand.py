@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
+from glob import has_magic
 from typing import Any
 
 import braceexpand
@@ -36,9 +37,9 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
         urls: a URL or path, or several, in a list or joined by ``::``. Each may contain braces
             (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (the
             matches are sorted). A directory means the tars in it, ``*.tar``, ``*.tar.gz``,
-            ``*.tgz`` and the like (one in a store ends in ``/``), ``@list.txt`` the lines of a
-            local text file. ``${NAME}`` is an environment variable. The path of an existing file is
-            not expanded.
+            ``*.tgz`` and the like (one in a store, or whose own name is such a one, ends in ``/``),
+            ``@list.txt`` the lines of a local text file. ``${NAME}`` is an environment variable.
+            The path of an existing file is not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:
@@ -123,6 +124,8 @@ def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[st
     if url.startswith("@"):
         return _listed(at_home(url[1:]), storage_options)
     path = local_path(url)
+    if path is not None and TAR_NAME.fullmatch(os.path.basename(path)) and not (_BRACES.search(url) or has_magic(url)):
+        return [url]  # a list may have a hundred thousand of them: the system is not asked
     if path is not None and os.path.isfile(path):
         return [url]
     if path is not None and os.path.isdir(path):
@@ -150,7 +153,7 @@ def _listed(path: str, storage_options: dict[str, Any] | None) -> list[str]:
     with open(path, encoding="utf-8-sig") as lines:
         names = [line.strip() for line in lines if line.strip()]
     found: list[str] = []
-    for url in (url for name in names for url in ([name] if _exists(name) else _joined(name))):
+    for url in (url for name in names for url in (_joined(name) if "::" in name and not _exists(name) else [name])):
         if url.startswith("@"):
             raise ValueError(f"the list {path!r} names another list: name the shards themselves")
         _without_commands([url], f"the list {path!r}")
@@ -167,7 +170,7 @@ def _listed(path: str, storage_options: dict[str, Any] | None) -> list[str]:
 def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[str]:
     path = local_path(url)
     if path is not None:
-        if not glob.has_magic(path) or os.path.exists(path):
+        if not has_magic(path) or os.path.exists(path):
             return [url]
         found = sorted(glob.glob(path, recursive=True))
         # a file may be named like a URL, such as "pipe:x.tar"
