@@ -39,6 +39,14 @@ def test_the_first_snippet_runs_as_a_script_where_workers_are_not_forked():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
+def test_the_snippet_with_torchdata_prints_no_warning():
+    [snippet] = [snippet for snippet in snippets() if "StatefulDataLoader(pipe" in snippet]
+    Path("script.py").write_text(f"import wds_pipes as wp\n{snippet}")
+    done = run_script(Path("script.py").absolute(), "forkserver", str(Path.cwd()))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_the_first_lines_install_show_and_test():
     lines = README.read_text().splitlines()
     install = ".venv/bin/pip install -U pip && .venv/bin/pip install torch==2.13.0 -e . --group dev"
