@@ -100,6 +100,20 @@ def test_fields_and_decoding(indexed):
         wp.IndexedShards(indexed, decode={"txt": int})[0]
 
 
+def test_images_of_one_size(tmp_path):
+    shards = make_shards(tmp_path, shards=1, samples=2, fields=("jpg",))
+    index_shards(shards, offsets=True)
+    options = {"size": (4, 6), "fit": "contain", "max_image_pixels": 64}
+    stream = wp.ShardList(shards).open_shards().load_tar().group_by_key().decode_by_ext("rgb8", **options)
+    data = wp.IndexedShards(shards, decode="rgb8", **options)
+    same(list(data), list(stream))
+    assert data[0]["jpg"].shape == (4, 6, 3)
+    with pytest.raises(wp.DecodeError, match="pixels"):
+        wp.IndexedShards(shards, decode="rgb8", max_image_pixels=8)[0]
+    with pytest.raises(ValueError, match="also name an image spec"):
+        wp.IndexedShards(shards, size=4)
+
+
 def test_keys(indexed, stream, tmp_path):
     data = wp.IndexedShards(indexed)
     assert list(data.keys()) == keys_of(stream)

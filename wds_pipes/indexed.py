@@ -33,6 +33,7 @@ from wds_pipes.tar.views import Selection, Selector, split_by_key
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from wds_pipes.codecs.resizing import Fit, Size
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.tar.sample_numbers import Numbers
 
@@ -67,6 +68,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         fields: the fields to keep, such as ``["jpg", "cls"]``; None: all.
         decode: decode the samples as ``decode_by_ext`` does: True, or what it takes: ``"rgb8"``, a
             dict of functions, or a list of these. None: fields stay bytes.
+        size, fit, allow_pickle, max_image_pixels: as in ``decode_by_ext``.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: the maximum number of requests at once.
         cache: a cache that ``open_shards`` fills: a directory, or a ``ShardCache``. Remote shards
@@ -91,6 +93,10 @@ class IndexedShards(Dataset[dict[str, Any]]):
         index: bool | str | os.PathLike[str] = True,
         fields: Iterable[str] | None = None,
         decode: Any = None,
+        size: Size | None = None,
+        fit: Fit = "cover",
+        allow_pickle: bool = False,
+        max_image_pixels: int = 1 << 26,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
         cache: ShardCache | str | os.PathLike[str] | None = None,
@@ -103,7 +109,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         specs = decode_specs(decode)
-        self._decode = None if specs is None else DecodeByExt(None, *specs)  # type: ignore[arg-type]
+        decoding = {"size": size, "fit": fit, "allow_pickle": allow_pickle, "max_image_pixels": max_image_pixels}
+        decode_by_ext = DecodeByExt(None, *specs or (), **decoding)  # type: ignore[arg-type]
+        self._decode = None if specs is None else decode_by_ext
         self._cache, self._key_split = as_cache(cache), check_key_split(key_split)
         self._connections = check_count("connections", connections)
         self._numbers: Numbers | None = None  # of a view: which samples; None: all

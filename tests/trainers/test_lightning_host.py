@@ -397,6 +397,12 @@ def test_a_copy_without_validation(host, shards, copied):
     assert host.fit(data, max_epochs=1) is not None
 
 
+def test_images_of_one_size(host, shards):
+    data = host.WdsDataModule(shards, shards, batch_size=BATCH, size=(4, 6), fields=["jpg"])
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        assert {images.shape for (images,) in loader} == {(BATCH, 3, 4, 6)}
+
+
 def test_validation_begins_anew_where_the_loader_was_cut(host, shards):
     data = host.WdsDataModule(val=lambda: wp.PipeLoader(samples(shards), batch_size=2).with_epoch(batches=2))
     loader = data.val_dataloader()
@@ -436,6 +442,11 @@ def test_validation_begins_anew_where_the_loader_was_cut(host, shards):
             lambda host: host.WdsDataModule(["x.tar"], lambda: 3, batch_size=2, eval_transform=len),
             ValueError,
             "eval_transform= applies to URLs, and val is given by a pipe or a function",
+        ),
+        (
+            lambda host: host.WdsDataModule(lambda: 3, size=4),
+            ValueError,
+            "size= applies to URLs, and train is given by",
         ),
         (lambda host: host.WdsDataModule(lambda: 3, cache_bytes="1GB"), ValueError, "pass cache=, its directory, too"),
         (lambda host: host.StatsCallback(every_n_steps=0), ValueError, "at least 1"),
@@ -547,6 +558,7 @@ def test_lightning_cli(host, package, s3, tmp_path):
         f"--data.train={stored}",
         f"--data.val={stored[1]}",
         "--data.fields=[jpg, cls, __key__]",
+        "--data.size=[4, 6]",
         "--data.num_workers=1",
         *store,
         *functions,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.hosts import is_pipe
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes import ShardList, WdsPipe
@@ -39,6 +40,8 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             of all fields.
         decode: URLs: how to decode images, such as ``"rgb8"`` or ``"torchrgb"``; None: images stay
             bytes.
+        size, fit, allow_pickle, max_image_pixels: URLs: as in ``decode_by_ext``; ``size=224`` makes
+            all images as large, in training, validation and tests.
         shuffle_buffer: URLs: the window of samples to shuffle in training; 0: only shards are
             shuffled.
         seed: URLs: the seed of the order of the samples.
@@ -86,6 +89,10 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         num_workers: int = 0,
         fields: list[str] | None = None,
         decode: str | None = "torchrgb",
+        size: Size | None = None,
+        fit: Fit = "cover",
+        allow_pickle: bool = False,
+        max_image_pixels: int = 1 << 26,
         shuffle_buffer: int = 1000,
         seed: int = 0,
         samples_per_shard: int | list[int] | None = None,
@@ -111,13 +118,19 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
             if isinstance(source, (str, list, tuple)) and batch_size is None:
                 raise ValueError(f"{name} is given by URLs, so batch_size must say how many samples make a batch")
         everywhere = {"fields": fields, "index": index, "storage_options": storage_options, "cache": cache}
-        self._refuse_unused(everywhere, "train", "val", "test")
+        self._refuse_unused(everywhere | {"size": size, "allow_pickle": allow_pickle}, "train", "val", "test")
         self._refuse_unused({"samples_per_shard": samples_per_shard, "transform": transform}, "train")
         self._refuse_unused({"eval_transform": eval_transform}, "val", "test")
         if cache_bytes is not None and cache is None:
             raise ValueError("cache_bytes is the limit of the cache: pass cache=, its directory, too")
         self._hide_missing()
         self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
+        self._decoding: dict[str, Any] = {
+            "size": size,
+            "fit": fit,
+            "allow_pickle": allow_pickle,
+            "max_image_pixels": max_image_pixels,
+        }
         self._samples_per_shard, self._index = samples_per_shard, index
         self._storage_options, self._cache, self._cache_bytes = storage_options, cache, cache_bytes
         self._transforms = {"train": transform, "val": eval_transform, "test": eval_transform}
@@ -228,7 +241,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         pipe = shards.open_shards(storage_options=store).load_tar().group_by_key(fields=names or None)
         if train and self._shuffle_buffer:
             pipe = pipe.shuffle_buffer(self._shuffle_buffer)
-        pipe = pipe.decode_by_ext(*[] if self._decode is None else [self._decode])
+        pipe = pipe.decode_by_ext(*[] if self._decode is None else [self._decode], **self._decoding)
         if (transform := self._transforms[name]) is not None:
             pipe = pipe.map_samples(transform)
         return pipe if self._fields is None else pipe.to_tuple(*self._fields)

@@ -173,7 +173,7 @@ def _unstackable(
     why = why or f"{_describe(values[0])} in {_name(batch, 0)}, but {_describe(values[place])} in {_name(batch, place)}"
     return SampleError(
         f"{column} cannot be stacked into a batch: {why}. Bring them to one shape and type "
-        "with map_samples(), images with decode_by_ext(size=...), or pass collate=.",
+        "with map_samples(), images with size= where they are decoded, or pass collate=.",
         url=url,
         key=key,
     )
