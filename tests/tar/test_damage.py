@@ -422,6 +422,43 @@ def test_the_walk_goes_on_at_the_next_valid_header(tmp_path):
     assert stream.counts() == {"delivered": 4, "filtered": 0, "skipped": 2, "dropped": 0, "damaged": 1}
 
 
+@pytest.mark.parametrize("cut", [1, 150, 300, 511])
+def test_a_cut_header_after_a_file_that_may_have_another_name(cut):
+    """Reading on after damage passes over such a file, and what follows need not be a header."""
+    data = tar([("a.txt", b"x"), ("b" * 96 + ".txt", b"y")], end=False) + WHOLE[:cut]
+    errors = []
+    assert not any(member.name for member in TarReader(io.BytesIO(flip(data, 2)), on_error=errors.append))
+    assert [error.offset for error in errors] == [0, len(data) - cut]
+
+
+def test_damage_after_damage_is_read_once():
+    """A damaged header is no reason to read what follows again, wherever its size leads to."""
+    count = 3000
+    data = b"".join(flip(header(b"%d.txt" % number, 1 << 20), 1) + header(b"x.cls") for number in range(count))
+    errors, taken = [], []
+
+    class Counted(io.BytesIO):
+        def read(self, size=-1):
+            found = super().read(size)
+            taken.append(len(found))
+            return found
+
+    members = list(TarReader(Counted(data + END), on_error=errors.append))
+    assert len(errors) == sum(member.name == "x.cls" for member in members) == count
+    assert sum(taken) <= len(data) + 2 * len(END)
+
+
+def test_the_size_in_a_damaged_header_is_not_trusted():
+    """It may be what is damaged: the members that it would pass over are sound."""
+    data = header(b"a.txt", 2048) + tar([("b.txt", b"b"), ("c.txt", b"c"), ("d.txt", b"d")])
+    assert by_reader(filled(flip(data, 1)), on_error=lambda error: None) == [
+        ("", b"astray"),
+        ("b.txt", b"b"),
+        ("c.txt", b"c"),
+        ("d.txt", b"d"),
+    ]
+
+
 def test_a_sample_around_a_gap_is_dropped_once(tmp_path):
     """Its first member before, its last behind: one sample, skipped once, and the one behind it
     is whole.

@@ -292,7 +292,7 @@ INNER = tar([("in/1.cls", b"1"), ("in/1.jpg", b"2"), ("in/2.cls", b"1"), ("in/2.
 @pytest.mark.parametrize("place", [0, 1])
 def test_members_of_a_nested_tar_are_no_samples(tmp_path, damage, place):
     """Whatever has happened to the header of the member that holds it; also where it is the
-    first of its shard.
+    first of its shard. Then no sample before it shows which fields are not those of the nested tar.
     """
     data = bytearray(
         tar(
@@ -316,7 +316,7 @@ def test_members_of_a_nested_tar_are_no_samples(tmp_path, damage, place):
     assert not any(key.startswith("in/") for key in found)
     assert found[-2:] == ["000", "001"]
     assert set(found[:-2]) <= {"0", "1", "2", "3"}
-    assert damage != "name" or "3" in found
+    assert damage != "name" or place == 0 or "3" in found
     assert stream.counts()["damaged"] >= 1
     check_resume(lambda: Stream(group(urls, {"on_error": "skip"})))
 

@@ -52,10 +52,10 @@ class LoadTar(Tolerant[TarMember]):
         on_error: what to do at a damaged place: ``"raise"``, or ``"skip"`` to count it, search for
             the next valid header and continue there. A place where members were lost is yielded as
             a member with an empty name, so that ``group_by_key`` drops the samples next to it,
-            which may be incomplete. If the size in a damaged header leads to another header, the
-            reader continues there. Otherwise the next header may lie inside another member, such as
-            a tar in the tar. ``group_by_key`` then drops every further sample of the shard that has
-            a field which no sample before the damage had.
+            which may be incomplete. Unless the next header is where the size in a damaged one leads
+            to, it may lie inside another member, such as a tar in the tar. ``group_by_key`` then
+            drops every further sample of the shard that has a field which no sample before the
+            damage had.
         max_errors: with ``"skip"``, how many damaged places an epoch may have; None: no limit.
 
     Raises:

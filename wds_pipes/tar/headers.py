@@ -55,10 +55,10 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
 
     ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, failed.
     ``soft``: perhaps no member is missing. Without ``cut``, the walk can continue at one of these
-    places: at ``head``, a header that was read already; after the ``passed`` bytes of a member;
-    after the ``size`` bytes of data that a damaged header declares; or at the next valid header.
-    ``whole``: the member with its headers is sound and is passed, so the next header is that of
-    another one. ``sure``: that header is known not to be inside another member.
+    places: at ``head``, a header that was read already; after the ``passed`` bytes of a member; or
+    at the next valid header. If that is right after the ``size`` bytes of data that a damaged
+    header declares, it is ``sure``: known not to be inside another member. ``whole``: the member
+    with its headers is sound and is passed, so the next header is that of another one.
     """
 
     def __init__(

@@ -16,10 +16,10 @@ Rules:
    like that. So every inner end mark, and every end without a mark, is a doubtful place: with
    ``doubts=True`` it is yielded as a member without a name, and the caller compares the samples
    next to it with their neighbours.
-5. After damage, reading continues after the data of the damaged header, if a header is found there.
-   Otherwise it continues at the next valid header. That may be the header of a file inside another
-   member (a nested tar), and the gap says so (``ASTRAY``). A file whose real name may have been in
-   a damaged extended header is passed over.
+5. After damage, reading continues at the next valid header: the size in a damaged one may be wrong,
+   and is not used to pass over anything. Unless that header is where this size leads to, it may be
+   that of a file inside another member (a nested tar), and the gap says so (``ASTRAY``). A file
+   whose real name may have been in a damaged extended header is passed over.
 6. ``offset`` is always a place where reading can be resumed: the first header block of the next
    member.
 """

@@ -7,7 +7,7 @@ import logging
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.headers import BLOCK, MAX_SIZE, Damage, is_header, parse_header
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE, ZEROS, Damage, is_header, parse_header
 from wds_pipes.tar.source import TarSource
 
 _NAME = 100  # bytes of the name in a header
@@ -68,22 +68,21 @@ def _may_have_another_name(head: bytes) -> bool:
     cut to its 100 bytes, or with question marks for what is not ASCII.
     """
     name, nul, _ = head[:_NAME].partition(b"\0")
-    return is_header(head) and head[156] in b"0\0S7" and (not nul or b"?" in name)
+    return len(head) == BLOCK and is_header(head) and head[156] in b"0\0S7" and (not nul or b"?" in name)
 
 
 def _find_header(source: TarSource, found: Damage, offset: int, url: str) -> tuple[bytes | None, int]:
     if found.head is not None:
         return found.head, source.position
+    declared = None if found.size is None else source.position + found.size + (-found.size & 511)
     try:
         if found.passed is not None:
             source.pass_over(found.passed, "that is too large", found.offset)
-            found.sure = True
-        elif found.size is not None and (head := source.header_after(found.size)) is not None:
-            found.sure = True
-            return head, source.position
+            declared = source.position
         while len(head := source.stream.read(BLOCK)) == BLOCK:
             offset = source.position
-            if found.passed is not None or is_header(head):
+            found.sure = offset == declared
+            if is_header(head) or (found.sure and (head == ZEROS or found.passed is not None)):
                 return head, offset
             source.position += BLOCK
     except ShardError:

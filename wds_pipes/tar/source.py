@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from typing import BinaryIO
 
-from wds_pipes.tar.headers import BLOCK, ZEROS, Damage, cut_member, is_header
+from wds_pipes.tar.headers import Damage, cut_member
 
 _READ_PAST = 1 << 16  # up to this many bytes are skipped by reading, more by seeking
 
@@ -50,32 +49,3 @@ class TarSource:
         if left or len(self.stream.read(-size & 511)) != -size & 511:
             raise cut_member(name, size, start)
         self.position += size + (-size & 511)
-
-    def header_after(self, size: int) -> bytes | None:
-        """The header after ``size`` bytes of data, or None: then these bytes will be read again."""
-        padded = size + (-size & 511)
-        data = self.stream.read(padded)
-        head = self.stream.read(BLOCK) if len(data) == padded else b""
-        if len(head) == BLOCK and (head == ZEROS or is_header(head)):
-            self.position += padded
-            return head
-        self.stream = _Again(data, head, self.stream)  # type: ignore[assignment]
-        return None
-
-
-class _Again:
-    """A stream whose first bytes were read already."""
-
-    def __init__(self, data: bytes, head: bytes, stream: BinaryIO) -> None:
-        self.raw = getattr(stream, "raw", None)
-        self._streams = [io.BytesIO(data), io.BytesIO(head), stream]
-
-    def seekable(self) -> bool:
-        return False
-
-    def read(self, size: int) -> bytes:
-        data = self._streams[0].read(size)
-        while len(data) < size and len(self._streams) > 1:
-            del self._streams[0]
-            data += self._streams[0].read(size - len(data))
-        return data
