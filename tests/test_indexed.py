@@ -2,6 +2,7 @@
 shards; and what a damaged or stale index does.
 """
 
+import contextlib
 import io
 import itertools
 import os
@@ -396,23 +397,41 @@ def test_any_damage_to_an_index_is_an_error_or_harmless(data, tmp_path_factory):
         pass
 
 
-def test_an_offset_of_a_second_member(tmp_path):
-    """The sample before it shows that, if it is read."""
-    [url] = make_shards(tmp_path, shards=1, samples=4)
+READ = {
+    "one by one": lambda url, order: map(wp.IndexedShards(url).__getitem__, order),
+    "several": lambda url, order: wp.IndexedShards(url).__getitems__(order),
+    "list": lambda url, order: wp.SampleList(url, where=order).fetch_samples(),
+    "streamed": lambda url, order: wp.SampleList(url).fetch_samples(),
+}
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("stem", ["", "d/" * 10 + "n" * 90, "n" * 120 + "/", "n" * 300])
+def test_a_wrong_offset_never_gives_half_a_sample(stem, read, tmp_path):
+    """Whichever member it is that of, and also where names are long: in ustar, and in pax."""
+    members = [(f"{stem}{number}.{field}", field.encode()) for number in range(4) for field in ("a", "b", "c")]
+    members.insert(3, ("README", b"of no sample"))
+    url = str(tmp_path / "x.tar")
+    with open(url, "wb") as file:
+        file.write(tar(members, format=tarfile.PAX_FORMAT if len(stem) > 200 else tarfile.USTAR_FORMAT))
     index_shards(url, offsets=True)
-    path = f"{url}.idx"
-    offsets = list(struct.unpack("<5Q", content(path)))
-    offsets[2] += 1024
-    with open(path, "wb") as file:
-        file.write(struct.pack("<5Q", *offsets))
-    data = wp.IndexedShards(url)
-    for read in (
-        lambda: data[1],
-        lambda: data.__getitems__([2, 1]),
-        lambda: list(wp.SampleList(url, shuffle=True).fetch_samples()),
-    ):
-        with pytest.raises(wp.ShardError, match="it has samples '00000001' and '00000002', not one.*wds-pipes index"):
-            read()
+    right = list(wp.IndexedShards(url))
+    offsets = np.fromfile(f"{url}.idx", "<u8")
+    with tarfile.open(url) as archive:
+        places = {place for member in archive for place in (member.offset, member.offset_data - 512)}
+    wrong = 0
+    for number, place in itertools.product(range(5), sorted(places)):
+        changed = [*offsets[:number], place, *offsets[number + 1 :]]
+        if place == offsets[number] or sorted(set(changed)) != changed:
+            continue
+        np.array(changed, "<u8").tofile(f"{url}.idx")
+        wrong += 1
+        for one in range(4):
+            order = [one, (one + 2) % 4]
+            with contextlib.suppress(wp.ShardError):
+                for sample in READ[read](url, order):
+                    assert sample in right
+    assert wrong >= 12
 
 
 @pytest.mark.parametrize("ending", [".idx", ".keys"])

@@ -22,12 +22,11 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
-from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import Listed, list_indexed
-from wds_pipes.tar.keys import KeySplit, check_key_split, splitter
+from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
-from wds_pipes.tar.samples import SampleParser, check_head
+from wds_pipes.tar.samples import AFTER, SampleParser
 from wds_pipes.tar.views import Selection, Selector, split_by_key
 
 if TYPE_CHECKING:
@@ -306,7 +305,6 @@ class _Opened:
         self._local = not any(map(is_remote, self._urls))
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
-        self._split = splitter(data._key_split)
         self._decode = None if data._decode is None else data._decode.decoder()
 
     def read_one(self, number: int) -> Any:
@@ -317,32 +315,24 @@ class _Opened:
         offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
         size = None if self._facts is None else self._facts[shard].size
-        if start and not place:
-            self._check_head(url, start)
-        part = self._files.read_one(url, start, stop + BLOCK, size)
-        sample = self._parser.parse(part, start, stop, url, self._shown[url])
+        before = offsets[place - 1] if place else -1
+        part = self._files.read_one(url, start if place else 0, stop + AFTER, size)
+        sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before)
         if not self._local and place + 2 == len(offsets):  # a local shard was checked with its index
             self._parser.check_last(part, stop, url)
         return sample if self._decode is None else self._decode(sample)
-
-    def _check_head(self, url: str, start: int) -> None:
-        """Check that no sample begins before that byte, where the first one of a shard does."""
-        check_head(self._files.read_one(url, 0, start)[0][:start], url, self._split, self.located.stale)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
         if self._local:
             return self._read_local(numbers)
         ordered = sorted(set(numbers))
-        places, starts = [self._place(number) for number in ordered], self.located.starts
-        samples: dict[int, Any] = {}
-        for number, (url, start, *_) in zip(ordered, places, strict=True):
-            if start and number == starts[bisect_right(starts, number) - 1]:
-                self._check_head(url, start)
-        with self._files.read(place._replace(stop=place.stop + BLOCK) for place in places) as parts:
-            for number, (url, start, stop, _), part in zip(ordered, places, parts, strict=True):
-                sample = self._parser.parse(part, start, stop, url, self._shown[url])
-                if number + 1 == starts[bisect_right(starts, number)]:
+        places, samples = [self._place(number) for number in ordered], dict[int, Any]()
+        with self._files.read(wanted for wanted, *_ in places) as parts:
+            for number, (wanted, before, start, stop, last), part in zip(ordered, places, parts, strict=True):
+                url = wanted.url
+                sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before)
+                if last:
                     self._parser.check_last(part, stop, url)
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
@@ -356,25 +346,29 @@ class _Opened:
             url, place, there = urls[shard], number - starts[shard], known.get(shard)
             if there is None:
                 offsets = self.located.offsets(shard)
-                mapped = self._files.map_up_to(url, offsets[-1] + BLOCK)
+                mapped = self._files.map_up_to(url, offsets[-1] + AFTER)
                 assert mapped is not None
                 there = known[shard] = offsets, mapped
             offsets, part = there
             start, stop = offsets[place], offsets[place + 1]
-            if start and not place:
-                self._check_head(url, start)
             if stop - start >= LARGE:
                 self._files.announce(part[0], url, start, stop)
-            sample = parse(part, start, stop, url, self._shown[url])
+            before = offsets[place - 1] if place else -1
+            sample = parse(part, start, stop, url, self._shown[url], before=before)
             found.append(sample if decode is None else decode(sample))
         return found
 
-    def _place(self, number: int) -> Range:
-        """Return where a sample begins and ends."""
+    def _place(self, number: int) -> tuple[Range, int, int, int, bool]:
+        """Return what to read for a sample; where the one before it begins, -1 if there is none;
+        where it begins and ends; and whether it is the last one of its shard.
+        """
         shard, place = self.located.place(number)
         offsets = self.located.offsets(shard)
         size = None if self._facts is None else self._facts[shard].size
-        return Range(self._urls[shard], offsets[place], offsets[place + 1], size)
+        start, stop = offsets[place], offsets[place + 1]
+        before = offsets[place - 1] if place else -1
+        wanted = Range(self._urls[shard], start if place else 0, stop + AFTER, size)
+        return wanted, before, start, stop, place + 2 == len(offsets)
 
 
 def decode_specs(decode: Any) -> tuple[Any, ...] | None:

@@ -273,7 +273,7 @@ def test_what_is_not_read_again_at_all(large, counted):
     again = shuffled(urls, 100)
     again.load_state_dict(state)
     assert len(list(again)) == 300
-    assert sum(count for _, count in counted) <= 315 * (BLOB + 2048)
+    assert sum(count for _, count in counted) <= 315 * (BLOB + 3072)
 
 
 def test_parts_of_a_shard(large, counted):

@@ -22,10 +22,9 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_ref import SampleRef
-from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import unusable
-from wds_pipes.tar.samples import SampleParser
+from wds_pipes.tar.samples import AFTER, SampleParser
 
 Sample = dict[str, Any]
 
@@ -113,7 +112,7 @@ class FetchSamples(Tolerant[Sample]):
             try:
                 if isinstance(part, ShardError):
                     raise part
-                sample = parser.parse(part, ref.start, ref.stop, ref.url, shown[ref.url])
+                sample = parser.parse(part, ref.start, ref.stop, ref.url, shown[ref.url], before=ref.before)
                 if ref.last:
                     parser.check_last(part, ref.stop, ref.url)
                 if len(sample) == _NO_FIELDS:
@@ -136,7 +135,7 @@ class FetchSamples(Tolerant[Sample]):
                 return
             part: Part | ShardError
             try:
-                part = files.read_one(ref.url, ref.start, ref.stop + BLOCK, ref.size)
+                part = files.read_one(ref.url, ref.start, ref.stop + AFTER, ref.size)
             except ShardError as error:
                 part = error
             yield ref, part
@@ -150,7 +149,8 @@ class FetchSamples(Tolerant[Sample]):
             for ref in refs:
                 taken.append((ref, source.mark()))
                 # with the next header, which begins another sample
-                yield Range(ref.url, ref.start, ref.stop + BLOCK, ref.size)
+                start = 0 if ref.before == -1 else ref.start  # before the first one there is none
+                yield Range(ref.url, start, ref.stop + AFTER, ref.size)
 
         with self.files.read(ranges()) as parts:
             while True:

@@ -22,11 +22,9 @@ from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
-from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.samples import SampleParser, check_head
+from wds_pipes.tar.samples import AFTER, SampleParser
 
 # How many remote samples are read one by one; and how many bytes a run of later ones has, and how
 # many may be between two of them. In 50 ms, a connection of 50 MB/s brings 2.5 MB, so a run of 8 MB
@@ -102,14 +100,13 @@ class NumberedSamples(Numbered[dict[str, Any]]):
 
     def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: Sequence[ShardRange]) -> None:
         group, self._load, opened, listed, self._offsets = steps
-        self._own, self._padding, self._split = own, lane.padding, splitter(group.split)
+        self._own, self._padding = own, lane.padding
         self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
         self.count = self._starts[-1]
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
         self._parser = SampleParser(None, group.split, self._offsets.stale)
-        self._checker = SampleParser(frozenset(), group.split, self._offsets.stale)
 
     def prepare(self, count: int) -> bool:
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))
@@ -143,7 +140,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         url, start, *_ = self._range(place, of_shard)
         if of_shard:
             before = self._range(place, of_shard - 1)
-            self._checker.parse(self._files.read_one(*before), before.start, start, url, url)
+            self._parser.parse(self._files.read_one(*before), before.start, start, url, url)
         return start
 
     def read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
@@ -162,7 +159,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
                 while number not in ready:
                     part, run = next(parts), ahead.popleft()
                     ready.update((one, self._sample(part, one)) for one in run)
-                    self.bytes_read += self._range(*self._place(run[-1])).stop - BLOCK
+                    self.bytes_read += self._range(*self._place(run[-1])).stop - AFTER
                     self.bytes_read -= self._range(*self._place(run[0])).start
                 yield ready.pop(number)
 
@@ -197,14 +194,11 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         """Return a sample from bytes of its shard."""
         place, of_shard = self._place(number)
         url, start, stop, _ = self._range(place, of_shard)
-        stop -= BLOCK
-        if of_shard and part[1] <= (before := self._range(place, of_shard - 1).start):
-            self._checker.parse(part, before, start, url, url)  # the one before it ends there
-        elif not of_shard and start and not part[1]:
-            check_head(part[0][:start], url, self._split, self._offsets.stale)
+        stop -= AFTER
+        before = self._range(place, of_shard - 1).start if of_shard else -1
         if stop - start > self._load.max_member_bytes:
             self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
-        sample = self._parser.parse(part, start, stop, url, url)
+        sample = self._parser.parse(part, start, stop, url, url, before=before)
         if is_remote(url) and of_shard + 2 == len(self._offsets_of(place)):  # a local one was checked with its index
             self._parser.check_last(part, stop, url)
         if self._padding is not None:
@@ -224,7 +218,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         """Return the bytes of a sample of a range's shard, and of the header after it."""
         offsets, shard = self._offsets_of(place), self._ranges[place][0]
         size = None if self._facts is None else self._facts[shard].size
-        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + BLOCK, size)
+        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + AFTER, size)
 
     def _offsets_of(self, place: int) -> Sequence[int]:
         """Return the offsets of the shard of a range."""

@@ -17,6 +17,7 @@ from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
+from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.sample_ref import SampleRef
@@ -144,9 +145,12 @@ class SampleList(ShardSource[SampleRef]):
                 at.inside += 1
                 if repeat and striped:  # other repeats are counted by the loader
                     at.padded += 1
-                offsets, (url, index_url, size) = located.offsets(shard), files[shard]
+                offsets, (url, index_url, size, remote) = located.offsets(shard), files[shard]
                 start, stop, last = offsets[inside], offsets[inside + 1], inside + 2 == len(offsets)
-                yield SampleRef(url, number, start, stop, index_url, last, repeat, size)
+                # Of a remote shard, which other bytes are there differs after a resume; so would
+                # the samples that are skipped.
+                before = (None if remote else offsets[inside - 1]) if inside else -1
+                yield SampleRef(url, number, start, stop, index_url, last, repeat, size, before)
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
@@ -250,16 +254,19 @@ class SampleList(ShardSource[SampleRef]):
         return {**options, "urls": patterns}, count
 
 
-class _Files(dict[int, tuple[str, str, int | None]]):
-    """The URL of each shard, that of its index of offsets, and its size if it is known."""
+class _Files(dict[int, tuple[str, str, int | None, bool]]):
+    """The URL of each shard, that of its index of offsets, its size if it is known, and whether it
+    is remote.
+    """
 
     def __init__(self, urls: list[str], located: Located, facts: list[ShardFacts] | None) -> None:
         super().__init__()
         self._urls, self._located, self._facts = urls, located, facts
 
-    def __missing__(self, shard: int) -> tuple[str, str, int | None]:
+    def __missing__(self, shard: int) -> tuple[str, str, int | None, bool]:
         size = None if self._facts is None else self._facts[shard].size
-        found = self[shard] = self._urls[shard], self._located.index_of(shard), size
+        url = self._urls[shard]
+        found = self[shard] = url, self._located.index_of(shard), size, is_remote(url)
         return found
 
 

@@ -17,6 +17,8 @@ class SampleRef(NamedTuple):
         last: whether it is the last one of its shard.
         padding: whether it is a repeat that fills up an epoch; None: there are no repeats.
         size: the size of its shard in bytes, as an ``index.json`` says; None: not known.
+        before: the byte where the sample before it begins, -1 if it is the first one of its shard;
+            None: not known, or its shard is remote.
     """
 
     url: str
@@ -27,3 +29,4 @@ class SampleRef(NamedTuple):
     last: bool = False
     padding: bool | None = None
     size: int | None = None
+    before: int | None = None

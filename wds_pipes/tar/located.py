@@ -37,7 +37,7 @@ from wds_pipes.tar.offsets import (
     unusable,
 )
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.samples import SampleParser, first_name, name_of
+from wds_pipes.tar.samples import AFTER, SampleParser, first_name, name_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,7 +184,7 @@ class Located:
             return
         if size < end:
             what = f"it has {size} bytes (it may be cut)"
-        elif name_of(_read_local(url, end, BLOCK)) is not None:
+        elif _read_local(url, end, BLOCK).strip(b"\0"):  # not the end of the archive
             what = "it has more samples"
         elif size - end > _USUAL_END and _begins_archive(_read_local(url, end, _MOST_END)):
             what = "another archive was appended to it"
@@ -240,7 +240,7 @@ class Located:
         shard, place = self.place(number)
         url, offsets = self.urls[shard], self.offsets(shard)
         start, stop = offsets[place], offsets[place + 1]
-        return self._files.read_one(url, start, stop + BLOCK), start, stop, url, redact(url)
+        return self._files.read_one(url, start, stop + AFTER), start, stop, url, redact(url)
 
     def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples.

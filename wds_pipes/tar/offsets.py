@@ -10,9 +10,10 @@ Rules:
 1. Only uncompressed shards have offsets.
 2. A shard may have been written again after its index. So nothing here is trusted: sizes are
    checked before memory is allocated, offsets before they are used, and what stands at an offset
-   is checked when it is read. The header after a sample must be of another sample. The header
-   before it cannot be found from its end: if an offset is that of the second member of a sample,
-   only the sample before shows it, which then has members of two samples.
+   is checked when it is read. The header after a sample must be of another sample, and the sample
+   before it must be whole and end where it begins, which takes reading the headers of that one. A
+   sample of a remote shard that is read by itself is not compared with the one before it, which
+   would double the bytes: there, an offset of a second member shows only when both are read.
 """
 
 from __future__ import annotations
