@@ -331,6 +331,32 @@ def test_a_stale_index_is_an_error_and_never_a_wrong_sample(name, tmp_path):
         assert "Make it with: wds-pipes index SHARDS --offsets" in error
 
 
+@pytest.mark.parametrize("remote_index", [False, True], ids=["index.json as shards", "index.json beside"])
+def test_a_rewritten_shard_with_as_many_samples_is_told_by_its_size(remote_index, tmp_path):
+    """Its new index of offsets fits it, but the numbers are of other samples now."""
+    url = put(tmp_path, OLD)
+    index_shards(url, tmp_path / "index.json")
+    given = (url, {"index": tmp_path / "index.json"}) if remote_index else (tmp_path / "index.json", {})
+
+    def lazily():
+        return wp.ShardList(given[0], **given[1]).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+
+    half = lazily()
+    samples = iter(half)
+    for _ in range(4):
+        next(samples)
+    put(tmp_path, [(key, {**fields, "more": b"y" * 9999}) for key, fields in reversed(OLD)])
+    again = lazily()
+    again.load_state_dict(half.state_dict())
+    for read in (
+        lambda: wp.IndexedShards(given[0], **given[1])[0],
+        lambda: list(wp.SampleList(given[0], **given[1]).fetch_samples()),
+        lambda: list(again),
+    ):
+        with pytest.raises(wp.ShardError, match=r"has \d+ bytes, and index.json says \d+.*wds-pipes index"):
+            read()
+
+
 def test_counting_leaves_no_file_open(tmp_path):
     with ShardWriter(tmp_path / "%d.tar", max_samples=1, offsets=True) as writer:
         for key, fields in OLD:

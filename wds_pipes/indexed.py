@@ -51,9 +51,12 @@ class IndexedShards(Dataset[dict[str, Any]]):
     then read together, and remote samples with many requests at once. From AIStore (``ais://``),
     one request brings up to 128 samples, by GetBatch, where the gateway has it for byte ranges.
 
-    An index of another shard is an error, or the samples are right, with one exception: if it
-    points at the second member of a sample, this sample lacks its first one when it is read alone.
-    The sample before it is then an error, so an epoch that reads all samples finds this.
+    An index of another shard is an error, or each sample is a whole one of the shard, with one
+    exception: if an index points at the second member of a sample, and the shard is remote, this
+    sample lacks its first one when it is read alone. The sample before it is then an error. Only an
+    ``index.json`` shows that a shard was written again, with as many samples and a new index of
+    offsets: the sizes in it are compared. Without one, only the names of the shards are known, and
+    the numbers are those of other samples.
 
     Nothing is opened before the first use. A copy in another process, forked or not, opens its own
     files. Threads may share one.
@@ -299,6 +302,7 @@ class _Opened:
             data._connections,
             counts=listed.counts,
             key_split=data._key_split,
+            facts=listed.facts,
         )
         self.located.compare_ends()
         self.count = self.located.starts[-1]

@@ -115,7 +115,15 @@ class SampleList(ShardSource[SampleRef]):
         self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(self.urls, listed.folder, files, storage_options, connections, counts=listed.counts)
+        self._located = Located(
+            self.urls,
+            listed.folder,
+            files,
+            storage_options,
+            connections,
+            counts=listed.counts,
+            facts=listed.facts,
+        )
         if listed.counts is not None:
             self._located.compare_ends()
         every = range(self._located.starts[-1])

@@ -143,8 +143,8 @@ class ShardList(ShardSource[ShardRef]):
         )
         # where the samples of the shards begin; None: there is no index
         self.offsets: ShardOffsets | None = None
-        if self.facts is not None and self.samples is not None:
-            self.offsets = ShardOffsets(self.urls, self.samples, _folder(index), storage_options)
+        if self.facts is not None:
+            self.offsets = ShardOffsets(self.urls, self.facts, _folder(index), storage_options)
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
             raise TypeError(
                 "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"

@@ -21,7 +21,7 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import dali_name, folder_of, path_of
+from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, path_of
 from wds_pipes.tar.keys import KeySplit, split_key, splitter
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.offsets import (
@@ -76,6 +76,7 @@ class Located:
             contains.
         held_bytes: how many bytes of indexes stay in memory.
         key_split: the rule by which the indexes of keys were made; None: not known.
+        facts: what an ``index.json`` says of each shard; None: there is none.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -93,7 +94,9 @@ class Located:
         made: Mapping[str, str] | None = None,
         held_bytes: int = 128 << 20,
         key_split: KeySplit | None = None,
+        facts: Sequence[ShardFacts] | None = None,
     ) -> None:
+        self._facts = facts
         self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
         self._held_bytes, self._key_split = held_bytes, key_split
         self._of_dali: dict[str, str] = {}  # the indexes of DALI that are used, by their shards
@@ -182,7 +185,10 @@ class Located:
             size = self._files.size(url) or 0
         except OSError:  # reading it will say why
             return
-        if size < end:
+        said = None if self._facts is None else self._facts[shard].size
+        if said not in (None, size):
+            what = f"it has {size} bytes, and index.json says {said}"
+        elif size < end:
             what = f"it has {size} bytes (it may be cut)"
         elif _read_local(url, end, BLOCK).strip(b"\0"):  # not the end of the archive
             what = "it has more samples"

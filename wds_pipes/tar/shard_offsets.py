@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
+from wds_pipes.tar.index_formats import Options, ShardFacts
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 
@@ -23,18 +23,20 @@ class ShardOffsets:
 
     Args:
         urls: the shards.
-        counts: how many samples each has, as another index says.
+        facts: what another index says of each: the number of its samples, and its size.
         folder: a directory where the indexes may be, instead of beside the shards; None: none.
         storage_options: how to reach the storage.
     """
 
     def __init__(
-        self, urls: Sequence[str], counts: Sequence[int], folder: str | None, storage_options: dict[str, Any] | None
+        self, urls: Sequence[str], facts: Sequence[ShardFacts], folder: str | None, storage_options: Options
     ) -> None:
         self._urls = urls
-        files = RangeReader(storage_options, _CONNECTIONS)
+        files, counts = RangeReader(storage_options, _CONNECTIONS), [shard.samples or 0 for shard in facts]
         places = dict.fromkeys((folder, None))
-        self._places = [Located(urls, place, files, storage_options, _CONNECTIONS, counts=counts) for place in places]
+        self._places = [
+            Located(urls, place, files, storage_options, _CONNECTIONS, counts=counts, facts=facts) for place in places
+        ]
         self._without: set[int] = set()
 
     def of(self, shard: int) -> Sequence[int] | None:
