@@ -9,6 +9,7 @@ import pytest
 import zstandard
 from tars import END, header, load, padded, pairs, pax, put, tar
 
+import wds_pipes as wp
 from wds_pipes import ShardError, ShardWarning, StateError
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import LoadTar, ShardList
@@ -114,6 +115,24 @@ def test_a_shard_that_became_shorter_is_refused(tmp_path, kind):
         StateError, match=r"the state stands at byte \d+ of shard .*, which has only 10240: it was changed since"
     ):
         list(stream)
+
+
+@pytest.mark.parametrize("counted", [{}, {"samples_per_shard": 20}], ids=["", "counted"])
+def test_a_state_in_the_zeros_of_a_shorter_shard_names_this_shard(tmp_path, counted):
+    """Not the next one, and the samples after it are not lost without a word."""
+    urls = [put(tmp_path / f"{number}.tar", tar(pairs(20))) for number in range(2)]
+
+    def pipe():
+        return wp.ShardList(urls, **counted).open_shards().load_tar().group_by_key()
+
+    first = pipe()
+    for _ in zip(range(4), first, strict=False):
+        pass
+    put(tmp_path / "0.tar", tar(pairs(3)))
+    again = pipe()
+    again.load_state_dict(first.state_dict())
+    with pytest.raises(StateError, match=r"stands at byte \d+ of shard .*0.tar, and no member starts there"):
+        list(again)
 
 
 def test_a_state_far_beyond_the_end_is_refused(tmp_path):

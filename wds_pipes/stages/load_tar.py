@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
@@ -21,6 +22,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard import Shard
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.members import EMPTY, Link, TarMember
+from wds_pipes.tar.members import END as SHARD_END
 from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
 
@@ -158,9 +160,15 @@ class LoadTar(Tolerant[TarMember]):
                     on_link=self.on_link,
                     named=self.named,
                 )
+                members = iter(self._reader)
+                if resumed and not self.named:  # group_by_key saves where a member begins
+                    first = next(members, None)
+                    if first is None or (not first[1] and first[2] == SHARD_END):
+                        raise self._no_member("it ends there")
+                    members = chain([first], members)
                 if shard.ref.of is not None:
                     empty = not resumed
-                    for member in self._reader:
+                    for member in members:
                         empty = False
                         yield member
                         if self.leave:
@@ -168,7 +176,7 @@ class LoadTar(Tolerant[TarMember]):
                     if empty and self.doubts:  # group_by_key knows how many samples there should be
                         yield TarMember(shard.url, "", EMPTY, 0)
                 else:
-                    yield from self._reader
+                    yield from members
             except ModuleNotFoundError as error:
                 # a missing package is not the fault of the shard, so this is never skipped
                 raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
@@ -214,22 +222,25 @@ class LoadTar(Tolerant[TarMember]):
 
     def _damaged(self, error: ShardError) -> None:
         self._shard.doubt(error)  # type: ignore[union-attr]
-        offset, url = getattr(error, "offset", None), getattr(error, "url", None)
+        offset = getattr(error, "offset", None)
         skips = self.skips(error)
         if offset == self._part > 0 and error.__cause__ is None:
             raise stale_offset(self._shard.url, self._part) from error  # type: ignore[union-attr]
         if not skips and offset == self._began > 0 and error.__cause__ is None:
             # If the shard were unchanged, this header would have been valid when the state was
             # saved.
-            raise StateError(
-                f"the state stands at byte {offset} of shard {url}, and no member starts "
-                "there: the shard was changed or damaged since, or the "
-                f"state or the index of offsets is damaged. ({error})"
-            )
+            raise self._no_member(str(error))
         if not skips:
             raise error
         self.count_skip(error)
         self._damage_at = self._reader.offset  # type: ignore[union-attr]
+
+    def _no_member(self, why: str) -> StateError:
+        """Return the error for a state at a byte of this shard where no member starts."""
+        return StateError(
+            f"the state stands at byte {self._began} of shard {redact(self._shard.url)}, and no member starts "  # type: ignore[union-attr]
+            f"there: the shard was changed or damaged since, or the state or the index of offsets is damaged. ({why})"
+        )
 
     def refuse(self, error: ShardError, *, cut: bool) -> None:
         """Raise, warn of or count the doubtful sample that ``group_by_key`` found; ``cut``: at the
