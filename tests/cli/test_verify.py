@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remote import content
-from tars import filled, pairs, put, samples, tar
+from tars import filled, header, padded, pairs, put, samples, tar
 
 from wds_pipes import IndexedShards, SampleError, ShardError, ShardWarning
 from wds_pipes.cli import main
@@ -60,6 +60,57 @@ def test_nothing_is_wrong_with_good_shards(tmp_path):
     for arguments in ([], ["--decode"], ["-j", "2"]):
         result = run(tmp_path, *arguments)
         assert (result.exit_code, result.output) == (0, "3 shards, 12 samples: nothing is wrong\n")
+
+
+def test_what_was_not_looked_at_is_said(tmp_path):
+    """With the option that looks at it."""
+    put(tmp_path / "a.tar", tar(good()))
+    notes = run(tmp_path / "a.tar").output.splitlines()
+    assert notes == [
+        "note: changed bytes inside of fields do not show: no MD5 of 1 shard is known (wds-pipes index writes them to "
+        "an index.json), and fields were not decoded (--decode)",
+        "1 shard, 5 samples: nothing is wrong",
+    ]
+    assert "were not decoded" not in run(tmp_path / "a.tar", "--decode").output
+    index_shards(str(tmp_path / "a.tar"), tmp_path / "index.json")
+    assert "note" not in run(tmp_path / "a.tar").output
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        (
+            [("README", b"x"), ("LICENSE", b"")],
+            "byte 0: 'README' is the first of 2 files, of which none makes a sample",
+        ),
+        ([*good(1), ("a.zarr/.zarray", b"{}"), ("a.zarr/0", b"x")], "byte 2048: 'a.zarr/.zarray' belongs to no sample"),
+    ],
+)
+def test_files_that_make_no_sample(members, text, tmp_path):
+    finding = one(put(tmp_path / "a.tar", tar(members)))
+    assert finding["kind"] == "sample"
+    assert text in finding["text"]
+
+
+def test_the_rest_of_a_file_of_another_volume_is_damage(tmp_path):
+    """It has no name of its own, and its sample would lack it without a word."""
+    data = header(b"0000.txt", 100, kind=b"M", at_369=b"00000000144\0") + padded(b"x" * 100) + tar(good())
+    finding = one(put(tmp_path / "a.tar", filled(data)))
+    assert (finding["kind"], finding["byte"]) == ("damage", 0)
+    assert "begins in another volume (tar -M)" in finding["text"]
+
+
+def test_a_shard_named_like_an_option(tmp_path, monkeypatch):
+    """The command that mends it takes the name as one."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "-rf.tar", tar(good())[:4000])
+    assert "  -> wds-pipes repair ./-rf.tar NEW" in run("--", "-rf.tar").output
+
+
+def test_an_index_with_a_name_that_no_file_can_have(tmp_path):
+    (tmp_path / "index.json").write_text('{"wids_version": 1, "shardlist": [{"url": "\\ud800.tar", "nsamples": 1}]}')
+    with pytest.raises(ValueError, match="index .*index.json cannot be used: 'utf-8' codec can't encode"):
+        IndexedShards(tmp_path / "index.json")
 
 
 def test_the_index_of_dali_of_a_shard_that_ends_in_no_sample(tmp_path):
@@ -404,5 +455,5 @@ def test_many_findings_are_counted(tmp_path):
 def test_pairs_of_a_sample_are_one_line_each(tmp_path):
     path = put(tmp_path / "a.tar", tar([*pairs(3), ("b\n\x1b.txt", b""), ("b\n\x1b.txt", b"")]))
     lines = run(path).stdout.splitlines()
-    assert all(line.startswith(("sample: ", "  -> ", "some-fields: ", "1 shard")) for line in lines)
+    assert all(line.startswith(("sample: ", "  -> ", "some-fields: ", "note: ", "1 shard")) for line in lines)
     assert "\x1b" not in "".join(lines)

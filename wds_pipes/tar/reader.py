@@ -250,6 +250,9 @@ class TarReader:
         extra, self._extra = self._extra or Extra(start), None
         name, size = extra.apply(header, start)
         text = name.decode("utf-8", "surrogateescape")
+        if kind == 77:  # M
+            what = f"goes on with {text!r}, which begins in another volume (tar -M)"
+            raise Damage(f"{what}. Pack the files again, in one volume", extra.start, passed=size, whole=True)
         if kind not in REGULAR and kind != 83:  # S: sparse
             if kind not in NO_DATA:
                 source.pass_over(size, text, start)

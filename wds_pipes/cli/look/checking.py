@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wds_pipes.cli.look.decoders import fault_of, of_all_fields
 from wds_pipes.cli.wording import for_commands
 from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener, is_remote
@@ -73,27 +74,32 @@ class Options(NamedTuple):
     def rewriting(self, command: str, *more: str) -> str:
         """Return a command that writes the shards anew, into a directory that the user names."""
         new = "NEW" if "NEW" not in self.urls else "NEWER"
-        return shlex.join(["wds-pipes", command, *map(redact, self.urls), new, *more, *self._key_split(more)])
+        return shlex.join(["wds-pipes", command, *map(_argument, self.urls), new, *more, *self._key_split(more)])
 
     def indexing(self, shard: str, *more: str) -> str:
         """Return a command that writes an index of a shard."""
-        return shlex.join(["wds-pipes", "index", shard, *more, *self._key_split(more)])
+        return shlex.join(["wds-pipes", "index", _argument(shard), *more, *self._key_split(more)])
 
     def counting(self, shard: str) -> str:
         """Return a command that writes the ``index.json`` of a shard, and of those beside it; of a
         remote one to the working directory, from where it can be copied.
         """
         folder = redact(folder_of(shard)) or "."
-        shards = [folder] if self.index_url is None or self.index_url in self.urls else map(redact, self.urls)
+        shards = [folder] if self.index_url is None or self.index_url in self.urls else map(_argument, self.urls)
         index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
         if is_remote(shard):
             index = "index.json"
             if shard.startswith(("http://", "https://")):  # which cannot be listed
-                shards = map(redact, self.urls)
+                shards = map(_argument, self.urls)
         return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split(())])
 
     def _key_split(self, said: Sequence[str]) -> list[str]:
         return ["--key-split", self.key_split] if self.key_split != "first-dot" and "--key-split" not in said else []
+
+
+def _argument(url: str) -> str:
+    """Return a shard as an argument of a command, without credentials."""
+    return f"./{url}" if url.startswith("-") and url != "-" else redact(url)
 
 
 @dataclass
@@ -162,6 +168,8 @@ class _Check:
         self._sets: dict[frozenset[str], FieldSet] = {}
         self._last: tuple[set[str], FieldSet] | None = None  # the fields of the sample before
         self._decoders = of_all_fields()
+        self._outside: tuple[str, int] | None = None  # the first file of no sample, and where it is
+        self._chunk: tuple[str, int] | None = None  # likewise, of a tree of zarr
 
     def run(self) -> Checked:
         found, opener = self._found, make_opener(self._options.storage_options)
@@ -174,6 +182,11 @@ class _Check:
                 mend = self._options.rewriting("repair")
                 found.add(Finding("end", str(warning.message), found.url, None, None, mend))
         found.samples, found.outside = len(scanned.keys), scanned.outside
+        if self._chunk is not None:
+            self._add_outside(*self._chunk, "belongs to no sample: a tree of zarr is no field. Pack it as one zip file")
+        elif self._outside is not None and not found.samples and not found.counts["damage"]:
+            why = f"is the first of {plural(found.outside, 'file')}, of which none makes a sample"
+            self._add_outside(*self._outside, f"{why}: name them KEY.FIELD, such as 0001.jpg, or pass --key-split")
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
         found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
@@ -231,6 +244,10 @@ class _Check:
             found.add(Finding("damage", what, found.url))
         return None
 
+    def _add_outside(self, name: str, start: int, what: str) -> None:
+        text = f"shard {self._found.url}, byte {start}: {name!r:.300} {what}"
+        self._found.add(Finding("sample", text, self._found.url, None, start))
+
     def _add_link(self, link: Link) -> None:
         parts, found = self._split(link.name), self._found
         if parts is not None:
@@ -241,6 +258,10 @@ class _Check:
         for _, name, data, start in reader:
             if decode and name and data is not None:
                 self._decode(name, data, start)
+            if name and self._split(name) is None:
+                self._outside = self._outside or (name, start)
+                if ".zarr/" in name:
+                    self._chunk = self._chunk or (name, start)
             yield name, start, start, 0, True, None if name else data
 
     def _add_sample(self, key: str, start: int, fields: set[str]) -> None:

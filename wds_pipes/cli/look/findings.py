@@ -89,7 +89,7 @@ def verify(
     options = options._replace(urls=tuple(urls), index_url=named)
     report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
     known, missing = _known(shards, facts, index, options)
-    report.notes |= set(_unfinished(shards, options))
+    report.notes |= {*_unfinished(shards, options), *_not_looked_at(known, options)}
     with Keys() as keys:
         for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
             on_shard(checked)
@@ -178,6 +178,17 @@ def _unfinished(shards: Sequence[str], options: Options) -> Iterator[str]:
                     f"{redact(folder) or 'the working directory'} is not finished: {left:,} of "
                     f"{plural(total, 'task')} of wds-pipes {command} are left. Run that command again"
                 )
+
+
+def _not_looked_at(known: Sequence[ShardFacts | None], options: Options) -> Iterator[str]:
+    """Say what would show only in bytes that are not looked at."""
+    without = sum(facts is None or facts.md5 is None for facts in known)
+    if without:
+        fields = "" if options.decode else ", and fields were not decoded (--decode)"
+        yield (
+            f"changed bytes inside of fields do not show: no MD5 of {plural(without, 'shard')} is known "
+            f"(wds-pipes index writes them to an index.json){fields}"
+        )
 
 
 def _each(
