@@ -17,6 +17,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import LARGE, Part, Range, RangeReader
+from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -107,6 +108,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._given = urls if isinstance(urls, (str, os.PathLike)) else items_of(urls)
         self._index, self._options = index, check_storage_options(storage_options)
         listed = list_indexed(self._given, index, storage_options)
+        self._options = with_origins(storage_options, origins_of(self._given))
         self._listed: Listed | None = listed
         self._fingerprint = _fingerprint_of(listed)
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))

@@ -3,19 +3,25 @@
 import contextlib
 import datetime
 import json
+import os
 import ssl
 import threading
 import traceback
 import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from shutil import copyfile
 
 import aiohttp
 import fsspec.config
 import pytest
+from click.testing import CliRunner
 from remote import bare, content, samples
 
+import wds_pipes as wp
 from wds_pipes import ShardError
+from wds_pipes.cli import main as commands
 from wds_pipes.stages import ShardList
+from wds_pipes.tar import index_shards
 
 SECRET = "5ecret"
 
@@ -284,3 +290,88 @@ def test_redirects_that_lead_nowhere(site, where):
         error = error.__cause__ or error.__context__
     assert SECRET not in shown
     assert len(one.came) == (10 if "address" in where else 1)
+
+
+@pytest.fixture
+def two(site, local, tmp_path):
+    """Two sites: the first has an index that names a shard of each, the second also has offsets."""
+    first, second = site(), site()
+    urls = ["x.tar", f"{second.address}/y.tar"]
+    first.objects["/index.json"] = json.dumps({"shardlist": [{"url": url, "nsamples": 40} for url in urls]}).encode()
+    index_shards([copyfile(path, tmp_path / os.path.basename(path)) for path in local[:2]], offsets=True)
+    for one, path, name in ((first, local[0], "/x.tar"), (second, local[1], "/y.tar")):
+        one.objects[name], one.objects[f"{name}.idx"] = (
+            content(path),
+            content(tmp_path / f"{os.path.basename(path)}.idx"),
+        )
+    return first, second
+
+
+@pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:storage_options are not sent")
+@pytest.mark.parametrize("given", ["list", "step"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_credentials_stay_with_the_origin_of_the_index(two, options, given):
+    """Whether they are given to the list of shards, or to the step that opens them."""
+    first, second = two
+    shards = wp.ShardList(f"{first.address}/index.json", storage_options=options if given == "list" else None)
+    pipe = shards.open_shards(storage_options=options if given == "step" else None).load_tar().group_by_key()
+    assert len(list(pipe)) == 80
+    assert SECRET in str(first.came) or "dXNlcjo1ZWNyZXQ=" in str(first.came)
+    assert second.came
+    assert not second.leaked()
+    assert SECRET not in str(second.came)
+
+
+READERS = {
+    "IndexedShards": lambda url, **options: wp.IndexedShards(url, **options)[50],
+    "fetch_samples": lambda url, **options: list(wp.SampleList(url, **options).fetch_samples()),
+    "with a cache": lambda url, **options: list(
+        wp.ShardList(url, **options).cache_shards(os.environ["PLACE"], max_bytes="1GB").open_shards().load_tar()
+    ),
+    "mix": lambda url, **options: list(
+        wp.mix({"a": wp.ShardList(url, **options), "b": wp.ShardList(url)}).open_shards().load_tar()
+    ),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_credentials_of_each_reader_stay_with_the_origin_of_the_index(two, read, tmp_path, monkeypatch):
+    first, second = two
+    monkeypatch.setenv("PLACE", str(tmp_path / "cache"))
+    with pytest.warns(UserWarning, match=f"not sent to {second.address}, which only an index"):
+        read(f"{first.address}/index.json", storage_options={"headers": HEADERS})
+    assert first.leaked()
+    assert second.came
+    assert not second.leaked()
+
+
+@pytest.mark.filterwarnings("default:storage_options are not sent")
+@pytest.mark.parametrize("named", ["{}", "@list.txt"])
+def test_credentials_of_a_command_stay_with_the_origin_of_the_index(two, named, tmp_path, monkeypatch):
+    first, second = two
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.txt").write_text(f"{first.address}/index.json\n")
+    url, options = named.format(f"{first.address}/index.json"), json.dumps({"headers": HEADERS})
+    done = CliRunner().invoke(commands, ["ls", url, "--storage-options", options])
+    assert f"warning: storage_options are not sent to {second.address}" in done.stderr
+    assert done.exit_code == 0
+    assert first.leaked()
+    assert second.came
+    assert not second.leaked()
+
+
+def test_options_are_for_all_that_the_program_names(two, tmp_path):
+    """In a list, in an index on this machine, and in a mix with an index of another server."""
+    first, second = two
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"shardlist": [{"url": f"{second.address}/y.tar", "nsamples": 40}]}))
+    given = {"storage_options": {"headers": HEADERS}}
+    with_index = {
+        "a": wp.ShardList(f"{first.address}/index.json", **given),
+        "b": wp.ShardList(f"{second.address}/y.tar"),
+    }
+    for shards in (wp.ShardList(f"{second.address}/y.tar"), wp.ShardList(str(own)), wp.mix(with_index)):
+        assert list(shards.open_shards(**given).load_tar())
+    assert second.came
+    assert len(second.leaked()) == len(second.came)

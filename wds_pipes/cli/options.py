@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -161,12 +162,28 @@ def _options_from(context: click.Context, option: click.Parameter, value: str) -
 
 def storage_options(function: F) -> F:
     """Add ``--storage-options``, which the function gets as a dict."""
+
+    @functools.wraps(function)
+    def with_options(**given: Any) -> Any:
+        from wds_pipes.io.secret import origins_of, with_origins
+
+        arguments = {
+            each.name for each in click.get_current_context().command.params if isinstance(each, click.Argument)
+        }
+        texts = [
+            text
+            for name, value in given.items()
+            for text in (value if isinstance(value, tuple) else [value])
+            if isinstance(text, str) and (name in arguments or "://" in text)
+        ]
+        return function(**{**given, "storage_options": with_origins(given["storage_options"], origins_of(texts))})
+
     return click.option(
         "--storage-options",
         default="{}",
         callback=_options_from,
         help="How to reach a store: JSON that fsspec takes for it, such as '{\"anon\": true}'.",
-    )(function)
+    )(cast("F", with_options))
 
 
 def shard_limits(function: F) -> F:

@@ -25,7 +25,7 @@ from wds_pipes.io.urls import identify, links_of
 OF_CONTENT = ("ETag", "etag", "blob_id", "sha")
 # Options of fsspec's file systems that do not change which store is meant.
 _WITHOUT_EFFECT = re.compile(
-    r"anon|asynchronous|loop|skip_instance_cache|use_listings_cache|listings_expiry_time|max_paths|(default_)?(block_size|cache_type|fill_cache)|cache_options"
+    r"__origins__|anon|asynchronous|loop|skip_instance_cache|use_listings_cache|listings_expiry_time|max_paths|(default_)?(block_size|cache_type|fill_cache)|cache_options"
     r"|cache_regions|config_kwargs|max_concurrency|requester_pays|timeouts?|retries|use_ssl|local_expiry_check|fixed_upload_size|version_aware"
     r"|session_kwargs|simple_links|same_scheme|consistency|access|cache_timeout|check_connection|secure_serialize|get_client"
 )

@@ -22,7 +22,7 @@ from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
-from wds_pipes.io.secret import clean, hide
+from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
 
 if TYPE_CHECKING:
@@ -235,14 +235,18 @@ class Opener:
         It follows changes of the environment until the process fetches from the store: then the
         file system is created, with the environment of that moment.
         """
-        kind = _kind(url)
+        kind, options = self._kind(url), options_for(url, self._reading.storage_options)
         found = self._stores.get(kind)
         if found is None or ((os.getpid(), kind) not in self._asked and found[1] != os.environ):
-            found = self._stores[kind] = identify_store(url, self._reading.storage_options), dict(os.environ)
+            found = self._stores[kind] = identify_store(url, options), dict(os.environ)
         return found[0]
 
+    def _kind(self, url: str) -> tuple[str, ...]:
+        """The parts of a URL that identify its store, and whether this gets the storage options."""
+        return *protocols_of(url), user_of(url), str(bool(options_for(url, self._reading.storage_options)))
+
     def _fetch_stored(self, url: str, start: int, size: int | None) -> RemoteShard:
-        self._asked.add((os.getpid(), _kind(url)))
+        self._asked.add((os.getpid(), self._kind(url)))
         return self._fetch(url, start, None, size, wait=False)
 
     def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool = True) -> RemoteShard:
@@ -308,11 +312,6 @@ def _standard_input() -> int:
             "test runners replace it. Write the bytes to a file, and name this file.",
             url="-",
         ) from error
-
-
-def _kind(url: str) -> tuple[str, ...]:
-    """The parts of a URL that identify its store."""
-    return (*protocols_of(url), user_of(url))
 
 
 class _Verified(io.RawIOBase):

@@ -1,17 +1,26 @@
-"""What is secret in URLs, options and errors, and how it is left out of messages."""
+"""What is secret in URLs, options and errors: how it is left out of messages, and which web servers
+get it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import quote_plus, unquote_plus, urlsplit
+
+import braceexpand
 
 from wds_pipes.io.urls import (
     HARMLESS,
     HARMLESS_VALUE,
     LINK,
     SECRET,
+    Urls,
+    links_of,
     local_path,
     parameters_of,
     redact,
@@ -141,3 +150,69 @@ _HOLD_SECRETS = ("headers", "cookies")
 def is_secret(name: str) -> bool:
     """Whether an option of this name holds a secret."""
     return SECRET.search(name) is not None
+
+
+# Headers, cookies and passwords go only to the origins (scheme, host and port) of the URLs that the
+# program itself has named: an index of shards may come from an untrusted place and name any web
+# server. The storage options keep these origins, under this name.
+ORIGINS = "__origins__"
+_SERVER = re.compile(r"(?i)\bhttps?://[^/?#\s]+")
+_PORTS = {"http": 80, "https": 443}
+
+
+def origins_of(urls: Urls) -> list[str] | None:
+    """The origins that URLs, paths and lists of them (``@list.txt``) name. None: storage options
+    are for all that is read, since the URLs name no store, or an index on this machine.
+    """
+    items = [urls] if isinstance(urls, (str, os.PathLike)) else urls
+    texts: list[str] = [os.path.expandvars(os.fspath(item)) for item in items if isinstance(item, (str, os.PathLike))]
+    for text in texts:
+        if text.startswith("@"):
+            with contextlib.suppress(OSError), open(os.path.expanduser(text[1:]), errors="replace") as lines:
+                texts = [*texts, *(line.strip() for line in lines)]
+    if not any("://" in text for text in texts) or any("://" not in text and ".json" in text for text in texts):
+        return None
+    return sorted({_origin(server) for text in texts for found in _SERVER.findall(text) for server in _expanded(found)})
+
+
+def _expanded(server: str) -> Iterable[str]:
+    """The servers that braces in a URL name."""
+    with contextlib.suppress(ValueError):
+        return list(braceexpand.braceexpand(server, escape=False))
+    return [server]
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    try:
+        return f"{parts.scheme}://{parts.hostname}:{parts.port or _PORTS[parts.scheme]}"
+    except ValueError:  # its port is no number
+        return url
+
+
+def with_origins(options: dict[str, Any] | None, origins: list[str] | None) -> dict[str, Any] | None:
+    """Storage options that go only to these web servers; None: to all."""
+    return options if not options or origins is None else {**options, ORIGINS: origins}
+
+
+def options_for(url: str, options: dict[str, Any] | None) -> dict[str, Any]:
+    """The storage options for a URL; none if they are not for its web server."""
+    given = dict(options or {})
+    origins = given.pop(ORIGINS, None)
+    other = next(
+        (
+            link
+            for link in links_of(url)
+            if origins is not None and _SERVER.match(link) and _origin(link) not in origins
+        ),
+        None,
+    )
+    if other is None:
+        return given
+    warnings.warn(
+        f"storage_options are not sent to {_origin(other)}, which only an index of another server names: they may "
+        "hold credentials. If this server needs them, name the shards themselves in the program.",
+        UserWarning,
+        stacklevel=1,  # one place, so that it is said once
+    )
+    return {}

@@ -18,10 +18,12 @@ from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.io.secret import with_origins
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_ref import SampleRef
+from wds_pipes.stages.shard_source import allowed_origins
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import unusable
 from wds_pipes.tar.samples import AFTER, SampleParser
@@ -89,7 +91,7 @@ class FetchSamples(Tolerant[Sample]):
         self.split = check_key_split(key_split)
         options = source.storage_options if storage_options is None else storage_options
         self.files = RangeReader(
-            options,
+            with_origins(options, allowed_origins(source.root)),
             check_count("connections", connections),
             check_count("readahead_bytes", readahead_bytes),
             cache=as_cache(cache),

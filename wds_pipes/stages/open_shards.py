@@ -19,12 +19,13 @@ from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.secret import hide
+from wds_pipes.io.secret import hide, with_origins
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.cache_shards import CacheShards, as_cache
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.shard_source import allowed_origins
 from wds_pipes.tar.members import TarMember, pass_link
 from wds_pipes.tar.reader import TarReader
 
@@ -60,6 +61,8 @@ class OpenShards(Tolerant[Shard]):
         storage_options: how to reach the storage: a dict, as fsspec takes it (``{"anon": True}``,
             ``{"endpoint_url": ...}``); None: the options of ``ShardList``. Headers, cookies and
             passwords in it for http(s) follow redirects only to the same scheme, host and port.
+            None of the options are used for a web server that only an index of another server
+            names; a warning says so.
         readahead_bytes: how many bytes of remote shards to hold in memory: the read budget of all
             pipes, lanes and open shards of a process together. If the pipes of a process request
             different numbers, the largest is the budget of all together, and no pipe gets more than
@@ -133,7 +136,7 @@ class OpenShards(Tolerant[Shard]):
         if storage_options is None:
             storage_options = source.storage_options
         self.reading = reading = Reading(
-            storage_options or {},
+            with_origins(storage_options, allowed_origins(source.root)) or {},
             check_count("readahead_bytes", readahead_bytes, least=1 << 20),
             check_count("connections", connections),
             check_count("retries", retries, least=0),

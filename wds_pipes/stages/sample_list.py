@@ -17,8 +17,10 @@ from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
+from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
@@ -106,7 +108,10 @@ class SampleList(ShardSource[SampleRef]):
         moved: bool = False,
     ) -> None:
         super().__init__(seed, storage_options, moved)
+        urls = items_of(urls)
         listed = list_indexed(urls, index, storage_options)
+        self.origins = origins_of(urls)
+        storage_options = with_origins(storage_options, self.origins)
         self.urls, self.facts = listed.urls, listed.facts
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")

@@ -14,6 +14,7 @@ from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each
+from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
@@ -144,7 +145,8 @@ class ShardList(ShardSource[ShardRef]):
         # where the samples of the shards begin; None: there is no index
         self.offsets: ShardOffsets | None = None
         if self.facts is not None:
-            self.offsets = ShardOffsets(self.urls, self.facts, _folder(index), storage_options)
+            options = with_origins(storage_options, self.origins)
+            self.offsets = ShardOffsets(self.urls, self.facts, _folder(index), options)
         if not isinstance(shuffle, bool) or not isinstance(resampled, bool):
             raise TypeError(
                 "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"
@@ -185,7 +187,7 @@ class ShardList(ShardSource[ShardRef]):
                 raise ValueError(
                     f"the list names shards and index {redact(listed[0])}: name either, or pass the index as index="
                 )
-            shards = listed_shards(listed, storage_options)
+            shards, self.origins = listed_shards(listed, storage_options), origins_of(listed)
             by_index = iter(shards)
             each[:] = [[url for _ in indexes for url, _ in next(by_index)] for indexes in each]
             self.urls = [url for part in each for url in part]

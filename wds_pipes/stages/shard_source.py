@@ -12,6 +12,7 @@ from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_seed, check_storage_options
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
+from wds_pipes.io.secret import origins_of
 from wds_pipes.io.urls import identify, redact, relative_names
 from wds_pipes.tar.index_formats import ShardFacts
 
@@ -35,6 +36,7 @@ class ShardSource(Stage[Out]):
     shared = ("urls", "facts", "samples", "options", "_numbers")
     urls: list[str]
     facts: list[ShardFacts] | None = None
+    origins: list[str] | None = None  # if an index lists the shards: see wds_pipes.io.secret
     samples: list[int] | None = None
 
     def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
@@ -128,3 +130,17 @@ def shortened_url(url: str) -> str:
     """Return a URL in at most 200 characters, all of which can be written as JSON and printed."""
     url = url.encode("utf-8", "backslashreplace").decode()
     return url if len(url) <= 200 else f"...{url[-197:]}"
+
+
+def allowed_origins(root: Stage[Any]) -> list[str] | None:
+    """The web servers that may get storage options for the shards of a chain with this first stage;
+    None: all. See ``wds_pipes.io.secret``.
+    """
+    roots = [root]
+    while any(one.branches for one in roots):
+        roots = [each for one in roots for each in ([branch.root for branch in one.branches.values()] or [one])]
+    known = [getattr(one, "origins", None) for one in roots]
+    if all(origins is None for origins in known):
+        return None
+    named = (origins or origins_of(getattr(one, "urls", ())) for origins, one in zip(known, roots, strict=True))
+    return sorted({origin for origins in named for origin in origins or ()})

@@ -17,6 +17,7 @@ from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 from wds_pipes.io.identity import OF_CONTENT
+from wds_pipes.io.secret import options_for
 from wds_pipes.io.urls import IPV6_HOST, links_of
 
 _CONNECT_SECONDS = 5.0
@@ -57,9 +58,10 @@ def file_system(
     """
     from fsspec.core import get_filesystem_class, url_to_fs
 
+    options = options_for(url, storage_options)
     if url.startswith("ais://"):
         url = aistore_url(url)
-    options, links = dict(storage_options or {}), links_of(url)
+    links = links_of(url)
     for link in links:
         protocol = link.partition("://")[0]
         given = options.get(protocol, {}) if len(links) > 1 else options

@@ -47,6 +47,7 @@ from wds_pipes.io.remote.responses import (
     response_of,
 )
 from wds_pipes.io.remote.waits import Waits
+from wds_pipes.io.secret import options_for
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import links_of
 
@@ -101,27 +102,27 @@ class Stores:
         """
         from fsspec.core import get_filesystem_class
 
+        options = options_for(url, self._options)
         gateway = aistore_gateway() if url.startswith("ais://") else None
         if gateway is not None:
             url = aistore_url(url)
         if "::" in url and len(links_of(url)) > 1:
-            fs, path = file_system(url, self._options)
+            fs, path = file_system(url, options)
             return self._store(fs), path
         protocol = url.partition(":")[0]
         kind = get_filesystem_class(protocol)
         of_url = kind._get_kwargs_from_urls(url)
-        key = f"{protocol} {sorted(of_url.items())} {gateway}"
+        key = f"{protocol} {sorted(of_url.items())} {gateway} {bool(options)}"
         with self._lock:
             if key not in self._known:
-                fs = self._make(protocol, kind, of_url)
+                fs = self._make(protocol, kind, options | of_url)
                 self._known[key] = fs, self._store(fs) if gateway is None else AIStore(fs, gateway)
             fs, store = self._known[key]
         return store, fs._strip_protocol(url)
 
-    def _make(self, protocol: str, kind: Any, of_url: dict[str, Any]) -> Any:
+    def _make(self, protocol: str, kind: Any, options: dict[str, Any]) -> Any:
         from fsspec.config import apply_config
 
-        options = self._options | of_url
         identity = identify_store(f"{protocol}://", options)
         options = apply_config(kind, options)  # as fsspec does; it may be configured otherwise later
         if options.get("token") is None:
