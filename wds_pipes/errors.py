@@ -46,9 +46,12 @@ class ShardError(WdsError, OSError):
         url: the shard, without credentials.
         offset: the byte in the (decompressed) tar stream where it happened.
         missing: True if it is known not to exist.
+        of_data: False if it is not the fault of this shard, such as an unknown protocol, expired
+            credentials or a store that cannot be reached: ``on_error="skip"`` does not skip it.
     """
 
     missing = False
+    of_data = True
 
     def __init__(self, message: str, *, url: str | None = None, offset: int | None = None) -> None:
         super().__init__(message, url=url, offset=offset)

@@ -5,6 +5,8 @@ import tarfile
 
 import pytest
 from pipelines import keys_of, samples
+from scripts import run_code
+from servers.process import free_port
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -48,6 +50,40 @@ def test_skip_does_not_swallow_mistakes_in_the_code(kind, urls):
     assert any("pass on_error={Exception: 'skip'}" in note for note in caught.value.__notes__)
     for rule in ({Exception: "skip"}, {kind: "skip"}, lambda error: "skip"):
         assert keys_of(mapped(urls, kind, rule)) == KEPT
+
+
+SURROUNDINGS = """
+import os, resource, sys
+import wds_pipes as wp
+held = []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+pipe = wp.ShardList(sys.argv[1]).open_shards(on_error="skip").load_tar(on_error="skip")
+try:
+    while True:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    print(len(list(pipe)))
+except wp.ShardError as error:
+    os.close(held.pop())
+    print(error)
+"""
+
+
+def test_too_many_open_files_are_no_fault_of_a_shard(urls):
+    assert "Too many open files" in run_code(SURROUNDINGS, urls[0])
+
+
+@pytest.mark.parametrize("url", ["htps://host/x.tar", "http://127.0.0.1:{port}/x.tar", "s3://bucket/x.tar"])
+def test_a_store_that_cannot_be_reached_is_no_fault_of_a_shard(url):
+    """Its protocol is not known, or it refuses connections."""
+    options = {"endpoint_url": f"http://127.0.0.1:{free_port()}", "anon": True} if url.startswith("s3") else {}
+    pipe = wp.ShardList(url.format(port=free_port())).open_shards(
+        on_error="skip", retries=1, timeout_seconds=10, storage_options=options
+    )
+    with pytest.raises(wp.ShardError, match=r"Protocol not known|connect"):
+        list(pipe.load_tar(on_error="skip"))
 
 
 def test_memory_errors_are_always_raised(urls):

@@ -330,3 +330,16 @@ def test_shards_that_break_off_can_be_skipped_and_counted(remote, local):
     wanted = [bare(sample) for sample in samples(local[:3])]
     assert [bare(sample) for sample in pipe] == wanted[:59] + wanted[80:]
     assert pipe.counts()["damaged"] == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("passed", [0, 1], ids=["at once", "within the shard"])
+def test_a_refusal_of_credentials_is_never_skipped(remote, local, status, passed):
+    """They may have expired: then all shards would be skipped."""
+    urls = put_all(remote, local[:2])
+    remote.faults.rules({"match": "shard-000000", "status": status, "skip": passed})
+    pipe = wp.ShardList(urls).open_shards(
+        on_error="skip", storage_options=remote.storage_options, readahead_bytes=1 << 20, connections=2
+    )
+    with pytest.raises(ShardError, match="check your credentials"):
+        list(pipe.load_tar(on_error="skip").group_by_key(on_error="skip"))

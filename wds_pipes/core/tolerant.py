@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from wds_pipes.errors import WdsError
 LOGGED = 20  # how many skips are logged for each stage and epoch
 _MOST_TEXT = 500  # how much of the message of the first one is kept
 _CHOICES = ("raise", "skip")
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 # "raise" or "skip"; or by the class of the error or of a cause of it, where the most special class
 # decides, and what is not listed is raised; or a function of the error.
@@ -24,7 +26,8 @@ OnError = str | Mapping[type[BaseException], str] | Callable[[Exception], str]
 
 class Tolerant(Stage[Out]):
     """A stage that can meet bad data: ``on_error`` says which errors to raise, and which to skip:
-    to count, and to continue, up to ``max_errors``.
+    to count, and to continue, up to ``max_errors``. ``"skip"`` raises what is not the fault of one
+    shard or sample: see ``is_of_data``.
 
     Here ``max_errors`` limits what one running chain skips. PipeLoader applies it to what all lanes
     of a rank together skip in an epoch.
@@ -71,7 +74,7 @@ class Tolerant(Stage[Out]):
         """Return whether ``on_error`` says to skip an error."""
         rule = self.on_error
         if isinstance(rule, str):
-            return rule == "skip"
+            return rule == "skip" and all(map(is_of_data, causes(error)))
         if isinstance(rule, Mapping):
             listed = [kind for one in causes(error) for kind in type(one).__mro__ if kind in rule]
             # the most special; if several are, that of the error goes before that of its cause
@@ -88,6 +91,8 @@ class Tolerant(Stage[Out]):
     def skip(self, error: WdsError) -> None:
         """Count ``error`` and return, or raise it."""
         if not self.skips(error):
+            if self.on_error == "skip":
+                error.add_note("on_error='skip' does not skip it, since it is no fault of one shard or sample.")
             raise error
         self.count_skip(error)
 
@@ -101,6 +106,14 @@ class Tolerant(Stage[Out]):
             raise error
         if count <= LOGGED:
             logger.warning("skipped: %s%s", error, " Further ones are only counted." if count == LOGGED else "")
+
+
+def is_of_data(error: BaseException) -> bool:
+    """Whether an error may be the fault of one shard or sample. Missing permissions and too many
+    open files are not: the same would happen to the others.
+    """
+    is_short = isinstance(error, OSError) and error.errno in _SHORT
+    return not (is_short or isinstance(error, PermissionError)) and bool(getattr(error, "of_data", True))
 
 
 def _checked(on_error: OnError) -> OnError:

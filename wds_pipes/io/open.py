@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.suggest import nearest
+from wds_pipes.core.tolerant import is_of_data
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
@@ -202,6 +203,7 @@ class Opener:
             message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
         problem = ShardError(message, url=shown)
         problem.missing = isinstance(error, FileNotFoundError)
+        problem.of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
         problem.__cause__ = clean(error, url, options)
         return problem
 

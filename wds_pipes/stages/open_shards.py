@@ -89,7 +89,8 @@ class OpenShards(Tolerant[Shard]):
         buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces
             what the processor has in its caches: with 1 MiB, samples of 107 KB take 10 % longer.
         on_error: what to do with a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and
-            count it.
+            count it. Errors that are not the fault of one shard are never skipped: too many open
+            files, credentials that are refused (401, 403), a store that cannot be reached.
         max_errors: with ``"skip"``, how many shards may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -228,7 +229,7 @@ class OpenShards(Tolerant[Shard]):
             ref = self._ref(url)
             if self.cache is not None and is_remote(ref.url):
                 ref = replace(ref, begin=None)  # only what is read from its beginning is stored
-            self._next.append((Shard(ref, partial(self._opening, ref), self._refuse), self.source.mark()))
+            self._next.append((Shard(ref, partial(self._opening, ref), self.skip), self.source.mark()))
 
     def _ref(self, item: Any) -> ShardRef:
         """Return what the source yielded as a ShardRef.
@@ -298,15 +299,9 @@ class OpenShards(Tolerant[Shard]):
         try:
             shard.raw  # noqa: B018 - opens it
         except ShardError as error:
-            self._refuse(error)
+            self.skip(error)
             return False
         return True
-
-    def _refuse(self, error: ShardError) -> None:
-        # a missing package is not the fault of the shard, so this is never skipped
-        if isinstance(error.__cause__, ImportError):
-            raise error
-        self.skip(error)
 
     @property
     def network(self) -> Network:

@@ -37,6 +37,8 @@ class Reading:
 class UnreadError(OSError):
     """The bytes of a shard cannot be read."""
 
+    of_data = True  # see ShardError
+
 
 class Budget:
     """The connections and the read-ahead bytes of this process, which all its pipes share.

@@ -326,10 +326,11 @@ class Fetch:
         url, at = redact(self.url), block.reached
         options = self._client.reading.storage_options
         what = hide(what, self.url, options)
+        verdict = None if cause is None else judge(cause, self.url.partition("://")[0])
         if block.got or block.start > self.start:
-            error: Exception = UnreadError(f"byte {at} {what}")
+            error: UnreadError | ShardError = UnreadError(f"byte {at} {what}")
         else:
-            missing = cause is not None and judge(cause, self.url.partition("://")[0]).missing
+            missing = verdict is not None and verdict.missing
             hint = (
                 ""
                 if not missing or TAR_NAME.search(self.url)
@@ -337,6 +338,7 @@ class Fetch:
             )
             error = ShardError(f"shard {url} {what}.{hint}", url=url, offset=at or None)
             error.missing = missing
+        error.of_data = verdict is None or verdict.of_data
         error.__cause__ = clean(cause, self.url, options)
         return error
 

@@ -30,6 +30,7 @@ class Verdict(NamedTuple):
     advice: str = ""
     missing: bool = False  # the object does not exist
     forbidden: bool = False  # it may not be read, or it does not exist and its directory may not be listed
+    of_data: bool = True  # it may be the fault of this object; otherwise that of the store, the network or a program
     has_response: bool = False  # the store has responded, with an error
 
     def pause(self, tries: int) -> float:
@@ -49,7 +50,7 @@ def judge(error: BaseException, protocol: str) -> Verdict:
     kind = type(error).__name__
     # aiohttp reports status 400 for a response that breaks off or that it cannot parse.
     if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)) or _unparseable(error):
-        return Verdict(True, advice="cannot be read")
+        return Verdict(True, advice="cannot be read", of_data=not _unreachable(error))
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
         return Verdict(False, advice="does not exist: check its name", missing=True)
@@ -60,7 +61,7 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         or "Forbidden" in words(error)
     ):
         advice = f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}"
-        return Verdict(False, advice=advice, forbidden=True)
+        return Verdict(False, advice=advice, forbidden=True, of_data=False)
     if status is not None:
         wait_seconds = getattr(error, "wait_seconds", None) or 0.0
         return Verdict(status in _TRANSIENT, wait_seconds, "cannot be read", has_response=True)
@@ -69,8 +70,10 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         or "Certificate" in kind
         or not isinstance(error, Exception)
     ):
-        return Verdict(False, advice="cannot be read")
-    return Verdict(True, advice="cannot be read")
+        return Verdict(
+            False, advice="cannot be read", of_data=isinstance(error, (IsADirectoryError, NotADirectoryError))
+        )
+    return Verdict(True, advice="cannot be read", of_data=not _unreachable(error))
 
 
 def actual(error: BaseException) -> BaseException:
@@ -96,11 +99,22 @@ _PUBLIC = {
 
 def _unparseable(error: BaseException) -> bool:
     """Whether an error, or one of its causes, means that a library could not parse a response."""
-    return any(kind.__name__ in _UNPARSEABLE for each in causes(error) for kind in type(each).__mro__)
+    return _is_one_of(error, _UNPARSEABLE)
+
+
+def _unreachable(error: BaseException) -> bool:
+    """Whether an error, or one of its causes, means that there is no connection to the store."""
+    return _is_one_of(error, _NO_CONNECTION)
+
+
+def _is_one_of(error: BaseException, names: set[str]) -> bool:
+    return any(kind.__name__ in names for each in causes(error) for kind in type(each).__mro__)
 
 
 # Of aiohttp, botocore, and parsers of JSON and XML.
 _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}
+# Of Python, aiohttp and botocore.
+_NO_CONNECTION = {"ConnectionRefusedError", "gaierror", "ClientConnectorError", "EndpointConnectionError"}
 
 
 def _status(error: BaseException) -> int | None:
