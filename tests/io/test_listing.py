@@ -73,6 +73,17 @@ def test_options_of_the_list_reach_all_that_reads(s3, local, tmp_path):
         wp.ShardList(urls, storage_options="anon")
 
 
+@pytest.mark.parametrize("store", ["s3", "gcs"])
+def test_a_store_is_listed_anew_each_time(request, store):
+    remote = request.getfixturevalue(store)
+    urls = [remote.put(f"grows-{store}/{name}.tar", b"x") for name in "ab"]
+    for pattern in (f"{remote.url}/grows-{store}/", f"{remote.url}/grows-{store}/*.tar"):
+        assert expand(pattern, remote.storage_options) == urls
+    urls.append(remote.put(f"grows-{store}/c.tar", b"x"))
+    for pattern in (f"{remote.url}/grows-{store}/", f"{remote.url}/grows-{store}/*.tar"):
+        assert expand(pattern, remote.storage_options) == urls
+
+
 def test_what_does_not_match_in_a_store(remote):
     remote.put("there/a.tar", b"x")
     options, url = remote.storage_options, remote.url
