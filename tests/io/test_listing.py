@@ -9,6 +9,7 @@ import threading
 import traceback
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import fsspec
 import pytest
 from remote import bare, content, put_all, samples
 from scripts import run_code
@@ -18,6 +19,7 @@ from wds_pipes import ShardError, nodes
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.expand import expand
 from wds_pipes.io.identity import protocols_of
+from wds_pipes.io.outputs import read_small
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import links_of
 from wds_pipes.stages import OpenShards
@@ -82,6 +84,15 @@ def test_a_store_is_listed_anew_each_time(request, store):
     urls.append(remote.put(f"grows-{store}/c.tar", b"x"))
     for pattern in (f"{remote.url}/grows-{store}/", f"{remote.url}/grows-{store}/*.tar"):
         assert expand(pattern, remote.storage_options) == urls
+
+
+def test_a_small_file_that_has_grown_since_it_was_listed(s3):
+    """Such as an index.json: all of it is read."""
+    url, options = s3.put("grown/index.json", b"{}"), s3.storage_options
+    fs, path = fsspec.core.url_to_fs(f"{s3.url}/grown", **options)
+    fs.ls(path)
+    s3.put("grown/index.json", b"{" + b" " * 1000 + b"}")
+    assert len(read_small(url, options, most=1 << 20)) == 1002
 
 
 def test_what_does_not_match_in_a_store(remote):
