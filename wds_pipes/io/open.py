@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import multiprocessing
 import os
@@ -18,13 +17,14 @@ from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.remote.batch import Batch
-from wds_pipes.io.remote.budget import Client, Reading, UnreadError
+from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
+from wds_pipes.io.verified import Verified, VerifiedFile
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -44,8 +44,8 @@ class Opener:
     Args:
         reading: how remote shards are read.
         cache: a cache of remote shards on a disk; None: no cache.
-        verify: compare the MD5 of a remote shard that was read from beginning to end, if it is
-            known.
+        verify: compare the MD5 of a shard that is read to its end, if it is known; if it is remote,
+            also from its beginning.
         allow_pipe: run the commands of ``pipe:`` URLs.
         buffer_bytes: how many bytes are read at once.
     """
@@ -120,8 +120,7 @@ class Opener:
             start: the first byte, for remote shards only; other streams start at their beginning.
             queue: the queue in which a remote shard is read; None: its own.
             size: how many bytes a remote shard must have; None: as many as it has.
-            md5: what a remote shard that is read from beginning to end is compared with; None: with
-                nothing.
+            md5: what the shard is compared with; None: with nothing.
             wait: wait for the first bytes, so that an error of the store is raised here.
 
         Raises:
@@ -134,7 +133,7 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return _open_local(at_home(path), self._buffer_bytes)
+                return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
             return self._remote(url, start, queue, size=size, md5=md5 if self._verify else None, wait=wait)
         except (ShardError, StateError, CacheError):
             raise
@@ -229,7 +228,7 @@ class Opener:
                 store=self._store(url),
             )
         raw = self._fetch(url, start, queue, size, wait)
-        return io.BufferedReader(raw if md5 is None or start else _Verified(raw, md5), self._buffer_bytes)
+        return io.BufferedReader(raw if md5 is None or start else Verified(raw, md5), self._buffer_bytes)
 
     def _store(self, url: str) -> str:
         """The identity of the store of a URL, for the cache.
@@ -268,7 +267,7 @@ class Opener:
         return shard
 
 
-def _open_local(path: str, buffer_bytes: int) -> BinaryIO:
+def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
     """Open a local file. An index may name a device or a pipe, which would be read for ever. So
     only the pipes of the shell's <(...) are read, which no index may name.
     """
@@ -279,7 +278,9 @@ def _open_local(path: str, buffer_bytes: int) -> BinaryIO:
             f"shard {redact(path)} is a device or a pipe, not a file: read it from standard input, which is '-'.",
             url=redact(path),
         )
-    return open(path, "rb", buffering=buffer_bytes)
+    if md5 is None or not stat.S_ISREG(mode):
+        return open(path, "rb", buffering=buffer_bytes)
+    return io.BufferedReader(VerifiedFile(path, md5), buffer_bytes)
 
 
 def _odd_name(url: str) -> str:
@@ -314,35 +315,6 @@ def _standard_input() -> int:
             "test runners replace it. Write the bytes to a file, and name this file.",
             url="-",
         ) from error
-
-
-class _Verified(io.RawIOBase):
-    """A stream whose MD5 is compared at its end, which confirms that it is complete."""
-
-    end_is_vouched_for = True
-
-    def __init__(self, raw: RemoteShard, md5: str) -> None:
-        self._raw, self._md5, self._sum = raw, md5, hashlib.md5(usedforsecurity=False)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._raw.readinto(buffer)
-        self._sum.update(memoryview(buffer)[:count])
-        if count == 0 and self._sum.hexdigest() != self._md5:
-            raise UnreadError(
-                f"its MD5 is {self._sum.hexdigest()}, and the index says {self._md5}: some of its bytes are wrong"
-            )
-        return count
-
-    def wait(self) -> None:
-        """Wait for the first bytes."""
-        self._raw.wait()
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
 
 
 def open_url(

@@ -81,9 +81,10 @@ class OpenShards(Tolerant[Shard]):
             Listings and other requests for metadata have 120 seconds, also in ``ShardList``.
         cache: keep remote shards on a local disk: ``wp.ShardCache(directory, max_bytes="200GB")``,
             or a directory, with the limit in WDS_PIPES_CACHE_SIZE; see ``cache_shards``.
-        verify: compare a remote shard that was read from its beginning with the MD5 in an index, if
-            it has one. If they differ, an error is raised at the end of the shard. This takes about
-            1.5 seconds of processor time per GB.
+        verify: compare a shard with the MD5 in an index, if it has one. If they differ, an error is
+            raised at the end of the shard. This takes about 1.5 seconds of processor time per GB,
+            for a local shard in a thread of its own. A remote shard is compared if it was read from
+            its beginning. Of a shard that is divided, the last part is responsible.
         allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Use this only
             for commands that you wrote.
         buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces
@@ -276,7 +277,8 @@ class OpenShards(Tolerant[Shard]):
                 )
 
     def _opening(self, ref: ShardRef, start: int, wait: bool) -> BinaryIO:
-        open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=ref.md5)
+        md5 = ref.md5 if is_remote(ref.url) or ref.stop in (None, ref.of) else None
+        open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=md5)
         if self.cache is not None or not is_remote(ref.url):
             return open_url()
         if self._ended:
