@@ -343,3 +343,51 @@ def test_a_refusal_of_credentials_is_never_skipped(remote, local, status, passed
     )
     with pytest.raises(ShardError, match="check your credentials"):
         list(pipe.load_tar(on_error="skip").group_by_key(on_error="skip"))
+
+
+DENIED = (
+    "<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Request has expired</Message>"
+    "<AWSAccessKeyId>AK1A5ecret</AWSAccessKeyId></Error>"
+)
+PAYS = '{"error": {"code": 400, "message": "Bucket is a requester pays bucket but no user project provided."}}'
+EXPIRED = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+REASONS = {
+    "an expired URL": ("web", 403, DENIED, r"AccessDenied: Request has expired\)"),
+    "who pays": ("gcs", 400, PAYS, "Bucket is a requester pays bucket"),
+    "an expired token": ("s3", 400, EXPIRED, "may not be read: check your credentials.*The provided token has expired"),
+    "in a text": (
+        "web",
+        400,
+        "wrong region\x1b[31m\n\n token=5ecret5ecret Authorization: Bearer 5ecret",
+        "wrong region",
+    ),
+    "much of it": ("web", 400, "why " * 100_000, "why why"),
+    "much of it from S3": (
+        "s3",
+        400,
+        f"<Error><Code>No</Code><Message>{'why ' * 100_000}</Message></Error>",
+        "why why",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS.values(), ids=REASONS)
+def test_the_reason_of_the_server_is_shown(request, local, case):
+    store, status, body, shown = case
+    remote = request.getfixturevalue(store)
+    (url,) = put_all(remote, local[:1])
+    remote.faults.rules({"match": remote.reads, "status": status, "body": body})
+    with pytest.raises(ShardError, match=shown) as caught:
+        list(samples(url, remote))
+    text = "".join(traceback.format_exception(caught.value))
+    assert "5ecret" not in text
+    assert "\x1b" not in text
+    assert len(str(caught.value)) < 1000
+    assert len(text) < 20_000
+
+
+def test_a_signed_url_that_is_refused(web, local):
+    (url,) = put_all(web, local[:1])
+    web.faults.rules({"match": web.reads, "status": 403, "body": DENIED})
+    with pytest.raises(ShardError, match=r"sign it again.*state fits.*Request has expired"):
+        list(samples(f"{url}?X-Amz-Expires=60&X-Amz-Signature=5ecret5ecret"))

@@ -28,6 +28,10 @@ from wds_pipes.io.urls import (
     split_url,
 )
 
+_NAMED = re.compile(
+    r"""(([\w-]{1,64})["']?\s*[=:]\s*["']?)(?:(?:bearer|basic|token)\s+)?[^\s"'&,;<>]+""", re.IGNORECASE
+)
+_MOST_WORDS = 500  # characters of an error of a library; a server may have sent more
 _TARGET = re.compile(r"(?<=with url: )/[^\s'\"<>]*")  # of a request, in messages of urllib3
 
 
@@ -53,15 +57,21 @@ def _shown_link(found: re.Match[str]) -> str:
     return (link if found[1] in ("file", "local") else redact_anew(link)) + found[0][len(link) :]
 
 
+def hide_named(text: str) -> str:
+    """A text of a server without the secrets that it names, as in ``token=...``."""
+    return _NAMED.sub(lambda found: f"{found[1]}..." if is_secret(found[2]) else found[0], text)
+
+
 def _quoted(secret: str) -> str:
     """A secret as libraries encode it in URLs."""
     return quote_plus(secret, errors="replace")
 
 
 def words(error: BaseException) -> str:
-    """The message of an error; a placeholder if its ``__str__`` fails."""
+    """The beginning of the message of an error; a placeholder if its ``__str__`` fails."""
     try:
-        return str(error)
+        text = str(error)
+        return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}..."
     except Exception:
         return "it says nothing"
 

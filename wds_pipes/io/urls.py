@@ -286,6 +286,12 @@ def _identify(url: str) -> str:
     return f"{named}?{'&'.join(kept)}" if kept else named
 
 
+def is_signed(url: str) -> bool:
+    """Whether a URL of a web server contains its own permission, which expires."""
+    query = split_url(url)[1] if _is_web(url) else None
+    return query is not None and any(_SIGNING.fullmatch(name) for _, name in parameters_of(query))
+
+
 def relative_names(urls: Sequence[str]) -> list[str]:
     """The names of objects below their common directory, the same in each copy of that directory.
 

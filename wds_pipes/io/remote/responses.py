@@ -14,6 +14,8 @@ from email.utils import parsedate_to_datetime
 from time import perf_counter, time
 from typing import Any
 
+from wds_pipes.io.secret import hide_named
+
 CHUNK_BYTES = 1 << 18  # of streams that are read with read(n)
 # Wake this process for this many bytes, or for those of this time (seconds) if they are fewer.
 _GATHERED, _GATHER_SECONDS = 1 << 18, 0.006
@@ -28,10 +30,15 @@ _TRANSIENT_CODES = {
     "RequestThrottled",
     "SlowDown",
 }
+# Error codes of S3 for credentials, sometimes with status 400.
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestExpired", "TokenRefreshRequired"}
 _WITH_BYTES = {200, 203, 206}  # statuses of responses with bytes of the object
 # Headers that change with the object (the validators of RFC 9110), the surest first.
 _VALIDATORS = ("x-goog-generation", "etag", "last-modified")
 _WEAK = re.compile("^[Ww]/")  # at the beginning of an ETag
+# Of the body of a refusal: how long to wait for it in seconds, how many bytes to read, and how many
+# characters to show.
+_LONGEST_REASON, _MOST_REASON, _REASON = 1.0, 2000, 200
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 
 
@@ -126,12 +133,12 @@ async def request_by_http(session: Any, start: int, url: Any, **options: Any) ->
     except (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL)):
         status, reason = 400, "it, or where it redirects to, is no address of a web server"
     else:
-        return _from_http(http_response, start)
+        return await _from_http(http_response, start)
     # Outside of the handlers: those errors contain the URL with its secrets.
     raise RefusedError(status, reason)
 
 
-def _from_http(found: Any, start: int) -> Response:
+async def _from_http(found: Any, start: int) -> Response:
     """The response of aiohttp ``found`` as a ``Response``."""
     try:
         headers = found.headers  # their names may be in any case
@@ -141,6 +148,7 @@ def _from_http(found: Any, start: int) -> Response:
             reason = f"{found.status} {found.reason}"
             if found.history and found.url.origin() != found.history[0].url.origin():
                 reason += f", redirected to {found.url.host}:{found.url.port}, to which your headers are not sent"
+            reason += await _said(found)
             raise RefusedError(found.status, reason, wait_seconds=_retry_after(headers.get("retry-after")), size=size)
         body = HttpBody(found)
         response = response_of(found.status, headers, start)
@@ -149,6 +157,25 @@ def _from_http(found: Any, start: int) -> Response:
     except BaseException:
         found.close()
         raise
+
+
+async def _said(found: Any) -> str:
+    """What the body of a refusal says, for the end of a message; empty if it is not for users."""
+    with contextlib.suppress(Exception):  # it may break off, or stall
+        async with asyncio.timeout(_LONGEST_REASON):
+            text = (await found.content.read(_MOST_REASON)).decode("utf-8", "replace")
+        if found.content_type != "text/html" and "\ufffd" not in text[:-4]:
+            return f": {reason_in(text)}" if text.strip() else ""
+    return ""
+
+
+def reason_in(body: str) -> str:
+    """The first words of a response, without secrets."""
+    message = re.search(r"<Message>([^<]+)", body)
+    code = re.search(r"<Code>([^<]+)", body)
+    text = f"{code[1]}: {message[1]}" if code and message else re.sub(r"<(\w*)[^>]*>", r" \1: ", body)
+    text = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return hide_named(text)[:_REASON]
 
 
 def response_of(status: int, headers: Any, start: int) -> Response:
@@ -282,7 +309,7 @@ def refused_by_s3(found: dict[str, Any], message: str) -> RefusedError:
     code = error.get("Code")
     reason = message if code is None or str(code) in message else f"{code}: {message}"
     wait_seconds = _retry_after(metadata.get("HTTPHeaders", {}).get("retry-after"))
-    status = 503 if code in _TRANSIENT_CODES else metadata.get("HTTPStatusCode")
+    status = 503 if code in _TRANSIENT_CODES else 401 if code in _EXPIRED else metadata.get("HTTPStatusCode")
     return RefusedError(status, reason, wait_seconds=wait_seconds, size=int(size) if size is not None else None)
 
 

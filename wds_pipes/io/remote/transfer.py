@@ -13,10 +13,14 @@ from wds_pipes.io.remote.object import RECORD
 from wds_pipes.io.remote.responses import FaultyError, RefusedError, Response, close_response, in_chunks
 from wds_pipes.io.remote.verdicts import EARLY_TRIES, judge
 from wds_pipes.io.secret import words
+from wds_pipes.io.urls import is_signed
 
 if TYPE_CHECKING:
     from wds_pipes.io.remote.fetch import Fetch
 
+_SIGNED = (
+    "may not be read: its signature may have expired, so sign it again; a saved state fits URLs that are signed anew"
+)
 _LEAST_RATE = 1024  # bytes a second that count as progress
 _AT_ONCE = 1 << 16  # a response that ends early, as it said, after this many bytes is continued without a wait
 
@@ -106,7 +110,8 @@ class Transfer:
         is_plain = isinstance(error, (RefusedError, FaultyError, UnreadError))  # its message is for users
         reason = words(error) if is_plain else f"{type(error).__name__}: {words(error)}"
         if not verdict.transient:
-            return 0.0, self._fetch.error(block, f"{verdict.advice} ({reason})", error)
+            signed = verdict.forbidden and is_signed(self._fetch.url)
+            return 0.0, self._fetch.error(block, f"{_SIGNED if signed else verdict.advice} ({reason})", error)
         has_responded = is_plain or self._protocol in self._client.responded
         most = self._reading.retries if has_responded else min(EARLY_TRIES, self._reading.retries)
         wait = verdict.pause(tries)
