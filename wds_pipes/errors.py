@@ -21,11 +21,15 @@ from __future__ import annotations
 
 from typing import Any
 
+_MOST_TEXT = 4000  # characters of a message: a longer one is shown without its middle
+
 
 class WdsError(Exception):
     """The base of all errors of this package."""
 
     def __init__(self, message: str, **facts: Any) -> None:
+        if len(message) > _MOST_TEXT:  # a name in a shard, or what a library says, can be that long
+            message = f"{message[: _MOST_TEXT // 2]} ... {message[-_MOST_TEXT // 2 :]}"
         super().__init__(message)
         self._facts = facts
         for name, value in facts.items():

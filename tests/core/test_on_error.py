@@ -86,6 +86,17 @@ def test_a_store_that_cannot_be_reached_is_no_fault_of_a_shard(url):
         list(pipe.load_tar(on_error="skip"))
 
 
+def test_a_message_about_a_long_name_is_short(tmp_path):
+    """Its beginning says what is wrong, and its end what to do."""
+    key = "a" * 400_000
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(tarfile.TarInfo(f"{key}.cls"))
+    with pytest.raises(wp.SampleError, match=r"^sample 'aaa.*png") as caught:
+        list(samples(str(tmp_path / "x.tar")).to_tuple("png"))
+    assert len(str(caught.value)) < 5000
+    assert caught.value.key == key
+
+
 def test_memory_errors_are_always_raised(urls):
     for rule in ("skip", {Exception: "skip"}, lambda error: "skip"):
         with pytest.raises(MemoryError):
