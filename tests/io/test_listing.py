@@ -76,6 +76,18 @@ def test_options_of_the_list_reach_all_that_reads(s3, local, tmp_path):
 
 
 @pytest.mark.parametrize("store", ["s3", "gcs"])
+def test_a_question_mark_is_a_wildcard_in_a_store(request, store):
+    remote = request.getfixturevalue(store)
+    urls = [remote.put(f"marks-{store}/s-{name}.tar", b"x") for name in ("0", "1", "?", "10")]
+    folder = f"{remote.url}/marks-{store}"
+    assert expand(f"{folder}/s-?.tar", remote.storage_options) == urls[:3]
+    assert expand(f"{folder}/s-[?].tar", remote.storage_options) == urls[2:3]
+    assert expand(f"{folder}/s-0.tar?versionId=1") == [f"{folder}/s-0.tar?versionId=1"]
+    with pytest.raises(ValueError, match=r"no shard matches '.*/t-\?\.tar'"):
+        expand(f"{folder}/t-?.tar", remote.storage_options)
+
+
+@pytest.mark.parametrize("store", ["s3", "gcs"])
 def test_a_store_is_listed_anew_each_time(request, store):
     remote = request.getfixturevalue(store)
     urls = [remote.put(f"grows-{store}/{name}.tar", b"x") for name in "ab"]

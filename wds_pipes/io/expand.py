@@ -24,6 +24,7 @@ from wds_pipes.io.urls import (
     redact,
     restored,
     split_joined,
+    split_url,
     with_variables,
 )
 
@@ -36,10 +37,11 @@ def expand(urls: Urls, storage_options: dict[str, Any] | None = None) -> list[st
     Args:
         urls: a URL or path, or several, in a list or joined by ``::``. Each may contain braces
             (``{000..011}``, ``{a,b}``, nested, with steps), or ``*``, ``?`` and ``[...]`` (the
-            matches are sorted). A directory means the tars in it, ``*.tar``, ``*.tar.gz``,
-            ``*.tgz`` and the like (one in a store, or whose own name is such a one, ends in ``/``),
-            ``@list.txt`` the lines of a local text file. ``${NAME}`` is an environment variable.
-            The path of an existing file is not expanded.
+            matches are sorted; ``[?]`` is a ``?`` itself, and in a URL of a web server ``?`` begins
+            the query). A directory means the tars in it, ``*.tar``, ``*.tar.gz``, ``*.tgz`` and the
+            like (one in a store, or whose own name is such a one, ends in ``/``), ``@list.txt`` the
+            lines of a local text file. ``${NAME}`` is an environment variable. The path of an
+            existing file is not expanded.
         storage_options: options for fsspec, to list patterns in a store.
 
     Raises:
@@ -175,10 +177,9 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         found = sorted(glob.glob(path, recursive=True))
         # a file may be named like a URL, such as "pipe:x.tar"
         return _found(url, [name if local_path(name) == name else os.path.join(os.curdir, name) for name in found])
-    # In a URL, "?" starts a query: only the part before it can be a pattern.
-    named = IPV6_HOST.sub("", url.partition("?")[0])
+    named = IPV6_HOST.sub("", split_url(url)[0])  # a query is no pattern
     folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1
-    if not ("*" in named or "[" in named or folder) or url.startswith("pipe:"):
+    if not (any(mark in named for mark in "*?[") or folder) or url.startswith("pipe:"):
         return [url]
     from wds_pipes.io.listing import list_shards
 

@@ -57,6 +57,7 @@ _SIGNING_WITH = {
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
 # A URL in a text; the lookbehind keeps the search linear.
 LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")
+_QUERY = re.compile(r"\?(?=[A-Za-z][\w.-]*=)")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # The protocols of fsspec that read from the file or store that the next part of a chained URL
 # names, and the options by which a class for such a protocol takes it.
@@ -229,11 +230,15 @@ def _is_web(url: str) -> bool:
 def split_url(url: str) -> tuple[str, str | None, str | None]:
     """Path, query and fragment of a URL.
 
-    Only HTTP has fragments; in other stores a name may contain ``#``.
+    Only HTTP has fragments; in other stores a name may contain ``#``, and also ``?`` if no
+    ``name=value`` follows.
     """
-    url, mark, fragment = url.partition("#") if _is_web(url) else (url, "", "")
-    path, question, query = url.partition("?")
-    return path, query if question else None, fragment if mark else None
+    if not _is_web(url):
+        path, *query = _QUERY.split(url, maxsplit=1)
+        return path, query[0] if query else None, None
+    url, mark, fragment = url.partition("#")
+    path, question, query_of_web = url.partition("?")
+    return path, query_of_web if question else None, fragment if mark else None
 
 
 def _shown_path(path: str) -> str:

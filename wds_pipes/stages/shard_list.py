@@ -56,7 +56,8 @@ class ShardList(ShardSource[ShardRef]):
         urls: a URL or path, or several, in a list or joined by ``::``
             (``/a/{00..03}.tar::/b/{00..09}.tar``). Each may contain braces
             (``train-{000000..000999}.tar``, ``{a,b}``), or the wildcards ``*``, ``?`` and
-            ``[...]``, local or remote, whose matches are sorted. A directory means the tars in
+            ``[...]``, local or remote, whose matches are sorted. (In a URL of a web server ``?``
+            begins the query; elsewhere ``[?]`` is a ``?`` itself.) A directory means the tars in
             it, ``*.tar``, ``*.tar.gz``, ``*.tgz`` and the like (one in a store, or whose own name
             is such a one, ends in ``/``),
             ``@list.txt`` means the lines of a text file, and ``-`` is standard input. ``~`` is the
