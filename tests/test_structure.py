@@ -75,11 +75,6 @@ def test_the_repository_has_no_other_top_level():
     assert {name for name in top if name[0] != "."} == expected
 
 
-def test_files_are_short():
-    large = [module for module, path in MODULES.items() if len(path.read_text().splitlines()) >= 400]
-    assert not large, f"400 lines or more, cut it in two by what it does: {large}"
-
-
 def test_a_folder_lists_its_modules():
     for module, path in MODULES.items():
         if path.name == "__init__.py" and module not in ("wds_pipes", "wds_pipes.cli"):

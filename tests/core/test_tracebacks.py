@@ -98,7 +98,7 @@ def test_the_cause_of_an_error_shows_the_line(workers):
 def test_an_error_without_code_of_the_caller_has_few_frames():
     missing = error_of(samples(["gone.tar"]))
     assert isinstance(missing.__cause__, FileNotFoundError)
-    assert frames(shown(missing)) == ["wds_pipes.open", "error_of", "wds_pipes.__next__"]
+    assert frames(shown(missing)) == ["wds_pipes._open_local", "error_of", "wds_pipes.__next__"]
     wrong = error_of(wp.PipeLoader(samples().to_tuple("txt").decode_by_ext(), num_workers=1))
     assert str(wrong).startswith("decode_by_ext() takes samples as dicts")
     assert len(frames(shown(wrong))) <= 4

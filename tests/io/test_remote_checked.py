@@ -57,14 +57,14 @@ def test_a_flipped_bit_in_a_local_shard_is_an_error(local, tmp_path, taken):
     with open(paths[0], "r+b") as file:
         file.seek(300_000)
         file.write(b"\0" if file.read(1) != b"\0" else b"\1")
-    first, second = (samples(paths, index=tmp_path / "index.json") for _ in range(2))
+    first, second = (samples(paths, index=tmp_path / "index.json", verify=True) for _ in range(2))
     list(itertools.islice(first, taken))
     second.load_state_dict(first.state_dict())
     with pytest.raises(ShardError, match="its MD5 is .*, and the index says") as caught:
         list(second)
     assert caught.value.url == paths[0]
-    assert len(list(samples(paths, index=tmp_path / "index.json", verify=False))) == 80
-    assert len(list(wp.PipeLoader(samples(paths[1:], index=tmp_path / "index.json"), lanes=3))) == 40
+    assert len(list(samples(paths, index=tmp_path / "index.json"))) == 80
+    assert len(list(wp.PipeLoader(samples(paths[1:], index=tmp_path / "index.json", verify=True), lanes=3))) == 40
 
 
 @pytest.mark.parametrize("shift", [512, -512])

@@ -144,7 +144,7 @@ class Methods(Generic[T_co]):
         retries: int = 10,
         timeout_seconds: float = 120,
         cache: ShardCache | str | os.PathLike[str] | None = None,
-        verify: bool = True,
+        verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
         on_error: OnError = "raise",

@@ -44,8 +44,8 @@ class Opener:
     Args:
         reading: how remote shards are read.
         cache: a cache of remote shards on a disk; None: no cache.
-        verify: compare the MD5 of a shard that is read to its end, if it is known; if it is remote,
-            also from its beginning.
+        verify: compare the MD5 of a shard that is read to its end, if it is known; a remote one
+            must also be read from its beginning. None: of remote shards only.
         allow_pipe: run the commands of ``pipe:`` URLs.
         buffer_bytes: how many bytes are read at once.
     """
@@ -55,7 +55,7 @@ class Opener:
         reading: Reading | None = None,
         *,
         cache: ShardCache | None = None,
-        verify: bool = True,
+        verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
     ) -> None:
@@ -134,7 +134,7 @@ class Opener:
             path = local_path(url)
             if path is not None:
                 return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
-            return self._remote(url, start, queue, size=size, md5=md5 if self._verify else None, wait=wait)
+            return self._remote(url, start, queue, size=size, md5=None if self._verify is False else md5, wait=wait)
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:

@@ -82,9 +82,10 @@ class OpenShards(Tolerant[Shard]):
         cache: keep remote shards on a local disk: ``wp.ShardCache(directory, max_bytes="200GB")``,
             or a directory, with the limit in WDS_PIPES_CACHE_SIZE; see ``cache_shards``.
         verify: compare a shard with the MD5 in an index, if it has one. If they differ, an error is
-            raised at the end of the shard. This takes about 1.5 seconds of processor time per GB,
-            for a local shard in a thread of its own. A remote shard is compared if it was read from
-            its beginning. Of a shard that is divided, the last part is responsible.
+            raised at the end of the shard. None: of remote shards only, since this takes about 1.5
+            seconds of processor time per GB, for a local shard in a thread of its own. A remote
+            shard is compared if it was read from its beginning. Of a shard that is divided, the
+            last part is responsible.
         allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Use this only
             for commands that you wrote.
         buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces
@@ -125,7 +126,7 @@ class OpenShards(Tolerant[Shard]):
         retries: int = 10,
         timeout_seconds: float = 120,
         cache: ShardCache | str | os.PathLike[str] | None = None,
-        verify: bool = True,
+        verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
         on_error: OnError = "raise",
@@ -148,7 +149,7 @@ class OpenShards(Tolerant[Shard]):
         self.cache = _cache(cache, source)
         buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
         self.opener: Opener = Opener(
-            reading, cache=self.cache, verify=bool(verify), allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes
+            reading, cache=self.cache, verify=verify, allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes
         )
         self._queue: ReadQueue | None = None  # while running, the queue through which its remote shards are read
         self._ended = False  # while running, whether nothing more will be read through this queue
