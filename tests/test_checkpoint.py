@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from pipelines import keys_of, samples, through_json
+from process_group import on_ranks
 from scripts import run_code
 
 import wds_pipes as wp
@@ -743,44 +744,6 @@ def test_gather_alone(shards, tmp_path):
     for collective in (checkpoint.gather, lambda loader: checkpoint.DCPState(loader).state_dict()):
         with pytest.raises(wp.StateError, match=r"rank 0 of 2, and torch.distributed.* is not initialised"):
             collective(make_loader(shards, 0, 2))
-
-
-def on_ranks(ranks, function, *arguments):
-    """Run ``function(rank, ranks, *arguments)`` in that many processes of one gloo group; returns
-    what each returned.
-    """
-    results = CONTEXT.Queue()
-    rendezvous = f"{arguments[-1]}/group-{random.randrange(1 << 40)}"
-    processes = [
-        CONTEXT.Process(target=on_rank, args=((rank, ranks), rendezvous, results, function, arguments))
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        found = dict(results.get(timeout=300) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
-    for rank, result in found.items():
-        assert not isinstance(result, BaseException), f"rank {rank}: {result!r}"
-    return [found[rank] for rank in range(ranks)]
-
-
-def on_rank(of, rendezvous, results, function, arguments):
-    import torch.distributed as dist
-
-    rank, ranks = of
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
-        result = function(rank, ranks, *arguments)
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException as error:
-        result = RuntimeError(repr(error))
-    results.put((rank, result))
 
 
 def gather_and_go_on(rank, ranks, urls, path):

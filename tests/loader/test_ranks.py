@@ -2,14 +2,19 @@
 else the only one.
 """
 
+import logging.handlers
+import re
+
 import pytest
 import torch.distributed as dist
-from pipelines import key_of, samples
+from pipelines import key_of, keys_of, samples
+from process_group import on_ranks
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
 import wds_pipes as wp
 from wds_pipes import nodes
+from wds_pipes.loader import comparing
 from wds_pipes.loader.ranks import Rank, find_rank
 from wds_pipes.testing import make_shards
 
@@ -149,3 +154,73 @@ def test_the_environment_variable_is_named(rank, world_size, monkeypatch):
 def test_a_rank_as_text_is_refused():
     with pytest.raises(TypeError, match="rank must be an int, not '0'"):
         find_rank("0", "2")
+
+
+DIFFERENT = {
+    "order": "the names or the order of the shards",
+    "fewer": r"shards \(7 instead of 8\)",
+    "seed": r"seed \(1 instead of 0\)",
+    "step": "the steps and their options",
+    "workers": r"lane_count \(6 instead of 3\)",
+    "epoch": r"epoch \(1 instead of 0\)",
+}
+
+
+def begin_otherwise(rank, ranks, urls, path):
+    """What the first ``next()`` says if the last rank differs in one thing, by this thing."""
+    found = {}
+    for what in DIFFERENT:
+        changed = what if rank == ranks - 1 else None
+        listed = {"order": urls[::-1], "fewer": urls[:-1]}.get(changed, urls)
+        pipe = samples(listed, samples_per_shard=6, seed=int(changed == "seed"))
+        if changed == "step":
+            pipe = pipe.shuffle_buffer(3)
+        loader = wp.PipeLoader(pipe, batch_size=2, collate="list", num_workers=2 if changed == "workers" else 0)
+        if changed == "epoch":
+            loader.set_epoch(1)
+        before = loader.state_dict()
+        with pytest.raises(wp.StateError) as caught:
+            next(iter(loader))
+        assert loader.state_dict() == before
+        found[what] = str(caught.value)
+    return found
+
+
+def test_all_ranks_say_which_of_them_differ(tmp_path):
+    found = on_ranks(3, begin_otherwise, make_shards(tmp_path, shards=8, samples=6), tmp_path)
+    assert found == [found[0]] * 3
+    for what, message in DIFFERENT.items():
+        assert re.match(f"rank 2 of 3 does not begin the same .* it differs in .*{message}", found[0][what])
+
+
+def iterate_own_disk(rank, ranks, path):
+    """Two epochs of a loader over this rank's copy of the shards, and one over half of them."""
+    urls = sorted(map(str, (path / str(rank)).glob("*.tar")))
+    loader = wp.PipeLoader(samples(urls, samples_per_shard=6), batch_size=2, collate="list")
+    own = wp.PipeLoader(samples(urls[rank::ranks]), batch_size=2, collate="list", rank=0, world_size=1)
+    return [[key for batch in one for key in keys_of(batch)] for one in (loader, loader, own)]
+
+
+def test_ranks_that_begin_alike_iterate(tmp_path):
+    """Also over copies of the shards on disks of their own, and over shards of their own with
+    rank=0, world_size=1.
+    """
+    for rank in range(2):
+        make_shards(tmp_path / str(rank), shards=4, samples=6)
+    for mine, others in zip(*on_ranks(2, iterate_own_disk, tmp_path), strict=True):
+        assert sorted(mine + others) == [f"{number:08d}" for number in range(24)]
+
+
+def iterate_alone(rank, ranks, urls, path):
+    """Only rank 0 iterates; returns how many batches came, and what the log said."""
+    comparing.WAIT_SECONDS = 0.1
+    said = logging.handlers.BufferingHandler(9)
+    logging.getLogger("wds_pipes").addHandler(said)
+    loader = wp.PipeLoader(samples(urls, samples_per_shard=6), batch_size=2, collate="list")
+    return 0 if rank else len(list(loader)), [record.getMessage() for record in said.buffer]
+
+
+def test_a_rank_that_iterates_alone_goes_on(tmp_path):
+    (count, said), _ = on_ranks(2, iterate_alone, make_shards(tmp_path, shards=4, samples=6), tmp_path)
+    assert count == 6
+    assert "rank 0 goes on alone, since rank 1 did not begin this iteration of the loader" in said[0]

@@ -49,6 +49,12 @@ class Data(NamedTuple):
     place: str | None = None
     moved: bool = False
 
+    @property
+    def identity(self) -> str:
+        """The same text for the same data, as far as that is known without the user."""
+        known = self.id[NAMES:]
+        return known if known[:1] == BY_MD5 else self.id or self.fingerprint
+
 
 class Move:
     """Where the data of one state were, and where they are now.

@@ -24,7 +24,7 @@ from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import MOST, STATE_VERSION
+from wds_pipes.core.state import MOST
 from wds_pipes.core.suggest import checks_options, signature_of
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
@@ -120,6 +120,9 @@ class PipeLoader:
             fit.
         StateError: when built: the state of one of torch's pipes in the pipeline cannot be known.
             When a state is requested, or an epoch goes on from one: that of ``then`` is not known.
+            At the first ``next()`` of an iteration, on all ranks: the ranks of torch.distributed
+            have other shards, steps, options or epochs, so that samples would be lost or repeated.
+            A rank waits for the others for at most a minute, and then goes on with a warning.
         ShardError, SampleError: during the iteration, also from a worker, with url, key and offset.
             A step's ``max_errors`` bounds the number of errors that it skips in an epoch, in all
             lanes of this rank together. The error replaces the first batch that exceeds the bound,
@@ -267,35 +270,17 @@ class PipeLoader:
         another thread.
         """
         at, plan = self._progress.position, self._plan
-        recipe = plan.recipe
         lanes = {str(number): unpack(lane) for number, lane in at.lanes.items()}
-        state = {
-            "version": STATE_VERSION,
-            "epoch": at.epoch,
-            "seed": recipe.seed,
-            "shards": recipe.shards,
-            "fingerprint": recipe.fingerprint,
-            **recipe.of_data,
-            "graph": list(recipe.graph),
-            "lane_count": at.partition.lanes,
+        state = plan.of_all_ranks(at) | {
             "rank": self.rank.number,
-            "world_size": self.rank.of,
             "step": at.step,
-            "epoch_end": plan.mode,
-            "batch_size": plan.batch_size,
             "lanes": lanes,
             "counts": total_counts(lanes.values(), at.partition.counts if self.rank.number == 0 else {}),
         }
-        if plan.parts > 1:
-            state["mix_lanes"] = plan.parts
-        if recipe.samples is not None:
-            state["samples"] = recipe.samples
         if self._progress.cut is not None:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        if (partition := at.partition.as_json()) is not None:
-            state["partition"] = partition
         return state
 
     @shortened

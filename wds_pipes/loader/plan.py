@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from wds_pipes.core.counts import COUNTED, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.recipe import Recipe
-from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.core.state import MOST_LANES
+from wds_pipes.core.stage import Stage, State, functional_name
+from wds_pipes.core.state import MOST_LANES, STATE_VERSION
 from wds_pipes.core.stream import Stream
 from wds_pipes.errors import WdsError
+from wds_pipes.loader.comparing import check_alike
 from wds_pipes.loader.global_order import InOrder, why_in_lanes
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.partition import Partition
@@ -131,6 +132,38 @@ class Plan:
         """The description of the pipeline that a state must fit."""
         self.mode  # noqa: B018 - sets options of Segments, which are part of the graph
         return Stream(self.stage).recipe._replace(samples=self.source.samples_fingerprint)
+
+    def of_all_ranks(self, at: LoaderPosition) -> State:
+        """Return the entries of a state at a position that are the same for all ranks."""
+        recipe = self.recipe
+        state: State = {
+            "version": STATE_VERSION,
+            "epoch": at.epoch,
+            "seed": recipe.seed,
+            "shards": recipe.shards,
+            "fingerprint": recipe.fingerprint,
+            **recipe.of_data,
+            "graph": list(recipe.graph),
+            "lane_count": at.partition.lanes,
+            "world_size": self.rank.of,
+            "epoch_end": self.mode,
+            "batch_size": self.batch_size,
+        }
+        if self.parts > 1:
+            state["mix_lanes"] = self.parts
+        if recipe.samples is not None:
+            state["samples"] = recipe.samples
+        if (partition := at.partition.as_json()) is not None:
+            state["partition"] = partition
+        return state
+
+    def check_ranks(self, loader: object, at: LoaderPosition) -> None:
+        """Raise StateError on all ranks if they begin different iterations, see ``check_alike``."""
+        data = self.recipe.data
+        facts = self.of_all_ranks(at) | {"fingerprint": "", "data": "" if data.moved else data.identity}
+        if self.mode == "exact":  # ranks may be in different epochs
+            facts |= {"epoch": None, "partition": None}
+        check_alike(loader, self.rank, facts)
 
     @property
     def source(self) -> Stage[Any]:

@@ -142,7 +142,10 @@ class Progress:
             at = self.position
         else:
             at = plan.beginning(self.epoch, self._lanes)
-        at = at if before is None else at.counted_from(before)
+        if before is None:
+            plan.check_ranks(self, at)
+        else:
+            at = at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
         self._runs += 1
         batches, lanes = plan.batches(at.partition), at.states
