@@ -162,6 +162,35 @@ def test_what_load_would_refuse_is_not_saved(shards, tmp_path):
         assert checkpoint.load(root, make_loader(shards, 0, 1, epoch_end=end)) == 3
 
 
+@pytest.mark.parametrize(
+    ("shards_of_one", "why"), [(slice(None, None, -1), "other names or another order"), (slice(7), "'shards'")]
+)
+def test_the_first_state_of_a_rank_with_other_shards_is_not_saved(shards, tmp_path, shards_of_one, why):
+    """The names of the shards, or their order, are not those of the rank that saved before."""
+    loaders = [
+        wp.PipeLoader(samples(urls), batch_size=2, epoch_end="exact", rank=rank, world_size=2)
+        for rank, urls in enumerate((shards, shards[shards_of_one]))
+    ]
+    saved = checkpoint.save(tmp_path, loaders[0]) / "rank-0000-of-0002.json"
+    os.utime(saved, ns=(0, time.time_ns() + 10**9))  # surely after the loaders were made
+    with pytest.raises(wp.StateError, match=f"the states of ranks 1 and 0 do not belong together, since.*{why}"):
+        checkpoint.save(tmp_path, loaders[1])
+
+
+def save_other_shards(rank, ranks, urls, path):
+    with pytest.raises(wp.StateError) as caught:
+        checkpoint.save(path, make_loader(urls[::-1] if rank else urls, None, None))
+    return str(caught.value)
+
+
+def test_all_ranks_refuse_to_save_where_one_has_other_shards(shards, tmp_path):
+    """Also before the first batch; nothing is written."""
+    first, second = on_ranks(2, save_other_shards, shards, tmp_path)
+    assert first == second
+    assert "rank 1 of 2 does not begin the same iteration" in first
+    assert not list(tmp_path.glob("step-*"))
+
+
 def test_a_checkpoint_for_one_number_of_ranks_is_told_when_saved(shards, tmp_path, caplog):
     loaders = [make_unequal(shards, rank, 2) for rank in range(2)]
     running = [endless(loader) for loader in loaders]

@@ -9,7 +9,8 @@
         checkpoint.save("run/data", loader, step=step)  # every rank, at the same step
 
 Rules:
-1. When saving, no rank waits for another. They only share a directory, in which each writes its own
+1. When saving, no rank waits for another, except with torch.distributed before the first batch:
+   then they compare what they will read. They only share a directory, in which each writes its own
    file, such as ``directory/step-0000001200/rank-0002-of-0004.json``. The directory is in a local
    or shared file system, not at a URL.
 2. A file is written in the same directory under a hidden name, flushed to the disk and renamed: it
@@ -22,8 +23,9 @@ Rules:
 5. When loading with torch.distributed, ranks compare what they see: all read the same checkpoint,
    or all raise. See ``load``.
 6. A rank does not save what ``load`` would refuse, as far as it sees: it compares its state with
-   that of another rank at the same step. A file counts if it is newer than this loader's last one:
-   older ones may be left from a run that crashed, and will be replaced.
+   that of another rank at the same step. A file counts if it is newer than this loader's last one,
+   or, when a loader saves first, than the loader: older ones may be left from a run that crashed,
+   and will be replaced.
 """
 
 from __future__ import annotations
@@ -97,6 +99,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     check_count("keep", keep)
     number = _last_steps.get(loader, 0) + 1 if step is None else check_count("step", step, least=0)
     _last_steps[loader] = number  # also if saving fails, so that the next number is the same on all ranks
+    progress_of(loader).check_ranks_once()
     state = loader.state_dict()
     rank, world = state["rank"], state["world_size"]
     path = step_directory(root, number) / rank_file(rank, world)

@@ -113,13 +113,18 @@ def _check_data(saved: list[Saved], moved: bool) -> None:
 
     Each rank may have them at its own place.
     """
-    first = Data(saved[0].fingerprint, saved[0].data)
     for state in saved[1:]:
-        if Move(moved).problem(Data(state.fingerprint, state.data), first) is not None:
+        if of_other_shards(saved[0], state, moved):
             raise StateError(
                 f"the states of ranks {saved[0].rank} and {state.rank} are of other shards. Take them of one run, at "
                 "one step. If their shards are the same, under other names, pass moved=True."
             )
+
+
+def of_other_shards(one: Saved, other: Saved, moved: bool) -> bool:
+    """Whether two states are of different shards, or of the same in another order."""
+    data = Data(one.fingerprint, one.data)
+    return Move(moved).problem(Data(other.fingerprint, other.data), data) is not None
 
 
 def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:

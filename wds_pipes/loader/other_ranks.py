@@ -10,11 +10,12 @@ from pathlib import Path
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.stage import State
+from wds_pipes.core.state import read_state
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import complete_steps, content_of, find_steps, look_for_steps, written_since
-from wds_pipes.loader.merging import OF_A_RUN
-from wds_pipes.loader.pipe_loader import PipeLoader
+from wds_pipes.loader.merging import OF_A_RUN, of_other_shards
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 
 _MEND = "With epoch_end='loop' all ranks have the same number of batches, and a checkpoint fits any number of ranks."
 
@@ -75,18 +76,20 @@ def check_other_loaders(path: Path, loader: PipeLoader, text: str) -> None:
 def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> None:
     """Check that the state of another rank at this step, saved in this run, belongs to this one.
 
-    Only files that are newer than the last one of this loader count: older ones may be left from a
-    run that crashed, or from before this one went back to an earlier step, and will be replaced.
+    Only files that are newer than the last one of this loader count, or than the loader if it has
+    saved none: older ones may be left from a run that crashed, or from before this one went back to
+    an earlier step, and will be replaced.
 
     Raises:
         StateError: it does not, so that ``load`` would refuse both.
     """
     rank, world = state["rank"], state["world_size"]
-    last, since, _ = _last_saved.get(loader, (number, 0, None))
+    progress = progress_of(loader)
+    last, since, _ = _last_saved.get(loader, (number - 1, progress.made, None))
     if world == 1 or number <= last:
         return
     other = written_since(root, number, rank, world, since)
-    if other is None or (why := _differs(state, other)) is None:
+    if other is None or (why := _differs(state, other, progress.plan.recipe.data.moved)) is None:
         return
     if why:
         raise StateError(
@@ -101,13 +104,15 @@ def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> N
         )  # fmt: skip
 
 
-def _differs(own: State, other: State) -> str | None:
+def _differs(own: State, other: State, moved: bool) -> str | None:
     """Return why the states of two ranks do not belong to one checkpoint; ``""`` if they are in
     different epochs, so that it fits this number of ranks only; None if they belong together.
     """
     for name in OF_A_RUN:
         if own.get(name) != other.get(name):
             return f"they differ in {name!r} ({shown(own.get(name))} and {shown(other.get(name))})"
+    if of_other_shards(read_state(own), read_state(other), moved):
+        return "their shards have other names or another order"
     alone = own["epoch_end"] == "exact" and max(own["epoch"], other["epoch"]) > 0
     if own["epoch"] != other["epoch"] or own.get("partition") != other.get("partition"):
         epochs = f"they are in different epochs ({own['epoch']} and {other['epoch']}), or were loaded from other states"

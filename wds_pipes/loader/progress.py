@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from wds_pipes.core.counts import Network
 from wds_pipes.core.order import hash64
 from wds_pipes.errors import StateError
+from wds_pipes.loader.comparing import is_compared
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.position import LoaderPosition, Paused
 from wds_pipes.loader.protocol import NOT_BEGUN, Begin, Result
@@ -44,6 +46,7 @@ class Progress:
         thread: which thread called it.
         tally: the measurements of the current or last iteration.
         network: the use of the network by each process.
+        made: when the loader was made, in nanoseconds since 1970.
     """
 
     def __init__(self, plan: Plan, workers: Workers) -> None:
@@ -58,6 +61,7 @@ class Progress:
         self.thread = 0
         self.tally: Tally | None = None
         self.network: dict[int, Network] = {}
+        self.made = time.time_ns()
         self._live: weakref.ref[Live] | None = None
         self._runs = 0
 
@@ -124,6 +128,11 @@ class Progress:
             self.at = at.counted_from(None)
         self._replace("with_epoch() was called: continue with a new iter()", interrupted=self.inside)
         self.cut, self.cut_in_samples = count, in_samples
+
+    def check_ranks_once(self) -> None:
+        """Raise StateError on all ranks if they differ, and no iteration has compared them."""
+        if not is_compared(self):
+            self.plan.check_ranks(self, self.position)
 
     def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, int, Iterator[Result]]:
         """Begin a run over an epoch of the data, or over its rest.
