@@ -3,6 +3,7 @@
 import contextlib
 import cProfile
 import json
+import os
 import re
 
 import fsspec
@@ -748,3 +749,30 @@ def test_a_list_of_many_local_paths_asks_the_system_for_none_of_them(form, tmp_p
         entry.code: entry.callcount for entry in profile.getstats() if re.search(r"posix\.(?!fspath)", str(entry.code))
     }
     assert sum(asked.values()) < 100, asked
+
+
+def listed_by(how, folder):
+    """Nine shards in the order in which the file system lists them."""
+    for name in "eaicgbhdf":
+        (folder / f"{name}.tar").touch()
+    return folder.glob("*.tar") if how == "glob" else [os.path.join(folder, name) for name in os.listdir(folder)]
+
+
+@pytest.mark.parametrize("how", ["glob", "listdir"])
+def test_the_order_of_a_directory_does_not_matter(how, tmp_path, caplog):
+    """It is sorted with a warning, or refused if samples would come in this order."""
+    in_order = [f"{tmp_path}/{name}.tar" for name in "abcdefghi"]
+    assert ShardList(map(str, in_order)).urls == in_order  # no warning
+    assert not caplog.text
+    assert ShardList(listed_by(how, tmp_path), shuffle=True).urls == in_order
+    assert "the list of shards is sorted" in caplog.text
+    for options in ({}, {"shuffle": True, "samples_per_shard": [1] * 9}):
+        with pytest.raises(ValueError, match=r"differs from machine to machine: pass sorted\(urls\)"):
+            ShardList(listed_by(how, tmp_path), **options)
+
+
+def test_an_order_that_is_meant_is_kept(tmp_path):
+    listed_by("glob", tmp_path)
+    for names in ("ihgfedcba", "badc", "abcdefgih"):
+        urls = [f"{tmp_path}/{name}.tar" for name in names]
+        assert ShardList(urls).urls == urls

@@ -6,12 +6,13 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from glob import has_magic
 from typing import Any
 
 import braceexpand
 
+from wds_pipes.core.counts import logger
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import (
@@ -28,6 +29,7 @@ from wds_pipes.io.urls import (
     with_variables,
 )
 
+_LISTED = 6  # so many names have the order of their directory by chance once in 720 times
 _BRACES = re.compile(r"\{[^{}]*(,|\.\.)[^{}]*\}|\{\d+\.\.")
 
 
@@ -73,6 +75,42 @@ def items_of(urls: Urls) -> list[str | os.PathLike[str]]:
     if not isinstance(urls, Iterable) or isinstance(urls, (bytes, dict)):
         raise TypeError(f"shards are named by a URL, a path or a list of them, not {hide(repr(urls)):.200}")
     return list(urls)
+
+
+def in_sure_order(urls: Urls, *, sort: bool) -> list[str | os.PathLike[str]]:
+    """Return what ``urls`` lists, sorted if it has the order in which a file system lists files, as
+    ``Path.glob`` and ``os.listdir`` do: that order differs from machine to machine.
+
+    Raises:
+        ValueError: it has that order, and may not be sorted.
+    """
+    items = items_of(urls)
+    names = [os.fspath(item) for item in items if isinstance(item, (str, os.PathLike))]
+    if names == sorted(names) or not (isinstance(urls, Iterator) or _is_listing(names)):
+        return items
+    if not sort:
+        raise ValueError(
+            f"the shards, from {redact(names[0])!r} on, have the order in which the file system lists them, which "
+            "differs from machine to machine: pass sorted(urls), or, if this order is meant, a text file with it, as "
+            "'@list.txt'"
+        )
+    logger.warning(
+        "the list of shards is sorted, since Path.glob() and os.listdir() give another order on each machine: pass "
+        "sorted(urls)."
+    )
+    return sorted(items, key=os.fspath)
+
+
+def _is_listing(names: list[str]) -> bool:
+    """Whether names of files have the order in which their directory lists them, and not by
+    chance.
+    """
+    folders = {os.path.dirname(name) for name in names}
+    folder = local_path(at_home(next(iter(folders)) or os.curdir)) if len(folders) == 1 else None
+    if folder is None or len(names) < _LISTED or names == sorted(names, reverse=True) or not os.path.isdir(folder):
+        return False
+    bases = dict.fromkeys(map(os.path.basename, names))
+    return [name for name in os.listdir(folder) if name in bases] == list(bases)
 
 
 def urls_of(item: str | os.PathLike[str]) -> list[str]:

@@ -13,7 +13,7 @@ from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
-from wds_pipes.io.expand import expand_each
+from wds_pipes.io.expand import expand_each, in_sure_order
 from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.stages.proportions import weigh
@@ -66,6 +66,9 @@ class ShardList(ShardSource[ShardRef]):
             below): it means the shards that it lists, with the facts in it. The shards in an index
             may be next to it, elsewhere in its store, or at http(s), S3 or GCS. An index on this
             machine may also name local files, and shards in the stores that ``open_shards`` lists.
+            A list in the order in which a file system lists files (``Path.glob``, ``os.listdir``)
+            is sorted with a warning in the log, or refused where its order matters: it differs from
+            machine to machine.
         shuffle: yield the shards in a random order.
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         resampled: draw the shards of an epoch at random with replacement, as many as there are:
@@ -135,7 +138,8 @@ class ShardList(ShardSource[ShardRef]):
         moved: bool = False,
     ) -> None:
         super().__init__(seed, storage_options, moved)
-        each = expand_each(urls, storage_options)
+        matched = weights is not None or isinstance(samples_per_shard, Iterable)  # by their place in the list
+        each = expand_each(in_sure_order(urls, sort=bool(shuffle) and not matched), storage_options)
         self.urls = [url for shards in each for url in shards]
         self.facts = self._known(each, samples_per_shard, index, storage_options)
         self.samples = (
