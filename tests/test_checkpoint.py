@@ -573,14 +573,23 @@ def test_an_error_of_a_state_that_does_not_fit_names_its_file(shards, tmp_path):
     assert "step-0000000001" in error.value.__notes__[-1]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_crash_in_the_first_save_is_survived(shards, tmp_path, caplog, first):
+    """Nothing is loaded, and the log says so; the ranks save again, whichever comes first."""
+    checkpoint.save(tmp_path, make_loader(shards, 0, 2, seed=4))
+    loaders = [make_loader(shards, rank, 2) for rank in range(2)]
+    assert [checkpoint.load(tmp_path, loader) for loader in loaders] == [None, None]
+    assert "is complete (step-0000000001 lacks rank 1 of 2), as a crash in the first save() leaves it" in caplog.text
+    for rank in (first, 1 - first):
+        checkpoint.save(tmp_path, loaders[rank])
+    assert checkpoint.load(tmp_path, make_loader(shards)) == 1
+
+
 def test_missing_ranks_are_named(shards, tmp_path):
-    """Without a complete checkpoint, no training silently starts from the beginning."""
     checkpoint.save(tmp_path, make_loader(shards, 2, 4))
-    with pytest.raises(
-        wp.StateError,
-        match=r"no complete checkpoint at all \(none is complete; step-0000000001 lacks rank 0, 1, 3 of 4\)",
-    ):
-        checkpoint.load(tmp_path, make_loader(shards))
+    message = r"no complete checkpoint 1 \(none is complete; step-0000000001 lacks rank 0, 1, 3 of 4\)"
+    with pytest.raises(wp.StateError, match=message):
+        checkpoint.load(tmp_path, make_loader(shards), step=1)
 
 
 def test_directories(shards, tmp_path):
@@ -850,6 +859,7 @@ def load_what_this_rank_sees(rank, ranks, urls, path):
     load("missing")
     load("nothing")
     load("half")
+    load("crashed")
     return found
 
 
@@ -883,6 +893,10 @@ def test_ranks_load_the_same_checkpoint(shards, tmp_path):
     (tmp_path / "half" / "seen-by-0").mkdir()
     for step in (1, 2, 3):
         (tmp_path / "half" / "seen-by-1" / f"step-000000000{step}" / "rank-0001-of-0002.json").unlink()
+    for rank in range(2):  # the first save has ended on rank 0 only
+        place = tmp_path / "crashed" / f"seen-by-{rank}" / "step-0000000001"
+        place.mkdir(parents=True)
+        shutil.copy(saved / place.name / "rank-0000-of-0002.json", place)
     first, second = on_ranks(2, load_what_this_rank_sees, shards, tmp_path)
     assert first["late"] == second["late"] == 2
     rest = [take(make_loader_of(shards, rank, saved, 2)) for rank in range(2)]
@@ -890,6 +904,7 @@ def test_ranks_load_the_same_checkpoint(shards, tmp_path):
     assert first["soon"] == second["soon"] == 3
     assert first["older"] == second["older"] == 2
     assert first["nothing"] is second["nothing"] is None
+    assert first["crashed"] is second["crashed"] is None
     for found in (first, second):
         assert "rank 0 wants 3, rank 1 wants 2" in found["step"]
         assert "no checkpoint 3 in" in found["gone"]
@@ -898,7 +913,7 @@ def test_ranks_load_the_same_checkpoint(shards, tmp_path):
         assert "the ranks read different files of checkpoint 3" in found["another"]
         assert "checkpoint 3 is not there, or not complete, for rank 0" in found["apart"]
         assert "does not exist" in found["missing"]
-        assert "complete" in found["half"]
+        assert "the ranks see different files" in found["half"]
     assert "rank 1 cannot load checkpoint 3" in first["damaged"]
     assert "rank 1 cannot load a checkpoint" in first["missing"]
 

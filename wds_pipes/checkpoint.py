@@ -143,8 +143,8 @@ def load(
 ) -> int | None:
     """Make a loader continue from a checkpoint of any number of ranks and workers.
 
-    Newer checkpoints that are incomplete, after a crash while saving, are ignored with a warning in
-    the log.
+    Checkpoints that are incomplete, after a crash while saving, are ignored with a warning in the
+    log, if they are newer than the newest complete one, or if none is complete.
 
     If torch.distributed is initialised and the loader is one of several ranks, this is a collective
     operation: every rank must call it, and all read the same checkpoint, or all raise. A file
@@ -168,11 +168,10 @@ def load(
             ``WdsPipe.load_state_dict``.
 
     Returns:
-        The step of the checkpoint; None if the directory holds none, not even an
-            incomplete one.
+        The step of the checkpoint; None if the directory holds no complete one.
 
     Raises:
-        StateError: there are checkpoints, but none is complete; a file is truncated, edited, of a
+        StateError: the requested step is not complete; a file is truncated, edited, of a
             newer format, or of another run than the other files; the state does not fit the loader;
             ranks request different steps or see different files; or another rank cannot load. The
             loader keeps its position.
@@ -182,14 +181,14 @@ def load(
     if not has_group(loader, group):
         found = read_alone(root, step)
         if found is None:
-            return None
+            return _nothing(root, loader)
         number, states = found
         at = place_in(loader, states, str(step_directory(root, number)), moved)
         incomplete = newer_incomplete(root, number)
     else:
         agreed_number = agree(root, loader, step, group, wait_seconds)
         if agreed_number is None:
-            return None
+            return _nothing(root, loader)
         number = agreed_number
         with agreeing(loader, group, f"checkpoint {number} of {root}") as agreed:
             states = states_of_step(root, number)
@@ -200,6 +199,12 @@ def load(
     progress_of(loader).go_to(at)
     _last_steps[loader] = number
     return number
+
+
+def _nothing(root: Path, loader: PipeLoader) -> None:
+    """Note that a loader begins anew where at most incomplete checkpoints are."""
+    if incomplete := newer_incomplete(root, -1):
+        note_loaded(loader, root, incomplete)
 
 
 def _check_loader(loader: object) -> None:

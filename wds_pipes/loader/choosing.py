@@ -28,7 +28,7 @@ class View(NamedTuple):
     step: int | None
     rounds: int  # how often to look again
     complete: list[int]
-    empty: bool
+    found: Found
     error: str | None  # why it cannot list the directory
 
 
@@ -52,14 +52,18 @@ def read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
 def _choose(root: Path, found: Found, step: int | None) -> int | None:
     """Return the step to load among those that a rank sees; None: there is no checkpoint."""
     complete = [number for number, worlds in found.items() if complete_steps(worlds)]
-    if not found and step is None:
+    if not complete and step is None:
+        if found:
+            logger.warning(
+                "no checkpoint of %s is complete (%s), as a crash in the first save() leaves it: nothing is loaded, "
+                "and save() replaces them. If files of other ranks are elsewhere, pass all ranks the same directory.",
+                root, "; ".join(missing_ranks(worlds, number) for number, worlds in sorted(found.items())[:3]),
+            )  # fmt: skip
         return None
-    if not complete or (step is not None and step not in complete):
+    if step is not None and step not in complete:
         held = f"complete are {', '.join(map(str, sorted(complete)))}" if complete else "none is complete"
-        wanted = max(found, default=0) if step is None else step
         raise StateError(
-            f"{root} holds no complete checkpoint {'at all' if step is None else step} "
-            f"({held}; {missing_ranks(found.get(wanted, {}), wanted)}). "
+            f"{root} holds no complete checkpoint {step} ({held}; {missing_ranks(found.get(step, {}), step)}). "
             "Bring the missing files back, or remove what is there to start again."
         )
     number = max(complete) if step is None else step
@@ -80,8 +84,8 @@ def _choose(root: Path, found: Found, step: int | None) -> int | None:
 def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
     """Return the step that all ranks load: the requested or the newest that all see complete.
 
-    None: no rank sees a checkpoint. All ranks decide by the same views, so they look again equally
-    often, and reach the same result.
+    None: no rank sees a complete one. All ranks decide by the same views, so they look again
+    equally often, and reach the same result.
     """
     rounds = math.ceil(min(check_seconds("wait_seconds", wait_seconds), _FOR_EVER) / _LOOK_AGAIN_SECONDS)
     for turn in itertools.count():
@@ -92,7 +96,7 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
         except StateError as problem:
             error = str(problem)
         complete = sorted(number for number, worlds in found.items() if complete_steps(worlds))
-        views: list[View] = all_gather(View(loader.rank.number, step, rounds, complete, not found, error), group)
+        views: list[View] = all_gather(View(loader.rank.number, step, rounds, complete, found, error), group)
         if len({view.step for view in views}) > 1:
             wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
             raise StateError(
@@ -101,19 +105,18 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
         common = sorted(set(views[0].complete).intersection(*(view.complete for view in views)))
         seen = sorted({number for view in views for number in view.complete})
         wanted_step = max(seen, default=None) if step is None else step
-        if all(view.empty and view.error is None for view in views) and step is None:
-            return None
-        if wanted_step in common or turn >= views[0].rounds or (not seen and all(view.error is None for view in views)):
+        alike = all(view.found == found and view.error is None for view in views)
+        if wanted_step in common or turn >= views[0].rounds or (not seen and alike):
             break
         time.sleep(_LOOK_AGAIN_SECONDS)
     if failed := [view for view in views if view.error is not None]:
         raise StateError(error or f"rank {failed[0].rank} cannot load a checkpoint: {failed[0].error}")
+    if not seen and not alike:
+        raise StateError(
+            f"the ranks see different files in {root}, and none of them a complete checkpoint: see that it is the same "
+            "directory for all ranks."
+        )
     if wanted_step in common or not seen:
-        if not seen and not found:
-            raise StateError(
-                f"{root} holds checkpoints for other ranks, but none that is complete, and "
-                "nothing for this one: see that it is the same for all."
-            )
         return _choose(root, found, step)
     late = ", ".join(str(view.rank) for view in views if wanted_step not in view.complete)
     if step is not None or not common:
