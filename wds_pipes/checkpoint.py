@@ -84,7 +84,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
         keep: how many complete checkpoints to keep; older ones are removed.
         step: the number of the checkpoint, such as the training step; it must not decrease. The
             same number again replaces that checkpoint. None: one more than the last one that this
-            loader saved or loaded.
+            loader saved or loaded, which counts saves, not training steps.
 
     Returns:
         The directory of the checkpoint.

@@ -61,7 +61,7 @@ def test_show_says_where_a_run_stands(ranks, tmp_path):
     for ending, where in (("pt", "nested[0].loader"), ("json", "data")):
         text = done("show", tmp_path / f"r1.{ending}")
         assert text.startswith(
-            f"{tmp_path}/r1.{ending}: {where}: epoch 0, step 3, rank 1 of 2, 8 shards, 1 of 2 lanes\n"
+            f"{tmp_path}/r1.{ending}: {where}: epoch 0, after 3 batches, rank 1 of 2, 8 shards, 1 of 2 lanes\n"
         )
         assert "lane 1 of 2: in " in text
         assert "samples: 6 delivered" in text
@@ -82,7 +82,7 @@ def test_diff_says_what_differs(ranks, tmp_path):
 def test_what_merge_writes_is_loaded_by_another_number_of_ranks(ending, ranks, tmp_path, indexed):
     output = tmp_path / f"all.{ending}"
     text = done("merge", tmp_path / "r0.pt", tmp_path / "r1.json", "-o", output)
-    assert text == f"{output}: epoch 0, step 3, all ranks, 8 shards, 2 of 2 lanes\n"
+    assert text == f"{output}: epoch 0, after 3 batches, all ranks, 8 shards, 2 of 2 lanes\n"
     state = json.loads(output.read_text()) if ending == "json" else torch.load(output, weights_only=True)
     for world_size in (1, 3):
         rest = []
@@ -110,7 +110,7 @@ def test_a_directory_of_checkpoints(indexed, tmp_path):
         one = loader(indexed, rank, 2)
         next(iter(one))
         checkpoint.save(tmp_path / "saved", one, step=7)
-    assert "step 7, rank 1: epoch 0, step 1, rank 1 of 2" in done("show", tmp_path / "saved")
+    assert "checkpoint 7, rank 1: epoch 0, after 1 batch, rank 1 of 2" in done("show", tmp_path / "saved")
     done("merge", tmp_path / "saved", "-o", tmp_path / "all.json")
     (tmp_path / "empty").mkdir()
     assert "no complete checkpoint" in refused("show", tmp_path / "empty")

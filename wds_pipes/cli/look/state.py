@@ -21,7 +21,7 @@ def state() -> None:
 @click.argument("files", nargs=-1, required=True)
 @as_json_lines
 def show(*, files: tuple[str, ...], as_json: bool) -> None:
-    """Show where a run stands: epoch, step, ranks, lanes, and the shard and sample of each lane.
+    """Show where a run stands: epoch, batches, ranks, lanes, and the shard and sample of each lane.
 
     --json prints the states themselves, a line for each.
     """

@@ -62,7 +62,7 @@ def _of_directory(root: Path) -> list[Placed]:
             f"{root} has no complete checkpoint of wds_pipes.checkpoint: name the directory that save() wrote to, or a "
             "file"
         )
-    return [Placed(f"step {number}, rank {rank}", state) for rank, state in enumerate(states_of_step(root, number))]
+    return [Placed(f"checkpoint {number}, rank {rank}", state) for rank, state in enumerate(states_of_step(root, number))]
 
 
 def _content(path: str) -> Any:
@@ -122,7 +122,7 @@ def in_words(placed: Placed) -> str:
     state, saved = placed.state, read_state(placed.state)
     facts = [f"epoch {saved.epoch}"]
     if saved.rank is not None:
-        facts.append(f"step {saved.step:,}" + (" (the epoch has ended)" if saved.ended else ""))
+        facts.append(f"after {plural(saved.step, 'batch')}" + (" (the epoch has ended)" if saved.ended else ""))
         facts.append(f"rank {saved.rank} of {saved.world_size}" if saved.world_size > 1 else "all ranks")
     if saved.shards is not None:
         facts.append(plural(saved.shards, "shard"))
