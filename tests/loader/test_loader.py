@@ -208,6 +208,50 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
         resumed.set_epoch(-1)
 
 
+def train(source, saved, epochs, how):
+    """The usual loops; returns the batches of each epoch, and the states after each of them."""
+    given = {epoch: [] for epoch in range(epochs)}
+    states = []
+    if saved is not None:
+        source.load_state_dict(saved)
+    for epoch in range(source.epoch if saved is None or how == "epoch" else how, epochs):
+        if how != "epoch":
+            source.set_epoch(epoch)
+        for batch in source:
+            given[epoch].append(batch)
+            states.append((epoch, len(given[epoch]), source.state_dict()))
+    assert source.epoch == epochs
+    return given, states
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("how", ["epoch", "set_epoch"])
+def test_the_usual_loops_go_on_at_every_batch(how, ranks, urls):
+    """Over ``range(loader.epoch, epochs)``; and with set_epoch() from the epoch that the caller
+    saved, also after the last batch of this epoch.
+    """
+    options = {"rank": ranks - 1, "world_size": ranks, "epoch_end": "exact"}
+    whole, states = train(loader(urls, **options), None, 3, "epoch")
+    for epoch, count, state in states:
+        rest, _ = train(loader(urls, **options), state, 3, epoch if how == "set_epoch" else how)
+        assert rest[epoch] == whole[epoch][count:]
+        assert [rest[later] for later in range(epoch + 1, 3)] == [whole[later] for later in range(epoch + 1, 3)]
+
+
+def test_the_rest_of_an_epoch_that_is_over_is_empty(urls, caplog):
+    """Also on other lanes; the log says so."""
+    source = loader(urls)
+    list(source)
+    state = source.state_dict()
+    again = loader(urls, lanes=3)
+    again.load_state_dict(state)
+    assert again.epoch == state["epoch"] == 1
+    again.set_epoch(0)
+    assert "the loaded state was taken at the end of epoch 0, so nothing is left of this epoch" in caplog.text
+    assert (again.remaining(), list(again)) == (0, [])
+    assert sorted(flat(again)) == sorted(flat(source))
+
+
 def test_timeout_seconds_without_workers(urls):
     """It has no effect: there is no worker to wait for."""
     assert list(loader(urls, timeout_seconds=5)) == list(loader(urls))

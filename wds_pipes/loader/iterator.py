@@ -130,7 +130,11 @@ class LoaderIterator:
 
     def _next(self) -> tuple[Any, LoaderPosition] | Exception:
         """Return the next batch and the position after it, or the exception to raise."""
-        progress, at = self._progress, self._at or self._start()
+        progress = self._progress
+        if self._at is None and progress.passed:
+            progress.passed = False
+            return self.stop(StopIteration())
+        at = self._at or self._start()
         if progress.is_over(at):
             progress.at, progress.resume = at, True
             self.pause()

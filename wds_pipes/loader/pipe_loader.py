@@ -65,7 +65,14 @@ class PipeLoader:
     ``iter(loader)`` continues the epoch of the state. ``iter()`` does nothing until the first
     ``next()``. A state that is taken after the last batch of an epoch stands at the
     beginning of the next epoch. A loader counts epochs by itself: those of ``iter(pipe)``, and
-    ``set_epoch()`` and states of the pipe, do not matter.
+    ``set_epoch()`` and states of the pipe, do not matter. So a loop over ``EPOCHS`` epochs, which
+    goes on where a run was killed, needs no other number than ``epoch``, that of the next batch:
+
+        loader.load_state_dict(saved)  # if there is one
+        while loader.epoch < EPOCHS:
+            for batch in loader:
+                train(batch)
+                save(loader.state_dict())  # as often as you like
 
     Args:
         pipe: a pipeline that starts with ``ShardList`` or ``SampleList``; it may contain torch's
@@ -197,6 +204,15 @@ class PipeLoader:
         """
         return self._plan.rank
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, as in ``state_dict()``: after the last batch of an epoch,
+        the next epoch.
+        """
+        at = self._progress.position
+        ended = at.ended and not self._progress.resume  # other ranks may still be in this epoch
+        return self._plan.epoch(at) + ended
+
     def __iter__(self) -> LoaderIterator:
         return LoaderIterator(self._progress, self._join, None if self._tqdm is None else self._bar)
 
@@ -209,8 +225,10 @@ class PipeLoader:
         """Make the next ``iter()`` start ``epoch`` from its beginning. An iterator in use ends.
 
         After a state of the same epoch was loaded, ``iter()`` still continues from that state, and
-        from where ``with_epoch()`` has cut this epoch. ``epoch`` is one of the data. With
-        ``epoch_end="loop"``, only the first ``iter()`` of a new loader can start at an epoch.
+        from where ``with_epoch()`` has cut this epoch. If the state was taken at the end of
+        ``epoch``, ``iter()`` yields nothing, with a warning in the log. ``epoch`` is one of the
+        data. With ``epoch_end="loop"``, only the first ``iter()`` of a new loader can start at an
+        epoch.
         """
         epoch = check_count("epoch", epoch, least=0, most=MOST)
         self._progress.set_epoch(epoch)
@@ -350,6 +368,8 @@ class PipeLoader:
         If a state was loaded, the next iteration is the rest of an epoch.
         """
         progress = self._progress
+        if progress.passed:
+            return 0
         if progress.cut is not None:
             return None if progress.cut_in_samples else progress.cut - progress.position.given
         at = progress.position

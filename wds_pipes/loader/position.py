@@ -29,6 +29,11 @@ class LoaderPosition(NamedTuple):
         """Whether all lanes of this rank have ended."""
         return all(unpack(lane)["ended"] for lane in self.lanes.values())
 
+    @property
+    def begins(self) -> bool:
+        """Whether this is the beginning of the epoch: no rank has had anything of it."""
+        return not self.step and not self.ended and not any(self.partition.counts.values())
+
     def counted_from(self, other: LoaderPosition | None) -> LoaderPosition:
         """Return this position with the numbers since the last cut of ``other``; None: the cut is
         here.

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from wds_pipes.core.counts import Network
+from wds_pipes.core.counts import Network, logger
 from wds_pipes.core.order import hash64
 from wds_pipes.errors import StateError
 from wds_pipes.loader.comparing import is_compared
@@ -37,6 +37,8 @@ class Progress:
         at: the position after the last returned batch; None: the beginning of ``epoch``.
         epoch: the epoch of the next iteration, unless that resumes.
         resume: whether the next iteration continues from ``at``.
+        passed: whether set_epoch() requested the epoch at whose end the loaded state was taken;
+            then the next iteration is its rest, which is empty.
         cut: how many batches of this rank with_epoch() requests of an iteration; None: an
             iteration is an epoch.
         cut_in_samples: ``cut`` is in samples of this rank.
@@ -54,6 +56,7 @@ class Progress:
         self.at: LoaderPosition | None = None
         self.epoch = 0
         self.resume = False
+        self.passed = False
         self.cut: int | None = None
         self.cut_in_samples = False
         self.paused: Paused | None = None
@@ -107,15 +110,23 @@ class Progress:
         """
         if self.plan.endless and self._begun:
             return
+        at = self.position
+        self.passed = self.resume and self.cut is None and at.begins and at.epoch == epoch + 1
+        if self.passed:
+            logger.warning(
+                "the loaded state was taken at the end of epoch %d, so nothing is left of this epoch, and the next "
+                "iteration yields nothing. To leave it out, loop from loader.epoch on.", epoch,
+            )  # fmt: skip
+            return
         goes_on = self.resume or self.is_over(self.at)  # at a cut, whether or not the caller saw its end
-        if not (goes_on and self.position.epoch == epoch):
+        if not (goes_on and at.epoch == epoch):
             self._replace("set_epoch() was called: continue with a new iter()", interrupted=self.inside)
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self._lanes), False
 
     def go_to(self, at: LoaderPosition) -> None:
         """Make the next iteration continue from a position."""
         self._replace("a state was loaded: continue with a new iter()", interrupted=self.inside)
-        self.at, self.epoch, self.resume = at, at.epoch, True
+        self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
 
     def cut_after(self, count: int, *, in_samples: bool) -> None:
         """Make each iteration yield ``count`` batches of this rank, or samples.

@@ -62,7 +62,9 @@ def _of_directory(root: Path) -> list[Placed]:
             f"{root} has no complete checkpoint of wds_pipes.checkpoint: name the directory that save() wrote to, or a "
             "file"
         )
-    return [Placed(f"checkpoint {number}, rank {rank}", state) for rank, state in enumerate(states_of_step(root, number))]
+    return [
+        Placed(f"checkpoint {number}, rank {rank}", state) for rank, state in enumerate(states_of_step(root, number))
+    ]
 
 
 def _content(path: str) -> Any:
