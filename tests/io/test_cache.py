@@ -16,6 +16,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from queue import Empty
 
 import pytest
 from hypothesis import given, settings
@@ -541,27 +542,30 @@ def test_a_limit_smaller_than_the_data(tmp_path):
     for name, data in contents.items():
         store.put(name, data)
     cache = ShardCache(tmp_path / "cache", max_bytes=2 * MB)
-    answers = CONTEXT.Queue()
+    answers = [CONTEXT.Queue() for _ in range(5)]  # a killed process may hold the lock of its queue for ever
     processes = [
-        CONTEXT.Process(target=read_all, args=(cache, store, list(contents), seed, answers)) for seed in range(5)
+        CONTEXT.Process(target=read_all, args=(cache, store, list(contents), seed, queue))
+        for seed, queue in enumerate(answers)
     ]
     for process in processes:
         process.start()
     most, ended, seen = 0, 0, 0
     while ended < 3:
-        with contextlib.suppress(Exception):
-            answer = answers.get(timeout=0.01)
-            ended += answer is None
-            seen += 1
-            if answer is not None:
-                assert answer[1] == digest(contents[answer[0]])
-            if seen == 20:
-                processes[0].kill()
-                processes[1].kill()
+        for queue in answers if seen < 20 else answers[2:]:
+            with contextlib.suppress(Empty):
+                answer = queue.get(timeout=0.01)
+                ended += answer is None
+                seen += 1
+                if answer is not None:
+                    assert answer[1] == digest(contents[answer[0]])
+                if seen == 20:
+                    processes[0].kill()
+                    processes[1].kill()
         most = max(most, kept(cache))
     for process in processes:
         process.join()
-    answers.close()
+    for queue in answers:
+        queue.close()
     assert MB < most <= cache.max_bytes + len(processes) * 420_000
     read(cache, store, "00.tar")  # makes good what the killed ones left open
     check(cache, contents, partial=True)
