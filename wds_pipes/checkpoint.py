@@ -181,14 +181,16 @@ def load(
     if not has_group(loader, group):
         found = read_alone(root, step)
         if found is None:
-            return _nothing(root, loader)
+            _begin_anew(root, loader)
+            return None
         number, states = found
         at = place_in(loader, states, str(step_directory(root, number)), moved)
         incomplete = newer_incomplete(root, number)
     else:
         agreed_number = agree(root, loader, step, group, wait_seconds)
         if agreed_number is None:
-            return _nothing(root, loader)
+            _begin_anew(root, loader)
+            return None
         number = agreed_number
         with agreeing(loader, group, f"checkpoint {number} of {root}") as agreed:
             states = states_of_step(root, number)
@@ -201,7 +203,7 @@ def load(
     return number
 
 
-def _nothing(root: Path, loader: PipeLoader) -> None:
+def _begin_anew(root: Path, loader: PipeLoader) -> None:
     """Note that a loader begins anew where at most incomplete checkpoints are."""
     if incomplete := newer_incomplete(root, -1):
         note_loaded(loader, root, incomplete)
