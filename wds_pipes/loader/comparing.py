@@ -56,34 +56,40 @@ def check_alike(loader: object, rank: Rank, facts: dict[str, Any]) -> None:
 
     if rank.of == 1 or not (dist.is_available() and dist.is_initialized()):
         return
-    if rank != (dist.get_rank(), dist.get_world_size()):
+    if rank != (dist.get_rank(), dist.get_world_size()) or dist.get_backend() in ("mpi", "fake"):  # without a store
         return
     number, turn = _compared.get(loader) or (next(_numbers), 0)
     _compared[loader] = number, turn + 1
     text = json.dumps([turn, facts], sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    all_begun, same = f"wds_pipes/{number}/{turn}", f"wds_pipes/{number}/{turn}/{digest}"
+    begun, same = f"wds_pipes/{number}/{turn}", f"wds_pipes/{number}/{turn}/{digest}"
     names = [f"wds_pipes/{number}/rank {at}" for at in range(rank.of)]
 
     store = dist.distributed_c10d._get_default_store()
     store.set(names[rank.number], text)
     store.add(same, 1)
-    if store.add(f"{all_begun}/count", 1) == rank.of:
-        store.set(all_begun, "")
-    end, pause = time.monotonic() + WAIT_SECONDS, 0.001
-    while not store.check([all_begun]):
-        if time.monotonic() > end:
-            late = [at for at, name in enumerate(names) if _read(store, name)[0] < turn]
-            logger.warning(
-                "rank %d goes on alone, since rank %s did not begin this iteration of the loader within %g seconds. "
-                "All ranks must iterate a loader equally often; where one rank iterates alone, pass rank=0, "
-                "world_size=1 to its PipeLoader.", rank.number, some(late), WAIT_SECONDS,
-            )  # fmt: skip
-            return
+    if not _meet(store, begun, rank.of, WAIT_SECONDS):
+        late = [at for at, name in enumerate(names) if _read(store, name)[0] < turn]
+        logger.warning(
+            "rank %d goes on alone, since rank %s did not begin this iteration of the loader within %g seconds. "
+            "All ranks must iterate a loader equally often; where one rank iterates alone, pass rank=0, "
+            "world_size=1 to its PipeLoader.", rank.number, some(late), WAIT_SECONDS,
+        )  # fmt: skip
+    elif int(store.get(same)) < rank.of:
+        told = _differences([_read(store, name)[1] for name in names])
+        _meet(store, f"{begun}/told", rank.of, 0 if rank.number else WAIT_SECONDS)  # the store may end with rank 0
+        raise StateError(told)
+
+
+def _meet(store: Any, place: str, ranks: int, seconds: float) -> bool:
+    """Note that this rank has come to a place, and return whether all ranks have within a time."""
+    if store.add(f"{place}/count", 1) == ranks:
+        store.set(place, "")
+    end, pause = time.monotonic() + seconds, 0.001
+    while not (met := store.check([place])) and time.monotonic() < end:
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
-    if int(store.get(same)) < rank.of:
-        raise StateError(_differences([_read(store, name)[1] for name in names]))
+    return bool(met)
 
 
 def _read(store: Any, name: str) -> tuple[int, dict[str, Any]]:
