@@ -161,6 +161,7 @@ DIFFERENT = {
     "fewer": r"shards \(7 instead of 8\)",
     "seed": r"seed \(1 instead of 0\)",
     "step": "the steps and their options",
+    "mix": r"the sources of mix\(\)",
     "workers": r"lane_count \(6 instead of 3\)",
     "epoch": r"epoch \(1 instead of 0\)",
 }
@@ -173,9 +174,17 @@ def begin_otherwise(rank, ranks, urls, path):
         changed = what if rank == ranks - 1 else None
         listed = {"order": urls[::-1], "fewer": urls[:-1]}.get(changed, urls)
         pipe = samples(listed, samples_per_shard=6, seed=int(changed == "seed"))
+        if what == "mix":
+            pipe = wp.mix({"a": pipe, "b": samples(listed[:4] if changed else listed[4:], samples_per_shard=6)})
         if changed == "step":
             pipe = pipe.shuffle_buffer(3)
-        loader = wp.PipeLoader(pipe, batch_size=2, collate="list", num_workers=2 if changed == "workers" else 0)
+        loader = wp.PipeLoader(
+            pipe,
+            batch_size=2,
+            collate="list",
+            num_workers=2 if changed == "workers" else 0,
+            epoch_end="exact" if what == "mix" else None,
+        )
         if changed == "epoch":
             loader.set_epoch(1)
         before = loader.state_dict()

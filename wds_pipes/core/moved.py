@@ -51,9 +51,9 @@ class Data(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """The same text for the same data, as far as that is known without the user."""
+        """The same text for the same data, as far as that is known."""
         known = self.id[NAMES:]
-        return known if known[:1] == BY_MD5 else self.id or self.fingerprint
+        return "" if self.moved else known if known[:1] == BY_MD5 else self.id or self.fingerprint
 
 
 class Move:

@@ -27,6 +27,7 @@ WAIT_SECONDS = 60.0
 
 _SHOWN = {  # what a message says instead of the name and the values of a fact
     "data": "the names or the order of the shards",
+    "sources": "the sources of mix()",
     "graph": "the steps and their options",
     "partition": "how the rest of the epoch was partitioned",
 }

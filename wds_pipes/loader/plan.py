@@ -159,8 +159,8 @@ class Plan:
 
     def check_ranks(self, loader: object, at: LoaderPosition) -> None:
         """Raise StateError on all ranks if they begin different iterations, see ``check_alike``."""
-        data = self.recipe.data
-        facts = self.of_all_ranks(at) | {"fingerprint": "", "data": "" if data.moved else data.identity}
+        facts = self.of_all_ranks(at)
+        facts |= {"fingerprint": "", "data": self.recipe.data.identity, "sources": _sources(self.stage)}
         if self.mode == "exact":  # ranks may be in different epochs
             facts |= {"epoch": None, "partition": None}
         check_alike(loader, self.rank, facts)
@@ -285,6 +285,15 @@ class Plan:
     def new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""
         return self.lanes or self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
+
+
+def _sources(stage: Stage[Any]) -> list[Any]:
+    """Return what identifies the chains from which a chain mixes, and what they read."""
+    branches = (branch for step in stage.chain for branch in step.branches.values())
+    return [
+        [branch.seed, branch.which_data().identity, branch.shards()[0], branch.graph(counted=True), _sources(branch)]
+        for branch in branches
+    ]
 
 
 def _holding(batches: Stage[Any], stage: Stage[Any]) -> str:
