@@ -286,6 +286,8 @@ class PipeLoader:
         The dict is new at each call and holds plain JSON types only. The state is valid at any
         time: before the first batch, after the last, after an exception, in a signal handler, from
         another thread.
+
+        Its ``"epoch"`` is that of the next batch: after the last batch of epoch 4 it is 5.
         """
         at, plan = self._progress.position, self._plan
         lanes = {str(number): unpack(lane) for number, lane in at.lanes.items()}
