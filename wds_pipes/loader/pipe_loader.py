@@ -66,7 +66,7 @@ class PipeLoader:
     ``next()``. A state that is taken after the last batch of an epoch stands at the
     beginning of the next epoch. A loader counts epochs by itself: those of ``iter(pipe)``, and
     ``set_epoch()`` and states of the pipe, do not matter. So a loop over ``EPOCHS`` epochs, which
-    goes on where a run was killed, needs no other number than ``epoch``, that of the next batch:
+    goes on where a run was killed, needs no other number than ``epoch``, that of the next batch::
 
         loader.load_state_dict(saved)  # if there is one
         while loader.epoch < EPOCHS:
