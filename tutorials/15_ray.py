@@ -7,6 +7,7 @@
 # **You need** `pip install 'wds_pipes[ray]'`, the same on all machines of the cluster.
 
 # %%
+import glob
 import logging
 import os
 import subprocess
@@ -64,15 +65,21 @@ command("verify", "shards", "--engine", "ray")
 #
 # ## Ray Data
 #
-# `ray_dataset` is a source for Ray Data whose rows are whole samples, decoded as `decode_by_ext` does.
-# A shard whose samples are in pieces is an error, and never rows with parts of samples. With the
-# indexes of offsets that `--offsets` has just written, tasks read ranges of samples, so a few large
-# shards are read by many CPUs.
+# A pipe in `flat_map` makes rows of whole samples, decoded as `decode_by_ext` does. A shard whose
+# samples are in pieces is an error, and never rows with parts of samples.
 
 # %%
 ray.data.DataContext.get_current().enable_progress_bars = False
 logging.getLogger("ray.data").setLevel("ERROR")
-data = wp.ray_dataset(f"{HERE}/shards/*.tar", fields=["cls", "txt"], decode=True)
+
+
+def samples_of(row):
+    pipe = wp.ShardList([row["item"]]).open_shards().load_tar().group_by_key(fields=["cls", "txt"]).decode_by_ext()
+    return list(pipe)
+
+
+shards = sorted(glob.glob(f"{HERE}/shards/*.tar"))
+data = ray.data.from_items(shards, override_num_blocks=len(shards)).flat_map(samples_of)  # a task for each shard
 print(data.count(), "rows;", data.schema().names)
 sums = data.map_batches(lambda batch: {"sum": [int(batch["cls"].sum())]}, batch_size=40)
 total = sum(row["sum"] for row in sums.take_all())

@@ -25,10 +25,9 @@ if _TYPE_CHECKING:
     from wds_pipes import tar as tar
     from wds_pipes import tasks as tasks
     from wds_pipes import testing as testing
-    from wds_pipes.codecs.audio import AudioReader, audio
     from wds_pipes.codecs.codec import Codec, register_codec
     from wds_pipes.codecs.images import image_size
-    from wds_pipes.codecs.video import VideoReader, video
+    from wds_pipes.codecs.media import AudioReader, VideoReader, audio, video
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
@@ -49,7 +48,6 @@ if _TYPE_CHECKING:
     from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.on_device import DecodeOnDevice
     from wds_pipes.loader.pipe_loader import PipeLoader
-    from wds_pipes.loader.ray_data import ray_dataset
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_ref import SampleRef
@@ -91,7 +89,6 @@ __all__ = [
     "load_state_dict",
     "merge_states",
     "mix",
-    "ray_dataset",
     "register_codec",
     "register_stage",
     "split_by_key",
@@ -118,13 +115,11 @@ _NAMES = {
     "loader.merging": ("merge_states",),
     "loader.on_device": ("DecodeOnDevice",),
     "loader.pipe_loader": ("PipeLoader",),
-    "loader.ray_data": ("ray_dataset",),
     "loader.sample_order": ("SampleOrder",),
     "codecs.images": ("image_size",),
     "display.states": ("describe_state",),
-    "codecs.audio": ("AudioReader", "audio"),
+    "codecs.media": ("AudioReader", "VideoReader", "audio", "video"),
     "codecs.codec": ("Codec", "register_codec"),
-    "codecs.video": ("VideoReader", "video"),
     "core.flat_map": ("FlatMap",),
     "core.stage": ("Stage",),
     "stages.map_samples": ("DROP",),

@@ -1,11 +1,11 @@
-"""Shards to measure with, as ``wds-pipes bench --peers`` makes them: written once, into a directory
+"""Shards to measure with, as ``peers`` makes them: written once, into a directory
 that is kept.
 """
 
 import sys
 from pathlib import Path
 
-from wds_pipes.cli.peers.data import images, tiny
+from peers.data import images, tiny
 
 __all__ = ["images", "tiny"]
 

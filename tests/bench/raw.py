@@ -24,9 +24,9 @@ import psutil
 import webdataset
 from bars import bar, exit_if_missed
 from data import images, tiny
+from peers.adapters.limits import walk
 
 import wds_pipes as wp
-from wds_pipes.cli.peers.adapters.limits import walk
 
 SHUFFLED = 10_000  # the buffer
 BATCHES, STATES = 800, 2_000  # of 64 tiny samples, about half of the epoch; how often its state is taken

@@ -30,10 +30,10 @@ import webdataset
 from bars import bar, exit_if_missed
 from click.testing import CliRunner
 from data import images, tiny
+from peers.data import tar_samples
 
 from wds_pipes import ShardWriter
 from wds_pipes.cli import main as command
-from wds_pipes.cli.peers.data import tar_samples
 from wds_pipes.tar.shard_file import write_shard
 
 ROUNDS, TINY = 5, 5000

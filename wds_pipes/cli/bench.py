@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,8 +36,8 @@ class _Seen(NamedTuple):
     stalled: float
 
 
-@click.command(epilog=example("wds-pipes bench 's3://bucket/train-{000..011}.tar'\nwds-pipes bench --peers --quick"))
-@click.argument("urls", nargs=-1)
+@click.command(epilog=example("wds-pipes bench 's3://bucket/train-{000..011}.tar'"))
+@click.argument("urls", nargs=-1, required=True)
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."
 )
@@ -51,49 +50,18 @@ class _Seen(NamedTuple):
     help="How many MiB are requested ahead, at most.",
 )
 @storage_options
-@click.option("--peers", is_flag=True, help="Compare this package with the other loaders that are installed.")
-@click.option("--quick", is_flag=True, help="With --peers: few samples, and only webdataset beside this package.")
-@click.option("--only", multiple=True, metavar="ROW", help="With --peers: measure this row; repeatable.")
-@click.option(
-    "-o",
-    "--output",
-    "--out",
-    "out",
-    type=click.Path(file_okay=False),
-    default="wds-pipes-peers",
-    show_default=True,
-    help="With --peers: where peers.json, peers.md and peers.png are written.",
-)
 def bench(
     urls: tuple[str, ...],
     seconds: float,
     connections: int,
     readahead_mib: int,
     storage_options: dict[str, Any],
-    *,
-    peers: bool,
-    quick: bool,
-    only: tuple[str, ...],
-    out: str,
 ) -> None:
     """Measure the speed of the link to a store and of a pipeline, and report what would help.
 
     URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
     mostly come from the memory of the machine.
-
-    With --peers no URLS are needed: shards are made in a temporary directory, and read by this
-    package, by the other loaders that are installed, and by the simplest code, which shows the
-    limits of the machine. It takes about a minute for each loader.
     """
-    if peers and urls:
-        raise click.UsageError("--peers makes its own shards: leave out URLS.")
-    if (quick or only) and not peers:
-        raise click.UsageError("--quick and --only are options of --peers.")
-    if peers:
-        _compare(quick, only, out)
-        return
-    if not urls:
-        raise click.UsageError("Missing argument 'URLS...'.")
     with in_one_line():
         from wds_pipes.core.words import plural
         from wds_pipes.io.expand import expand
@@ -121,27 +89,6 @@ def bench(
         gains = _gains(pipe, own, connections, enough, len(shards) if remote else 1)
         for line in [*gains, *_advice(own, link)] or [_NOTHING]:
             echo(f"-> {line}")
-
-
-def _compare(quick: bool, only: tuple[str, ...], out: str) -> None:
-    """Compare this package with other loaders, and write the results."""
-    from wds_pipes.cli.peers import report
-    from wds_pipes.cli.peers.data import Data
-    from wds_pipes.cli.peers.rows import ROWS
-    from wds_pipes.cli.peers.running import Plan, chosen, compare
-
-    names = [row.name for row in ROWS]
-    if unknown := [name for name in only if name not in names]:
-        raise click.UsageError(f"there is no row {unknown[0]!r}; there are: {'; '.join(names)}")
-    with tempfile.TemporaryDirectory() as work:
-        data, plan = (Data.quick(work), Plan.quick()) if quick else (Data(work), Plan())
-        found = compare(chosen(only, quick), data, work, plan, report=lambda line: echo(line, err=True))
-    written = report.write(found, out)
-    for line in report.table(found).split("\n"):
-        echo(line)
-    echo(f"written: {', '.join(written)}", err=True)
-    if not any(path.endswith(".png") for path in written):
-        echo("there is no chart, for which matplotlib is needed: pip install matplotlib", err=True)
 
 
 def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int, shards: int) -> list[str]:

@@ -189,31 +189,11 @@ def decode_torch(data: bytes) -> Any:
     if data[:1] == b"\x80" and data[:2] != b"\x80\x02":  # torch.save writes protocol 2
         raise NotAllowedError(f"it is a plain pickle, and {UNPICKLING}")
     try:
-        _check_torch(data)
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if archive or data[:1] == b"\x80":
             raise NotAllowedError(f"it holds more than tensors and plain objects, and {UNPICKLING}") from error
         raise
-
-
-def _check_torch(data: bytes) -> None:
-    """Check the calls in what ``torch.save`` wrote: a zip, or until torch 1.6 five pickles (a magic
-    number, the version, facts of the machine, the value, and the keys of its storages) and then the
-    storages.
-    """
-    from wds_pipes.codecs.pickles import check_calls  # imports pickletools, which most pipelines do not need
-
-    if data[:1] == b"\x80":
-        file = io.BytesIO(data)
-        for _ in range(5):
-            check_calls(file, len(data))
-    elif data[:2] == b"PK":
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            for entry in entries:
-                if entry.filename.lower().endswith("data.pkl"):
-                    check_calls(io.BytesIO(_read_entry(archive, entry)), sum(each.file_size for each in entries))
 
 
 # The tensors of webdataset's "tenbin": chunks of 8 bytes magic, 8 bytes length and the content

@@ -123,11 +123,13 @@ class Decoding:
             elif row.asked is None or name in asked:
                 self._known[name] = row.decode
             elif row.asked == "image" and images is not None:
-                self._known[name] = image_decoder(images, max_image_pixels, name, resize)
+                self._known[name] = image_decoder(images, max_image_pixels, resize)
         if images is None and resize is not None:
             raise ValueError(
                 "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"
             )
+        if images == "raw" and resize is not None:
+            raise ValueError("'raw' returns images as they are stored: leave out size=, or name another image spec")
         self._images = images
 
     def decoder(self, field: str) -> Decoder | None:

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from wds_pipes.codecs import jpeg
 from wds_pipes.codecs.arrays import as_array
-from wds_pipes.codecs.jpeg import check_pixels, check_scans, decode_jpeg
-from wds_pipes.codecs.names import IMAGE_FORMATS, NAMED_FORMATS, Decoder, Encoder
+from wds_pipes.codecs.jpeg import check_pixels, decode_jpeg
+from wds_pipes.codecs.names import IMAGE_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize
-from wds_pipes.codecs.tiff import check_tiles, deep_grey
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
@@ -34,6 +33,7 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
         "pil": ("RGB", False, "pil"),
         "pilrgb": ("RGB", False, "pil"),
         "pilrgba": ("RGBA", False, "pil"),
+        "raw": ("", False, "numpy"),  # as the file stores it
     },
 }
 
@@ -41,25 +41,28 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 def decoders_in_use() -> dict[str, str]:
     """Return what decodes each format: ``"simplejpeg"`` or ``"pillow"``."""
     quick = {"JPEG": "simplejpeg"} if jpeg.simplejpeg() is not None else {}
-    return {name: quick.get(name, "pillow") for name in (*IMAGE_FORMATS, *NAMED_FORMATS.values())}
+    return {name: quick.get(name, "pillow") for name in IMAGE_FORMATS}
 
 
-def image_decoder(spec: str, max_pixels: int, extension: str, resize: Resize | None = None) -> Decoder:
+def image_decoder(spec: str, max_pixels: int, resize: Resize | None = None) -> Decoder:
     """A decoder of images; ``spec`` names the kind of result, see ``decode_by_ext``."""
     mode, floats, kind = IMAGE_SPECS[spec]
 
     def decode(data: bytes) -> Any:
         data = bytes(data)  # of a memoryview; bytes are not copied
+        if not mode:
+            with open_image(data, max_pixels) as image:
+                return _stored(image)
         if kind == "pil" and resize is None:
-            return _decode_with_pillow(data, mode, max_pixels, extension, None)[0]
-        array: npt.NDArray[Any] = _decode(data, mode, max_pixels, extension, resize)
+            with open_image(data, max_pixels) as image:
+                return _in_mode(image, mode, spec)
+        array = _decode(data, spec, max_pixels, resize)
         if kind == "pil":
             from PIL import Image
 
             return Image.fromarray(array)
-        if floats:
-            array = array.astype(np.float32)
-            array /= np.float32(255)
+        if floats and array.dtype == np.uint8:
+            array = array.astype(np.float32) / np.float32(255)
         if kind == "numpy":
             return array
         import torch
@@ -70,33 +73,80 @@ def image_decoder(spec: str, max_pixels: int, extension: str, resize: Resize | N
     return decode
 
 
-def _decode(data: bytes, mode: str, max_pixels: int, extension: str, resize: Resize | None) -> Pixels:
-    """Decode an image to an array of shape (H, W) or (H, W, C), which can be written to."""
+def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> Pixels:
+    """Decode an image to an array of shape (H, W) or (H, W, C), which can be written to.
+
+    It is uint8; or float32 from 0 to 1 of a grey image of 16 bits, if the spec is for floats.
+    """
+    mode, floats, _ = IMAGE_SPECS[spec]
     if data.startswith(jpeg.START) and (decoded := decode_jpeg(data, mode, max_pixels, resize)) is not None:
         return decoded
-    image, width, height = _decode_with_pillow(data, mode, max_pixels, extension, resize)
-    array: Pixels = np.asarray(image)
-    del image  # free its memory before the next copy is made
-    array = array if array.flags.writeable else array.copy()
-    return array if resize is None else resize.resize(array, width, height)
-
-
-def _decode_with_pillow(
-    data: bytes, mode: str, max_pixels: int, extension: str, resize: Resize | None
-) -> tuple[Any, int, int]:
-    """Return an image in a mode, and its width and height before it was scaled: a JPEG that is
-    resized is decoded at a smaller scale where that is enough.
-    """
-    with open_image(data, max_pixels, extension) as image:
+    with open_image(data, max_pixels) as image:
         width, height = image.size
+        if _is_deep(image) and floats:
+            return _deep(image, mode, resize)
         if resize is not None and image.format in ("JPEG", "MPO"):
             denominator, rough = resize.scale(width, height)
             image.draft(None, (width // denominator, height // denominator))
             image.decoderconfig = (denominator, rough)
-        converted = in_8_bits(image).convert(mode)
+        converted = _in_mode(image, mode, spec)
     if image.format == "TIFF":  # some versions of Pillow turn it only when they decode it
         width, height = converted.size
-    return converted, width, height
+    array: Pixels = np.asarray(converted)
+    del converted  # free its memory before the next copy is made
+    array = array if array.flags.writeable else array.copy()
+    return array if resize is None else resize.resize(array, width, height)
+
+
+def _is_deep(image: Any) -> bool:
+    """Whether an image is grey with 16 bits a pixel. (Pillow reads colours of 16 bits as 8.)"""
+    return bool(image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")))
+
+
+def _deep(image: Any, mode: str, resize: Resize | None) -> Pixels:
+    """Decode a grey image of 16 bits to floats from 0 to 1."""
+    array: Pixels = _stored(image).astype(np.float32) / np.float32(65535)
+    if resize is not None:
+        array = resize.resize(array, array.shape[1], array.shape[0])
+    if mode == "L":
+        return array
+    colours = [array] * 3 + [np.ones_like(array)] * (mode == "RGBA")
+    return np.stack(colours, axis=2)
+
+
+def _stored(image: Any) -> npt.NDArray[Any]:
+    """Return the array of an image as its file stores it: of 16 bits uint16, numbers of a palette,
+    bool of 1 bit.
+    """
+    array = np.array(image)
+    return array.astype(np.uint16 if _is_deep(image) else array.dtype.newbyteorder("="), copy=False)
+
+
+def _in_mode(image: Any, mode: str, spec: str) -> Any:
+    """Convert an image of 8 bits to a mode; ``spec``: the image spec, for a message.
+
+    Raises:
+        ValueError: its pixels have more bits, which would be cut.
+    """
+    floats = f"{'torch' * spec.startswith('torch')}{mode.lower()}"
+    check_bits(image, spec, f": use {floats!r} (floats, value / 65535) or 'raw' (as stored)")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # else Pillow warns
+    return image.convert(mode)
+
+
+def check_bits(image: Any, target: str, instead: str = "") -> None:
+    """Raise ValueError if the pixels of an image have more bits than ``target`` keeps.
+
+    Args:
+        image: the image.
+        target: the image spec, or the format.
+        instead: what keeps pixels of 16 bits, for the message.
+    """
+    if _is_deep(image):
+        raise ValueError(f"the image has 16 bits a pixel, of which {target!r} would keep 8{instead}")
+    if image.mode in ("I", "F"):
+        raise ValueError(f"the image has 32 bits a pixel, whose range {target!r} does not know")
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -118,7 +168,7 @@ def image_size(data: bytes) -> tuple[int, int]:
         OSError, SyntaxError: its header is damaged, as Pillow says.
     """
     data = bytes(data)  # of a memoryview; bytes are not copied
-    name = _format_of(data, IMAGE_FORMATS)
+    name = _format_of(data)
     if name == "WEBP":
         width, height = webp_size(data)
         if not width:
@@ -131,33 +181,23 @@ def image_size(data: bytes) -> tuple[int, int]:
         return image.height, image.width
 
 
-def open_image(data: bytes, max_pixels: int, extension: str) -> Any:
-    """Open the image in ``data`` with Pillow, and check its limits. It is not decoded yet.
+def open_image(data: bytes, max_pixels: int) -> Any:
+    """Open the image in ``data`` with Pillow, and check its size. It is not decoded yet.
 
-    Pillow's own ``open`` would warn of large images before their size can be checked, and try
-    formats that run other programs, such as EPS.
+    Pillow's own ``open`` would warn of large images before their size can be checked.
 
     Raises:
-        ValueError: it is not an image of a known format, or exceeds a limit.
+        ValueError: it is not an image of a known format, or has too many pixels.
     """
-    named = NAMED_FORMATS.get(extension)
-    name = _format_of(data, IMAGE_FORMATS if named is None else (*IMAGE_FORMATS, named))
-    if name == "ICO":
-        return _open_icon(data, max_pixels)
+    name = _format_of(data)
     if name == "WEBP":  # Pillow allocates memory for all pixels when it opens one
         check_pixels(*webp_size(data), max_pixels)
     image = _open_as(name, data)
     check_pixels(image.width, image.height, max_pixels)
-    if name == "TIFF":
-        check_tiles(data, max_pixels)
-    if name == "DDS":
-        _check_dds(image, len(data))
-    if name == "JPEG":
-        check_scans(data)
     return image
 
 
-def _format_of(data: bytes, formats: tuple[str, ...]) -> str:
+def _format_of(data: bytes) -> str:
     """Return which of Pillow's formats the data have by their first bytes.
 
     Raises:
@@ -166,56 +206,19 @@ def _format_of(data: bytes, formats: tuple[str, ...]) -> str:
     from PIL import Image
 
     Image.preinit()
-    for name in formats:
+    for name in IMAGE_FORMATS:
         if name not in Image.OPEN:
             importlib.import_module(f"PIL.{_MODULES.get(name, name.title())}ImagePlugin")  # registers it
         accept = Image.OPEN[name][1]
         if accept is None or accept(data[:16]) is True:
             return name
-    raise ValueError(f"the data are none of {', '.join(formats)}")
+    raise ValueError(f"the data are none of {', '.join(IMAGE_FORMATS)}")
 
 
 def _open_as(name: str, data: bytes) -> Any:
     from PIL import Image
 
     return Image.OPEN[name][0](io.BytesIO(data), "")
-
-
-def _open_icon(data: bytes, max_pixels: int) -> Any:
-    """Open the largest image of an icon.
-
-    Pillow would decode it when it opens the icon, and trust the size in the icon's directory.
-    """
-    from PIL import BmpImagePlugin, IcoImagePlugin
-
-    count = int.from_bytes(data[4:6], "little")
-    entries = list(struct.iter_unpack("<4B2H2I", data[6 : 6 + 16 * count]))
-    if not entries:
-        raise ValueError("the icon has no image")
-    # width, height, colours, 0, planes, bits, size, offset; a width or height of 0 is 256
-    entry = max(entries, key=lambda entry: ((entry[0] or 256) * (entry[1] or 256), entry[5]))
-    size, offset = entry[6:]
-    content = data[offset : offset + size]
-    if len(content) < size:
-        raise ValueError("the icon is cut short")
-    if content.startswith(b"\x89PNG"):
-        return open_image(content, max_pixels, "")
-    width, height = BmpImagePlugin.DibImageFile(io.BytesIO(content)).size
-    check_pixels(width, height // 2, max_pixels)  # a mask of as many pixels follows the colours
-    if width * height > 8 * len(content):  # both take at least one bit a pixel
-        raise ValueError("the icon is cut short")
-    alone = struct.pack("<3H4B2H2I", 0, 1, 1, *entry[:6], len(content), 22) + content
-    return IcoImagePlugin.IcoFile(io.BytesIO(alone)).frame(0)
-
-
-def _check_dds(image: Any, size: int) -> None:
-    """Raise ValueError if uncompressed pixels are missing.
-
-    Pillow would take them as zeros, one by one in Python.
-    """
-    decoder, _, _, options = image.tile[0]
-    if decoder == "dds_rgb" and image.width * image.height * (options[0] // 8) > size - 128:
-        raise ValueError(f"it is cut short: its header promises {image.width} x {image.height} pixels")
 
 
 def webp_size(data: bytes) -> tuple[int, int]:
@@ -233,27 +236,6 @@ def webp_size(data: bytes) -> tuple[int, int]:
         bits = int.from_bytes(head[1:5], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     return 0, 0
-
-
-def in_8_bits(image: Any) -> Any:
-    """Convert an image whose mode Pillow does not convert well.
-
-    Pillow clips 16-bit pixels instead of scaling them, and warns of palettes with transparency.
-    """
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        from PIL import Image
-
-        bits, white_is_zero = deep_grey(image) if image.format == "TIFF" else (16, False)
-        pixels = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
-        return Image.fromarray(~pixels if white_is_zero else pixels)
-    if image.mode in ("I", "F"):
-        raise ValueError(
-            "the image has 32-bit pixels, whose range is not known: decode it with a function of "
-            "your own, {'tif': function}"
-        )
-    if image.mode == "P" and "transparency" in image.info:
-        return image.convert("RGBA")
-    return image
 
 
 _NO_IMAGE = (
@@ -291,7 +273,7 @@ def _pixels(value: Any, name: str) -> Any:
 
 # The formats that hold an alpha channel, and the transparency of palettes. Pillow drops what others
 # do not hold, but for errors that it raises itself.
-_ALPHA = ("PNG", "WEBP", "TIFF", "TGA", "DDS", "SGI")
+_ALPHA = ("PNG", "WEBP", "TIFF")
 _CLEAR_PALETTES = ("PNG", "WEBP")
 _ANIMATED = ("GIF", "PNG", "WEBP")
 

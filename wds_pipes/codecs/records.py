@@ -1,4 +1,4 @@
-"""Files of many records, read one record after another: JSON Lines, MessagePack, CBOR, Parquet."""
+"""Files of many records, read one record after another: JSON Lines, MessagePack, CBOR."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wds_pipes.codecs.names import MAX_DECODED_BYTES
 from wds_pipes.codecs.text import cbor_decoder
 from wds_pipes.core.importing import library
 
@@ -38,17 +37,9 @@ def _cbor(data: bytes) -> Iterator[Any]:
         yield decoder.decode()
 
 
-def _parquet(data: bytes) -> Iterator[Any]:
-    """Rows as dicts."""
-    from wds_pipes.codecs.parquet import rows  # which most pipelines do not need
-
-    return rows(data, MAX_DECODED_BYTES)
-
-
 # By format: the extensions of its files, and its reader.
 RECORDS: dict[str, tuple[tuple[str, ...], Callable[[bytes], Iterator[Any]]]] = {
     "jsonl": (("jsonl",), _lines),
     "msgpack": (("msgpack", "msg", "mp"), _msgpack),
     "cbor": (("cbor",), _cbor),
-    "parquet": (("parquet",), _parquet),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from wds_pipes.core.options import check_choice, check_count
 Size = int | tuple[int, int]
 Fit = Literal["cover", "contain", "stretch"]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
-Pixels = npt.NDArray[np.uint8]
+Pixels = npt.NDArray[Any]  # uint8; float32 of grey images of 16 bits
 
 # A scaled JPEG must still have this many times the requested width and height. It costs little
 # time, because the halves and quarters that are left to resize are small. The PSNR against decoding
@@ -111,7 +111,7 @@ class Resize:
         resized = _resize(array, plan)
         if resized.shape[:2] == (self.height, self.width):
             return resized
-        result = np.zeros((self.height, self.width, *array.shape[2:]), np.uint8)
+        result = np.zeros((self.height, self.width, *array.shape[2:]), array.dtype)
         result[place.top : place.top + place.height, place.left : place.left + place.width] = resized
         return result
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.codecs import arrays, audio, text, video
+from wds_pipes.codecs import arrays, media, text
 from wds_pipes.codecs.codec import Codec
 from wds_pipes.codecs.images import image_decoder, image_encoder
 from wds_pipes.codecs.names import Decoder
@@ -37,9 +37,8 @@ def _image(extensions: str, media_type: str, *, lossy: bool = False) -> Row:
     first = extensions.partition(";")[0]
     return Row(
         extensions,
-        image_decoder("rgb8", 1 << 26, first),  # decode_by_ext makes the one of its image spec
-        # Pillow would write several sizes of an icon, and none above 256 pixels.
-        None if first == "ico" else image_encoder(first),
+        image_decoder("rgb8", 1 << 26),  # decode_by_ext makes the one of its image spec
+        image_encoder(first),
         media_type=media_type,
         example=_picture,
         lossy=lossy,
@@ -49,13 +48,14 @@ def _image(extensions: str, media_type: str, *, lossy: bool = False) -> Row:
 
 
 def _audio(extensions: str, media_type: str, form: str, deepest: str, *, lossy: bool = True) -> Row:
+    """``form``: its name for libsndfile, which encodes it; nothing: it is not encoded."""
     return Row(
         extensions,
-        audio.audio(),
-        audio.audio_encoder(form, deepest),
-        package="soundfile",
+        media.audio(),
+        media.audio_encoder(form, deepest) if form else None,
+        package="soundfile" if form in ("WAV", "FLAC", "OGG") else "av",
         media_type=media_type,
-        example=audio.example,
+        example=media.audio_example,
         lossy=lossy,
         gives="(float32 array (channels, samples), sample_rate)",
         asked="audio",
@@ -65,11 +65,11 @@ def _audio(extensions: str, media_type: str, form: str, deepest: str, *, lossy: 
 def _video(extensions: str, media_type: str, form: str, codec: str) -> Row:
     return Row(
         extensions,
-        video.video(),
-        video.video_encoder(form, codec),
+        media.video(),
+        media.video_encoder(form, codec),
         package="av",
         media_type=media_type,
-        example=video.example,
+        example=media.video_example,
         lossy=True,
         gives="(uint8 array (frames, height, width, 3), frames_per_second)",
         asked="video",
@@ -205,16 +205,12 @@ TABLE: tuple[Row, ...] = (
     _image("bmp", "image/bmp"),
     _image("tif;tiff", "image/tiff"),
     _image("ppm;pgm;pbm;pnm", "image/x-portable-anymap"),
-    _image("tga", "image/x-tga"),
-    _image("ico", "image/vnd.microsoft.icon"),
-    _image("pcx", "image/vnd.zbrush.pcx"),
-    _image("dds", "image/vnd-ms.dds"),
-    _image("sgi", "image/sgi"),
     _audio("wav", "audio/wav", "WAV", "FLOAT", lossy=False),
     _audio("flac", "audio/flac", "FLAC", "PCM_24", lossy=False),
     _audio("ogg", "audio/ogg", "OGG", "VORBIS"),
     _audio("opus", "audio/ogg", "OGG", "OPUS"),
     _audio("mp3", "audio/mpeg", "MP3", "MPEG_LAYER_III"),
+    _audio("m4a", "audio/mp4", "", ""),
     _video("mp4;m4v", "video/mp4", "mp4", "libx264"),
     _video("mov", "video/quicktime", "mov", "libx264"),
     _video("mkv", "video/matroska", "matroska", "libx264"),

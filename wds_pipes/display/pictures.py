@@ -34,11 +34,7 @@ def pictures_of(name: str, value: Any, most: int) -> list[str]:
             return [_png(value)]
         if isinstance(value, (bytes, bytearray)):
             extension = name.rpartition(".")[2].lower()
-            return (
-                [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS, extension)(bytes(value)))]
-                if extension in IMAGE
-                else []
-            )
+            return [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS)(bytes(value)))] if extension in IMAGE else []
         if isinstance(value, (list, tuple)) and value and all(map(is_pil, value[:most])):
             return [_png(image) for image in value[:most]]
         return [] if shape_of(value) is None else [_drawn(image) for image in _images(value, most)]

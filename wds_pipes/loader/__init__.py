@@ -11,12 +11,11 @@
   ``worker``: the code that runs in a worker; ``protocol``: what both sides send; ``hand_off`` and
   ``batch_pickler``: how batches cross; ``parent``: ties workers to their main process;
   ``interrupts``: postpones signals.
-- ``on_device``: decodes the images of a batch in the main process; ``nvjpeg`` and
-  ``batch_resizing``: what it does on a GPU.
+- ``on_device``: decodes the images of a batch in the main process.
 - ``lengths``: the number of items of an epoch; ``stats``: where the time goes.
 - ``merging``: makes one state from the states of all ranks. ``checkpoint_files``, ``choosing``,
   ``gathering`` and ``other_ranks``: used by ``wds_pipes.checkpoint``.
-- ``sample_order``: the sampler for map-style datasets. ``ray_data`` and ``ray_source``: Ray Data.
+- ``sample_order``: the sampler for map-style datasets.
 - ``ranks``: finds the rank of this process. ``callers``: which loader of torchdata, torch or
   Accelerate calls.
 """

@@ -1,12 +1,12 @@
 """Hands batches from workers to the main process through shared memory.
 
 Rules:
-1. A worker pickles a batch. It copies the large buffers of tensors, arrays and ``Encoded`` images,
-   and the pickle itself if that is large, into one memory block. Only a small message goes through
-   the queue. ``batch_samples``, if it is the last step, stacks arrays in a block from the outset.
+1. A worker pickles a batch. It copies the large buffers of tensors and arrays, and the pickle
+   itself if that is large, into one memory block. Only a small message goes through the queue.
+   ``batch_samples``, if it is the last step, stacks arrays in a block from the outset.
 2. A block has no name in any file system, so the system frees it when the last process that uses it
    ends, however it ends. Its descriptor crosses once, with the first batch in it.
-3. In the main process, tensors, arrays and images are views of the block. When the last of them is
+3. In the main process, tensors and arrays are views of the block. When the last of them is
    gone, the main process marks the block as free, and the worker uses it again.
 4. A caller may keep batches. From a number of blocks on, further batches are copied out of theirs,
    so the blocks of a worker are bounded, and a kept field does not keep the rest of its batch.

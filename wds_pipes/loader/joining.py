@@ -63,15 +63,6 @@ class Joining:
         return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
 
 
-def preparation(on_device: Any) -> Callable[[Any], Any] | None:
-    """Return what workers do to a batch before they send it to ``on_device``; None: nothing."""
-    if on_device is None:
-        return None
-    from wds_pipes.loader.on_device import preparation_for  # which most loaders do not need
-
-    return preparation_for(on_device)
-
-
 def _join(parts: list[Any], what: str) -> Any:
     first = parts[0]
     if len(parts) == 1:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import get_worker_info
 
-from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
+from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, open_image
 from wds_pipes.codecs.resizing import Fit, Resize, Size
+from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.loader import nvjpeg
-from wds_pipes.loader.batch_resizing import resize_batch
-from wds_pipes.loader.nvjpeg import Encoded
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.identity import identity
 from wds_pipes.tar.finding import at_byte, offset_of
 
-_MOST_REFUSED = 2  # images of a batch, after which the rest of it is decoded on the CPU
-_WARN_AFTER = 3  # batches of which the device decoded no image, or refused one
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
+_END = b"\xff\xd9"  # of a JPEG
+_ORIENTATION = 0x0112  # of EXIF
+_GREY = (0.299, 0.587, 0.114)  # how much each colour counts in grey (ITU-R BT.601)
 
 
 class DecodeOnDevice:
@@ -35,18 +31,13 @@ class DecodeOnDevice:
     size=224))``.
 
     The pipe does not decode these fields, so a worker sends encoded images, about a tenth of the
-    bytes of their pixels. It also reads their headers, if this is ``on_device`` itself and is not
-    called by another function. In the main process, the JPEGs of a batch are decoded in one call,
-    by nvJPEG through ``torchcodec``, and resized on the device, beside the training's own work.
-    What nvJPEG does not decode as the CPU does (PNG, WebP, CMYK, RGB, rarer kinds of JPEG, and what
-    is cut off) is decoded on the CPU, as by ``decode_by_ext``, or is an error as there.
+    bytes of their pixels. In the main process, the JPEGs of a batch are decoded in one call of
+    ``torchcodec`` (which uses nvJPEG), and resized by torch on the device. Other images, JPEGs in
+    CMYK or RGB, turned by EXIF or cut short, and batches that torchcodec refuses are decoded on the
+    CPU, as by ``decode_by_ext``, or are an error as there.
 
-    nvJPEG does not smooth the colours that a JPEG stores for two or four pixels (4:2:2, 4:2:0), so
-    its numbers differ. For photographs of 500 x 375 the PSNR against Pillow is at least 40 dB at
-    sizes from 224 x 224 to 448 x 448, and in the median 52 dB; at full size, at least 38 dB. Crops
-    are the same, and EXIF turns no image: images with the same pixels are resized as by Pillow, and
-    no number differs by more than 1. If three batches in a row have no image that the device
-    decodes, or three have one that nvJPEG refuses, which takes a second, a warning says so, once.
+    The pixels differ a little from those of ``decode_by_ext``: nvJPEG does not smooth the colours
+    that a JPEG stores for two or four pixels, and a crop begins at a whole pixel.
 
     Args:
         fields: the names of the fields, or places of tuples; a batch has at least one of them. Its
@@ -92,8 +83,8 @@ class DecodeOnDevice:
         self._mode, self._floats, _ = IMAGE_SPECS[spec]
         self._resize = Resize(size, fit)
         self._device = _read_device(device)
-        self._watches: dict[str | int, _Watch] = {}  # of each field
         self._max_pixels = check_count("max_image_pixels", max_image_pixels)
+        self._has_warned = False
         self._text = f"DecodeOnDevice({', '.join(map(repr, fields))}, size={size}, device={str(device)!r})"
 
     def __repr__(self) -> str:
@@ -109,142 +100,96 @@ class DecodeOnDevice:
         columns = _columns(batch, self._fields)
         if not columns:
             raise TypeError(f"{self} finds none of its fields in a batch of {_form(batch)}")
-        return _replaced(batch, self._decode_fields(columns, batch))
+        return _replaced(batch, {field: self._decode(images, field, batch) for field, images in columns.items()})
 
-    def _decode_fields(self, columns: dict[Any, Any], batch: Any) -> dict[Any, torch.Tensor]:
-        if self._device.type == "cpu":
-            return {field: self._decode(images, field, batch, None) for field, images in columns.items()}
-        codec = nvjpeg.load(f"{self}")
-        with nvjpeg.beside_the_training(self._device) as hand_over:
-            return {field: hand_over(self._decode(images, field, batch, codec)) for field, images in columns.items()}
-
-    def _decode(self, images: Any, field: str | int, batch: Any, codec: Any) -> torch.Tensor:
-        wrong = _other_than_images(images)
-        if wrong is not None:
+    def _decode(self, images: Any, field: str | int, batch: Any) -> torch.Tensor:
+        if not isinstance(images, list) or not all(isinstance(image, bytes) for image in images):
             raise TypeError(
-                f"{self} takes a list of bytes, and field {field!r} {wrong}: leave its decoding out of the pipe, as in "
-                "decode_by_ext(only=[...])"
+                f"{self} takes a list of bytes, which field {field!r} is not: leave its decoding out of the pipe, as "
+                "in decode_by_ext(only=[...])"
             )
         shape = len(images), 1 if self._mode == "L" else 3, self._resize.height, self._resize.width
         result = torch.zeros(shape, dtype=torch.uint8, device=self._device)
-        decoded: dict[int, torch.Tensor] = {}
-        if codec is not None:
-            images = [
-                image if isinstance(image, Encoded) else nvjpeg.examine(image, self._max_pixels) for image in images
-            ]
-            watch = self._watches.setdefault(field, _Watch())
-            readable = {place: image for place, image in enumerate(images) if image.size is not None}
-            decoded = self._on_device(codec, readable, watch)
-            watch.look(f"{self}", field, len(images), len(decoded))
-            resize_batch(decoded, self._resize, result)
-        on_cpu = image_decoder("torchl8" if self._mode == "L" else "torchrgb8", self._max_pixels, "", self._resize)
+        decoded = {} if self._device.type == "cpu" else self._on_device(images)
+        on_cpu = image_decoder("torchl8" if self._mode == "L" else "torchrgb8", self._max_pixels, self._resize)
         for place, image in enumerate(images):
             if place in decoded:
+                self._resize_into(decoded[place], result[place])
                 continue
-            data = bytes(image.data if isinstance(image, Encoded) else image)
             try:
-                pixels = on_cpu(data)
+                result[place] = on_cpu(image)
             except Exception as error:
-                raise _error(batch, place, field, error, data) from error
-            result[place] = pixels
+                raise _error(batch, place, field, error, image) from error
         return result.float() / 255 if self._floats else result
 
-    def _on_device(self, codec: Any, images: dict[int, Encoded], watch: _Watch) -> dict[int, torch.Tensor]:
-        """Decode images on the device, without those that it refuses.
-
-        A call that fails does not say of which image, and takes a second, since torchcodec then
-        makes a new decoder. So try each image alone, not halves of the batch, and give up soon.
+    def _on_device(self, images: list[bytes]) -> dict[int, torch.Tensor]:
+        """Decode the JPEGs of a batch on the device: their pixels by place, uint8 of shape
+        (3, H, W). The others, and a batch that torchcodec refuses, are left to the CPU.
         """
-
-        def attempt(some: dict[int, Encoded]) -> dict[int, torch.Tensor] | None:
-            try:
-                return nvjpeg.decode(codec, some, self._device)
-            except RuntimeError as error:
-                if nvjpeg.is_of_the_device(error):
-                    raise
-                watch.reason = words(error)
-                return None
-
-        if not images:
+        codec = _torchcodec(f"{self}")
+        places = [place for place, image in enumerate(images) if _suits_the_device(image, self._max_pixels)]
+        if not places:
             return {}
-        if (together := attempt(images)) is not None:
-            return together
-        watch.refusing += 1
-        decoded, refused = dict[int, torch.Tensor](), 0
-        for place, image in images.items() if len(images) > 1 else ():
-            alone = attempt({place: image})
-            decoded |= alone or {}
-            refused += alone is None
-            if refused == _MOST_REFUSED:
-                break
-        return decoded
+        # The decoders of the hardware do not wait for what the stream has begun: they would write
+        # to the memory of the batch before, which was freed, but may still have to be resized.
+        # (https://github.com/meta-pytorch/torchcodec/pull/1634)
+        torch.cuda.current_stream(self._device).synchronize()
+        try:
+            encoded = [torch.frombuffer(bytearray(images[place]), dtype=torch.uint8) for place in places]
+            return dict(zip(places, codec.decode_jpeg(encoded, mode="RGB", device=self._device)))
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError) or "CUDA error" in str(error):
+                raise
+            if not self._has_warned:
+                self._has_warned = True
+                warnings.warn(
+                    f"{self}: torchcodec refused a batch, which the CPU decodes ({words(error)}). If that happens "
+                    "often, decode_by_ext() in the workers is faster.",
+                    stacklevel=2,
+                )
+            return {}
+
+    def _resize_into(self, pixels: torch.Tensor, result: torch.Tensor) -> None:
+        """Resize an image, uint8 of shape (3, H, W), into its place, of shape (C, H, W)."""
+        box, width, height, left, top = self._resize.place(pixels.shape[2], pixels.shape[1])
+        first_column, first_row, last_column, last_row = map(round, box)
+        part = pixels[None, :, first_row:last_row, first_column:last_column].float()
+        resized = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", antialias=True)[0]
+        if len(result) == 1:
+            resized = (resized * resized.new_tensor(_GREY)[:, None, None]).sum(0, keepdim=True)
+        result[:, top : top + height, left : left + width] = resized.round_().clamp_(0, 255)
 
 
-def preparation_for(on_device: Any) -> Callable[[Any], Any] | None:
-    """Return what a worker does to a batch before it sends it, so that the main process has less to
-    do; None for any function but ``DecodeOnDevice``: others get the batch as it is.
+def _suits_the_device(image: bytes, max_pixels: int) -> bool:
+    """Whether torchcodec decodes an image as ``decode_by_ext`` does: a whole JPEG that is grey or
+    YCbCr, and that EXIF does not turn. Only its header is read.
     """
-    if type(on_device) is not DecodeOnDevice:
-        return None
-    max_pixels = None if on_device._device.type == "cpu" else on_device._max_pixels
-    return partial(_prepared, fields=on_device._fields, max_pixels=max_pixels)
+    if not image.endswith(_END):  # else nvJPEG returns grey for what is missing
+        return False
+    try:
+        with open_image(image, max_pixels) as opened:
+            return (
+                opened.format == "JPEG"
+                and opened.mode in ("L", "RGB")
+                and opened.info.get("adobe_transform") != 0  # RGB, which nvJPEG takes for YCbCr
+                and opened.getexif().get(_ORIENTATION, 1) == 1
+            )
+    except Exception:  # of any library: the CPU says what is wrong
+        return False
 
 
-def _prepared(batch: Any, *, fields: tuple[Any, ...], max_pixels: int | None) -> Any:
-    """Return a batch with ``Encoded`` images in place of bytes, which would be copied when they
-    arrive. ``max_pixels``: also read their headers; None: nothing needs them.
-    """
-    if type(batch) not in (dict, tuple):  # another class may check what it is made of
-        return batch
-    made: dict[int, Encoded] = {}  # so that an object that comes several times is sent once
-
-    def encoded(image: Any) -> Any:
-        if not isinstance(image, bytes):  # an error in the main process
-            return image
-        if id(image) not in made:
-            data = bytes(image)  # of a subclass; bytes are not copied
-            made[id(image)] = Encoded(data) if max_pixels is None else nvjpeg.examine(data, max_pixels)
-        return made[id(image)]
-
-    columns = _columns(batch, fields)
-    return _replaced(
-        batch,
-        {field: list(map(encoded, images)) for field, images in columns.items() if isinstance(images, list)},
-    )
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Warns, once, if nothing is gained by the device for a field.
-
-    Attributes:
-        idle: how many batches in a row had no image that the device decoded.
-        refusing: how many batches had an image that it refused.
-        reason: what it said then.
-        has_warned: whether it has warned.
-    """
-
-    idle: int = 0
-    refusing: int = 0
-    reason: str = ""
-    has_warned: bool = False
-
-    def look(self, who: str, field: str | int, images: int, decoded: int) -> None:
-        """Take note of a batch."""
-        self.idle = 0 if decoded else self.idle + bool(images)
-        if self.has_warned or max(self.idle, self.refusing) < _WARN_AFTER:
-            return
-        self.has_warned = True
-        if self.refusing >= _WARN_AFTER:
-            what = f"refused images of {self.refusing} batches, each of which takes a second ({self.reason})"
-        else:
-            what = f"decoded no image of {self.idle} batches in a row"
-            what += f" ({self.reason})" if self.reason else ", as it takes whole JPEGs of the common kinds"
-        warnings.warn(
-            f"{who}: for field {field!r}, nvJPEG {what}. The CPU decodes them, in the main process. If that is so for "
-            "most of the data, decode_by_ext() in the workers is faster.",
-            stacklevel=2,
-        )
+def _torchcodec(who: str) -> Any:
+    """Import torchcodec's decoders; ImportError if it is missing, too old, or does not load."""
+    try:
+        codec: Any = library("torchcodec.decoders", "torchcodec", who)
+    except (RuntimeError, OSError) as error:
+        raise ImportError(
+            f"{who} needs torchcodec, which does not load: it has to be made for this version of torch and for CUDA. "
+            f"({type(error).__name__}: {str(error).strip():.200})"
+        ) from error
+    if not hasattr(codec, "decode_jpeg"):
+        raise ImportError(f"{who} needs torchcodec 0.16 or newer: pip install -U torchcodec")
+    return codec
 
 
 def _read_device(device: str | torch.device) -> torch.device:
@@ -272,15 +217,6 @@ def _replaced(batch: Any, columns: dict[Any, Any]) -> Any:
         return batch
     values = (columns.get(place, value) for place, value in enumerate(batch))
     return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
-
-
-def _other_than_images(column: Any) -> str | None:
-    """Return what a column is or has, for a message, if it is no list of bytes."""
-    if not isinstance(column, list):
-        return f"is {type(column).__name__}"
-    others = (place for place, image in enumerate(column) if not isinstance(image, (bytes, Encoded)))
-    wrong = next(others, None)
-    return None if wrong is None else f"has {type(column[wrong]).__name__} at place {wrong}"
 
 
 def _form(batch: Any) -> str:

@@ -29,7 +29,7 @@ from wds_pipes.core.suggest import checks_options, signature_of
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
-from wds_pipes.loader.joining import Joining, preparation
+from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.lengths import in_batches
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.progress import Progress
@@ -184,7 +184,6 @@ class PipeLoader:
             num_workers,
             persistent=bool(persistent_workers),
             on_start=worker_init_fn,
-            prepare=preparation(on_device),
             prefetch_factor=prefetch_factor * mix_lanes if num_workers else None,
             pin_memory=pin_memory and mix_lanes == 1,
             multiprocessing_context=multiprocessing_context if num_workers else None,

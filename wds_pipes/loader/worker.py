@@ -36,11 +36,10 @@ class LaneHost(Dataset[Result]):
     Attributes:
         inbox: the number of the main process's inbox for batches; None: the lanes run in the main
             process.
-        prepare: called with each batch before it is sent; None: nothing.
     """
 
-    def __init__(self, stage: Stage[Any], prepare: Callable[[Any], Any] | None = None) -> None:
-        self._stage, self.prepare = stage, prepare
+    def __init__(self, stage: Stage[Any]) -> None:
+        self._stage = stage
         self.inbox: int | None = None
         self._outbox: Outbox | None = None
         self._run = -1
@@ -58,7 +57,6 @@ class LaneHost(Dataset[Result]):
             return result
         run, lane, batch, state, ended, _, spent = result
         try:
-            batch = batch if self.prepare is None else self.prepare(batch)
             return run, lane, self._outbox.pack(batch), state, ended, None, spent
         except Exception as error:
             unsent = WorkerError(

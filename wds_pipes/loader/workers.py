@@ -53,7 +53,6 @@ class Workers:
         count: how many processes; 0: the lanes run in this process.
         persistent: keep the processes from one run to the next.
         on_start: called with its number in each process that starts.
-        prepare: called in the processes with each batch before it is sent.
         options: options of DataLoader.
     """
 
@@ -64,14 +63,13 @@ class Workers:
         *,
         persistent: bool,
         on_start: Callable[[int], Any] | None = None,
-        prepare: Callable[[Any], Any] | None = None,
         **options: Any,
     ) -> None:
         if on_start is not None and not callable(on_start):
             raise TypeError(f"worker_init_fn must be a function of the number of a worker, not {on_start!r:.80}")
         self.count = count
         self.persistent = persistent
-        self._host = LaneHost(stage, prepare)
+        self._host = LaneHost(stage)
         self._commands = Commands(max(1, count))
         self._started = _Started(count)
         self._loader = DataLoader(

@@ -27,30 +27,28 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
     """Make a sample of each record of a field that holds many (functional name:
     ``explode_records``).
 
-    For shards whose members are files of records: ``part-17.jsonl`` with a document in each line,
-    or ``part-17.parquet`` with one in each row. Members are read one at a time, and records as they
-    are needed::
+    For shards whose members are files of records: ``part-17.jsonl`` with a document in each line.
+    Members are read one at a time, and records as they are needed::
 
         pipe.group_by_key().explode_records("jsonl").shuffle_buffer(10_000)
 
     The record number 5 (from 0) of the sample ``"part-17"`` becomes the sample with the key
-    ``"part-17/5"``, and the shard of that sample. If a record is a dict (a row of a Parquet file
-    always is), its items are the fields of the sample: Python's values, which need no
-    ``decode_by_ext``. Any other record is one field, which has the name of the exploded field. Each
-    sample also has the other fields of the sample that was exploded: the same objects, not copies.
+    ``"part-17/5"``, and the shard of that sample. If a record is a dict, its items are the fields
+    of the sample: Python's values, which need no ``decode_by_ext``. Any other record is one field,
+    which has the name of the exploded field. Each sample also has the other fields of the sample
+    that was exploded: the same objects, not copies.
     To leave them out, name in ``group_by_key(fields=["jsonl"])`` what you need.
 
     ==========  ====================================================================================
     jsonl       an object in each line; blank lines are left out
     msgpack     objects one after another; needs the package msgpack
     cbor        objects one after another (RFC 8742); needs the package cbor2
-    parquet     rows, of at most 1 GiB together; needs the package pyarrow (extra ``parquet``)
     ==========  ====================================================================================
 
     Args:
         source: a pipe of samples whose field is bytes: put it before ``decode_by_ext``, or name the
             fields to decode in its ``only=``.
-        kind: what the field is: ``"jsonl"``, ``"msgpack"``, ``"cbor"`` or ``"parquet"``.
+        kind: what the field is: ``"jsonl"``, ``"msgpack"`` or ``"cbor"``.
         field: the name of the field, as in ``"text.jsonl"`` or ``"mp;msgpack.gz"``, of which the
             first that a sample has is exploded. By default, the field whose extension is that of
             the kind, which may be compressed (``jsonl.gz``).

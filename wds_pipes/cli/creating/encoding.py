@@ -57,7 +57,7 @@ class Encode:
                 found[field] = data
                 continue
             try:
-                found[self.format] = self._encoded(data, field)
+                found[self.format] = self._encoded(data)
             except Exception as error:
                 key = sample["__key__"]
                 where = files.get(field) or f"field {field!r} of sample {key!r}"
@@ -68,14 +68,15 @@ class Encode:
                 ) from error
         return found
 
-    def _encoded(self, data: bytes, extension: str) -> bytes:
+    def _encoded(self, data: bytes) -> bytes:
         from PIL import ExifTags, Image, ImageOps
 
-        from wds_pipes.codecs.images import image_encoder, in_8_bits, open_image
+        from wds_pipes.codecs.images import check_bits, image_encoder, open_image
 
-        with open_image(data, _MOST_PIXELS, extension) as image:
+        with open_image(data, _MOST_PIXELS) as image:
+            check_bits(image, self.format)
             image.load()
-            plain = in_8_bits(image)
+            plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
             # the new file has no EXIF, so its pixels are upright
             plain.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
         plain = ImageOps.exif_transpose(plain)

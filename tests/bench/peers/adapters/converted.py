@@ -9,9 +9,9 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from wds_pipes.cli.peers.adapters.base import BUFFER, Adapter, lacks, torch_batches
-from wds_pipes.cli.peers.data import KINDS, tar_samples
-from wds_pipes.cli.peers.pictures import BATCH, decode_fields, stack, stack_tensors
+from peers.adapters.base import BUFFER, Adapter, lacks, torch_batches
+from peers.data import KINDS, tar_samples
+from peers.pictures import BATCH, decode_fields, stack, stack_tensors
 
 
 class Converted(Adapter):
@@ -235,7 +235,7 @@ class Lmdb(Converted):
         return LmdbReader(self.path(kind), ("jpg", "cls", "json") if kind == "images" else ("txt", "cls"))
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        from wds_pipes.cli.peers.adapters.base import FilesDataset
+        from peers.adapters.base import FilesDataset
 
         read = LmdbReader(self.path("images"), ("jpg", "cls"))
         return torch_batches(FilesDataset(self.data.count("images"), read), workers, threads)

@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from wds_pipes.cli.peers.adapters.base import BUFFER, lacks
-from wds_pipes.cli.peers.adapters.converted import Converted
-from wds_pipes.cli.peers.pictures import BATCH, SIDE
+from peers.adapters.base import BUFFER, lacks
+from peers.adapters.converted import Converted
+from peers.pictures import BATCH, SIDE
 
 
 class Dali(Converted):

@@ -1,4 +1,4 @@
-"""One measurement, in a process of its own: ``python -m wds_pipes.cli.peers.measuring JOB RESULT``.
+"""One measurement, in a process of its own: ``python -m peers.measuring JOB RESULT``.
 
 Both are JSON files. RESULT has ``value``, with more about a resume, or ``reason``, why there is no
 value.
@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.cli.peers.data import Data
+from peers.data import Data
 
 if TYPE_CHECKING:
-    from wds_pipes.cli.peers.adapters.base import Adapter
+    from peers.adapters.base import Adapter
 
 CHUNK = 256  # samples between two looks at the clock
 IN_FLIGHT = 3  # batches of each worker or thread, at most: torch's DataLoader has 2, PipeLoader one more
@@ -173,7 +173,7 @@ def _last_line(lines: Iterable[str]) -> str:
 
 def main(job_path: str, result_path: str) -> None:
     """Measure what a job says, and write the result."""
-    from wds_pipes.cli.peers.adapters.base import LacksError, adapter_of
+    from peers.adapters.base import LacksError, adapter_of
 
     warnings.simplefilter("ignore")
     with open(job_path) as file:

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from wds_pipes.cli.peers.adapters.base import Adapter
-from wds_pipes.cli.peers.data import tar_samples
-from wds_pipes.cli.peers.pictures import BATCH, SIDE, decode_image
+from peers.adapters.base import Adapter
+from peers.data import tar_samples
+from peers.pictures import BATCH, SIDE, decode_image
 
 
 def walk(path: str, window: int = 1 << 20) -> Iterator[dict[str, Any]]:
@@ -137,7 +137,7 @@ class OwnDecoding(Decoding):
         from wds_pipes.codecs.resizing import Resize
 
         torch.set_num_threads(1)  # it resizes, in each process and thread
-        return image_decoder("rgb8", 1 << 26, "jpg", Resize(SIDE, "cover"))
+        return image_decoder("rgb8", 1 << 26, Resize(SIDE, "cover"))
 
 
 class Measured(float):

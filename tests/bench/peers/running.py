@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import wds_pipes
-from wds_pipes.cli.peers import processes
-from wds_pipes.cli.peers.adapters.base import LACKING, Adapter, adapter_of
-from wds_pipes.cli.peers.data import KINDS, Data
-from wds_pipes.cli.peers.rows import MEASUREMENTS, QUICK, ROWS, STATE, Row
+from peers import processes
+from peers.adapters.base import LACKING, Adapter, adapter_of
+from peers.data import KINDS, Data
+from peers.rows import MEASUREMENTS, QUICK, ROWS, STATE, Row
 
 
 @dataclass(frozen=True)
@@ -153,14 +153,12 @@ class _Runner:
         self._data, self._work, self._scratch, self._plan = data, work, scratch, plan
         self._environments = environments
         self.versions: dict[str, dict[str, str]] = {}  # of the libraries of each row
-        whole = os.path.dirname(wds_pipes.__file__)
-        os.mkdir(os.path.join(scratch, "whole"))
-        os.symlink(whole, os.path.join(scratch, "whole", "wds_pipes"))
-        # Other rows see the adapters only: the package would register its steps with their torch.
-        os.makedirs(os.path.join(scratch, "bare", "wds_pipes", "cli"))
-        for empty in ("wds_pipes", os.path.join("wds_pipes", "cli")):
-            Path(scratch, "bare", empty, "__init__.py").touch()
-        os.symlink(os.path.join(whole, "cli", "peers"), os.path.join(scratch, "bare", "wds_pipes", "cli", "peers"))
+        # Rows of other libraries do not see this package, which would register its steps.
+        own = os.path.dirname(os.path.abspath(__file__))
+        for name, folders in (("bare", [own]), ("whole", [own, os.path.dirname(wds_pipes.__file__)])):
+            os.mkdir(os.path.join(scratch, name))
+            for folder in folders:
+                os.symlink(folder, os.path.join(scratch, name, os.path.basename(folder)))
 
     def measure(self, row: Row, what: str, timeout_seconds: float | None = None) -> dict[str, Any]:
         """Take one measurement; the result has ``value`` and ``peak_bytes``, or ``reason``."""
@@ -182,7 +180,7 @@ class _Runner:
         }
         Path(job).write_text(json.dumps(details))
         most = timeout_seconds or self._plan.timeout_seconds
-        command = [place.python, "-m", "wds_pipes.cli.peers.measuring", job, result]
+        command = [place.python, "-m", "peers.measuring", job, result]
         with open(log, "wb") as output:
             status, peak = processes.run(
                 command,

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from wds_pipes.cli.peers.rows import MEASUREMENTS, MEMORY, STATE
+from peers.rows import MEASUREMENTS, MEMORY, STATE
 from wds_pipes.core.words import plural
 
 RATIOS = (  # what, over what, of which measurement
@@ -37,7 +37,7 @@ def write(results: dict[str, Any], directory: str) -> list[str]:
         json.dump(results, file, indent=1)
         file.write("\n")
     try:
-        from wds_pipes.cli.peers.chart import draw
+        from peers.chart import draw
 
         draw(results, picture)
     except ModuleNotFoundError:
@@ -112,7 +112,7 @@ def _explained(results: dict[str, Any]) -> str:
     load = results["machine"]["load_before"]
     busy = "" if load is None else f" The load of the machine was {load:.1f} before the run."
     return (
-        "`wds-pipes bench --peers` writes this page. Samples per second, medians of "
+        "`python tests/bench/peers` writes this page. Samples per second, medians of "
         f"{plural(results['plan']['rounds'], 'round')} in which the rows take turns, with half of the distance "
         f"between the least and the most.{busy}\n\n"
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "

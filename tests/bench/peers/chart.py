@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wds_pipes.cli.peers.report import heading
+from peers.report import heading
 
 PANELS = (  # title, measurements with the labels of their bars, whether the axis is logarithmic
     (

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from wds_pipes.cli.peers.adapters.base import BUFFER, lacks
-from wds_pipes.cli.peers.adapters.converted import Converted
-from wds_pipes.cli.peers.pictures import BATCH, decode_fields, stack_tensors
+from peers.adapters.base import BUFFER, lacks
+from peers.adapters.converted import Converted
+from peers.pictures import BATCH, decode_fields, stack_tensors
 
 
 class Energon(Converted):

@@ -1,12 +1,12 @@
 """Against other loaders and the limits of the machine, each library in an environment of its own
 where it clashes with others.
 
-    python tests/bench/peers.py --envs DIRECTORY [--out DIRECTORY] [--quick] [--only NAME ...]
+    python tests/bench/peers [--envs DIRECTORY] [--out DIRECTORY] [--quick] [--only NAME ...]
 
-Needs the network to make the environments, which are kept and take 8 GB. A run takes 15 minutes,
-and 3 GB in a temporary directory; nothing else should run then. It writes the table, its JSON and
-the chart; with ``--out tutorials/docs`` those that the documentation shows. Exits with 1 if a bar
-is missed. ``wds-pipes bench --peers`` measures what is installed, instead.
+``--envs`` makes the environments, for which it needs the network; they are kept and take 8 GB.
+Without it, the libraries of this environment are measured. A run takes 15 minutes, and 3 GB in a
+temporary directory; nothing else should run then. It writes the table, its JSON and the chart; with
+``--out tutorials/docs`` those that the documentation shows. Exits with 1 if a bar is missed.
 """
 
 import argparse
@@ -17,12 +17,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where ``bars`` and this package lie
+
 from bars import bar, exit_if_missed
 
-from wds_pipes.cli.peers.data import Data
-from wds_pipes.cli.peers.report import ratios, write
-from wds_pipes.cli.peers.rows import EVERYWHERE, ROWS
-from wds_pipes.cli.peers.running import Environment, Plan, chosen, compare
+from peers.data import Data
+from peers.report import ratios, write
+from peers.rows import EVERYWHERE, ROWS
+from peers.running import Environment, Plan, chosen, compare
 
 # torch of another version would be a build for CUDA, of some gigabytes.
 CONSTRAINT = f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n"
@@ -71,14 +73,14 @@ def install(python: Path, packages, constraints: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", type=Path, required=True)
+    parser.add_argument("--envs", type=Path)
     parser.add_argument("--out", default="wds-pipes-peers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few samples, and only webdataset beside this package")
     parser.add_argument("--only", action="append", default=[], choices=[row.name for row in ROWS], metavar="NAME")
     asked = parser.parse_args()
     rows = chosen(asked.only, asked.quick)
-    places = environments(rows, asked.envs)
+    places = environments(rows, asked.envs) if asked.envs else {}
     with tempfile.TemporaryDirectory() as work:
         plan = Plan.quick() if asked.quick else Plan(rounds=asked.rounds)
         data = Data.quick(work) if asked.quick else Data(work)

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from wds_pipes.cli.peers.adapters.base import BUFFER, Adapter, lacks
-from wds_pipes.cli.peers.data import tar_samples
-from wds_pipes.cli.peers.pictures import BATCH, decode_fields, resize_with_pillow, stack, stack_tensors
+from peers.adapters.base import BUFFER, Adapter, lacks
+from peers.data import tar_samples
+from peers.pictures import BATCH, decode_fields, resize_with_pillow, stack, stack_tensors
 
 
 class Webdataset(Adapter):

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from wds_pipes.cli.peers.adapters.base import FilesDataset, torch_batches
-from wds_pipes.cli.peers.adapters.converted import Converted
+from peers.adapters.base import FilesDataset, torch_batches
+from peers.adapters.converted import Converted
 
 
 class ImageFolder(Converted):

@@ -6,8 +6,8 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from wds_pipes.cli.peers.data import Data
-from wds_pipes.cli.peers.pictures import BATCH, decode_fields, stack_tensors
+from peers.data import Data
+from peers.pictures import BATCH, decode_fields, stack_tensors
 
 BUFFER = 1000  # samples of a shuffle buffer, where a library shuffles with one
 
@@ -84,7 +84,7 @@ class Adapter:
 def adapter_of(path: str) -> type[Adapter]:
     """Import the adapter ``module:class``."""
     module, _, name = path.partition(":")
-    found: type[Adapter] = getattr(importlib.import_module(f"wds_pipes.cli.peers.adapters.{module}"), name)
+    found: type[Adapter] = getattr(importlib.import_module(f"peers.adapters.{module}"), name)
     return found
 
 

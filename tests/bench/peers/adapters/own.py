@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.cli.peers.adapters.base import BUFFER, Adapter
-from wds_pipes.cli.peers.pictures import BATCH, SIDE, decode_image
+from peers.adapters.base import BUFFER, Adapter
+from peers.pictures import BATCH, SIDE, decode_image
 
 if TYPE_CHECKING:
     from wds_pipes.datapipes import WdsPipe

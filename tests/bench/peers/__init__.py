@@ -1,4 +1,4 @@
-"""``wds-pipes bench --peers``: this package against other loaders and the limits of the machine.
+"""This package against other loaders and the limits of the machine: ``python tests/bench/peers``.
 
 Rules:
 - ``rows`` is the table of what is compared; ``adapters/`` has one class per row, with one method
@@ -6,7 +6,7 @@ Rules:
 - Each measurement is a process of its own (``measuring``), which ``running`` starts, watches and
   ends. It may run in another environment, where only the row's library, numpy, Pillow and
   simplejpeg are installed. So modules here import what they need inside functions, and those that
-  a measurement needs import nothing from other folders of this package.
+  a measurement needs import nothing of ``wds_pipes``.
 - ``data`` makes the samples, ``pictures`` has the one function by which all rows decode.
 - ``report`` writes the results as JSON and a table, ``chart`` draws the JSON.
 - ``processes`` measures the memory of a process with all that it starts, and ends it.
