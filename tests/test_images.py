@@ -7,11 +7,11 @@ import io
 import struct
 import tarfile
 import tracemalloc
-import zlib
 from functools import cache
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pictures import ODD, PIXELS, saved, smooth, taller
@@ -118,36 +118,6 @@ def test_a_jpeg_that_claims_to_be_large_takes_no_memory(size, decoder):
             tracemalloc.stop()
     lie = taller(ODD["colours"], 61, 90)
     assert same(decode(lie), np.array(Image.open(io.BytesIO(lie))))
-
-
-@pytest.mark.parametrize("size", [None, (8, 8)])
-@pytest.mark.parametrize("odd", [b"", b"\xff", b"\xff\xfe\0\x05abc"])
-def test_a_jpeg_of_very_many_scans_is_refused(odd, size, decoder):
-    """Whatever stands before its frame, such as a comment."""
-    data = ODD["progressive"][:2] + odd + ODD["progressive"][2:]
-    start = data.rindex(b"\xff\xda")
-    with pytest.raises(ValueError, match=r"the JPEG has 1\d\d scans, more than 100"):
-        decode(data[:start] + data[start:-2] * 101 + data[-2:], size=size)
-
-
-def test_scans_after_the_only_one_of_a_jpeg_are_damage(decoder):
-    """They are not decoded, so they need not be counted: a JPEG that is not progressive ends with
-    it.
-    """
-    data = ODD["4:4:4"]
-    start = data.rindex(b"\xff\xda")
-    for extra in (1, 200):
-        with pytest.raises(OSError, match="broken data stream"):
-            decode(data[:-2] + data[start:-2] * extra + data[-2:])
-
-
-def test_scans_of_single_colours_are_counted(decoder):
-    """They are those of a JPEG whose colours come one after another."""
-    data = bytearray(ODD["grey"])
-    data[data.index(b"\xff\xc0") + 9] = 3  # three colours, of which the scan has one
-    start = data.rindex(b"\xff\xda")
-    with pytest.raises(ValueError, match="more than 100"):
-        decode(bytes(data[:start] + data[start:-2] * 101 + data[-2:]))
 
 
 # Size and fit
@@ -258,23 +228,12 @@ def test_roughly_decoded_colours_are_the_same_by_both_decoders(monkeypatch):
     assert all(map(same, quick, [decode(data, size=(40, 50)) for data in pictures]))
 
 
-@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "TGA"])
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM"])
 def test_every_format_is_resized(form):
     pixels = smooth(90, 70)
     found = decode(saved(pixels, form), size=(30, 40), extension=form.lower())
     expected = with_pillow(saved(pixels, form), (30, 40), "cover")
     assert np.abs(found.astype(int) - expected).max() <= 1
-
-
-def test_16_bits_and_palettes_are_resized():
-    deep = np.linspace(0, 65535, 40 * 60).reshape(40, 60).astype(np.uint16)
-    expected = np.asarray(Image.fromarray((deep >> 8).astype(np.uint8)).resize((6, 4), BILINEAR))
-    assert np.abs(decode(saved(deep, "PNG"), "l8", size=(4, 6)).astype(int) - expected).max() <= 1
-    palette = saved(Image.fromarray(PIXELS).quantize(16), "PNG")
-    assert (
-        np.abs(decode(palette, size=20, fit="stretch").astype(int) - with_pillow(palette, (20, 20), "stretch")).max()
-        <= 1
-    )
 
 
 def test_transparent_colours_do_not_bleed():
@@ -340,117 +299,38 @@ def test_a_damaged_image_is_a_decode_error_of_its_sample(decoder):
         list(Stream(DecodeByExt(Given(samples), "rgb8", size=8)))
 
 
-# Hostile TIFFs
+# Images of 16 bits, and as they are stored
 
 
-TILE = zlib.compress(bytes(256))
+DEEP = np.linspace(0, 65535, 40 * 60).reshape(40, 60).astype(np.uint16)
 
 
-def tiff(*entries, order="<", big=False, pixels=TILE):
-    """A grey TIFF of 16 x 16 pixels, deflated, of one tile or strip, with these entries too."""
-    usual = [(256, 3, 16), (257, 3, 16), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
-    place = 16 if big else 8
-    usual += (
-        [(324, 4, place), (325, 4, len(pixels))] if entries else [(273, 4, place), (278, 3, 16), (279, 4, len(pixels))]
-    )
-    found = sorted([*usual, *entries], key=lambda entry: entry[0])
-    start = place + len(pixels) + len(pixels) % 2
-    head = struct.pack(
-        f"{order}2sHHHQ" if big else f"{order}2sHI",
-        b"II" if order == "<" else b"MM",
-        *((43, 8, 0) if big else (42,)),
-        start,
-    )
-    data = head + pixels.ljust(start - place, b"\0") + struct.pack(f"{order}{'Q' if big else 'H'}", len(found))
-    for tag, kind, value in found:
-        content = struct.pack(f"{order}{'H' if kind == 3 else 'I'}", value)
-        data += struct.pack(f"{order}HH{'Q8s' if big else 'I4s'}", tag, kind, 1, content)
-    return data + bytes(8)
-
-
-@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
-def test_tiffs_of_tiles_are_decoded(order, big):
-    """Also if a tile is larger than the image, and than the limit, as tiles of usual files are."""
-    for entries in ((), ((322, 3, 16), (323, 3, 16)), ((322, 4, 512), (323, 4, 512))):
-        tile = zlib.compress(bytes(512 * 512 if entries and entries[0][2] == 512 else 256))
-        data = tiff(*entries, order=order, big=big, pixels=tile)
-        assert decode(data, "l8", extension="tif", max_image_pixels=256).shape == (16, 16)
-
-
-@pytest.mark.parametrize(("order", "big"), [("<", False), (">", False), ("<", True)])
-@pytest.mark.parametrize(
-    "entries",
-    [
-        [(322, 4, 46336), (323, 4, 46336)],
-        [(322, 4, 1 << 31), (323, 4, 16)],
-        [(322, 4, 16), (323, 4, 1 << 31)],
-    ],
-)
-def test_a_tiff_with_a_huge_tile_is_refused(entries, order, big):
-    """libtiff takes the memory of a whole tile: 2 GB for an image of 16 x 16."""
-    width, height = (value for _, _, value in entries)
-    with pytest.raises(ValueError, match=f"its tiles have {width} x {height} pixels, more than max_image_pixels=1000"):
-        decode(tiff(*entries, order=order, big=big), extension="tif", max_image_pixels=1000)
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
+def test_floats_keep_16_bits(form):
+    data, exact = saved(DEEP, form), DEEP.astype(np.float32) / np.float32(65535)
+    assert same(decode(data, "l"), exact)
+    assert same(decode(data, "torchl"), torch.from_numpy(exact[None]))
+    assert same(decode(data, "rgb"), np.stack([exact] * 3, 2))
+    assert same(decode(data, "rgba")[..., 3], np.ones_like(exact))
+    expected = np.asarray(Image.fromarray(exact).resize((6, 4), BILINEAR))
+    assert np.abs(decode(data, "l", size=(4, 6), fit="stretch") - expected).max() < 1e-6
 
 
 @pytest.mark.parametrize(
-    "entries",
-    [
-        [(322, 4, 46336), (322, 4, 16), (323, 4, 16)],
-        [(322, 4, 16), (322, 4, 46336), (323, 4, 16)],
-        [(322, 17, 46336), (323, 4, 46336)],
-        [(322, 5, 8), (323, 4, 16)],
-        [(323, 4, 16)],
-        [(322, 4, 16)],
-    ],
+    ("spec", "instead"), [("l8", "'l'"), ("rgb8", "'rgb'"), ("torchrgb8", "'torchrgb'"), ("pil", "'rgb'")]
 )
-def test_a_tiff_whose_size_of_tiles_is_not_sure_is_refused(entries):
-    """libtiff and Pillow would take different ones, of several tags or of other types."""
-    with pytest.raises(ValueError, match="the size of its tiles is damaged"):
-        decode(tiff(*entries), extension="tif")
+def test_8_bits_refuse_what_they_would_cut(spec, instead):
+    with pytest.raises(ValueError, match=f"16 bits a pixel, of which '{spec}' would keep 8: use {instead}.*'raw'"):
+        decode(saved(DEEP, "PNG"), spec)
 
 
-def grey_tiff(bits, meaning, pixels):
-    """A TIFF of 4 x 1 grey pixels of so many bits."""
-    entries = [(256, 3, 4), (257, 3, 1), (258, 3, bits), (259, 3, 1), (262, 3, meaning)]
-    entries += [(273, 4, 8), (277, 3, 1), (278, 4, 1), (279, 4, len(pixels))]
-    directory = b"".join(
-        struct.pack("<HHI", tag, kind, 1) + value.to_bytes(4, "little") for tag, kind, value in entries
-    )
-    head = struct.pack("<2sHI", b"II", 42, 8 + len(pixels))
-    return head + pixels + struct.pack("<H", len(entries)) + directory + bytes(4)
-
-
-@pytest.mark.parametrize(
-    ("bits", "white", "pixels"),
-    [
-        (8, 1, bytes([0, 64, 128, 255])),
-        (8, 0, bytes([255, 191, 127, 0])),
-        (12, 1, bytes.fromhex("000400800fff")),
-        (16, 1, np.array([0, 1 << 14, 1 << 15, 65535], "<u2").tobytes()),
-        (16, 0, np.array([65535, 191 << 8, 127 << 8, 0], "<u2").tobytes()),
-    ],
-)
-def test_grey_tiffs_of_any_depth(bits, white, pixels):
-    """Pillow opens 12 bits as 16, and inverts 8 bits alone where 0 is white."""
-    for spec in ("l8", "rgb8"):
-        found = decode(grey_tiff(bits, white, pixels), spec, extension="tif")
-        assert found.reshape(4, -1)[:, 0].tolist() == [0, 64, 128, 255]
-
-
-def test_a_tiff_that_pillow_reads_otherwise_than_libtiff_is_refused():
-    """It takes a BigTIFF in big-endian order for another TIFF."""
-    data = bytearray(tiff(order=">"))
-    data[3] = 43
-    with pytest.raises(ValueError, match="big-endian order is not decoded"):
-        decode(bytes(data), extension="tif")
-
-
-@pytest.mark.parametrize("end", [4, 8, 300, -20, -9])
-def test_a_tiff_that_is_cut_is_an_error(end):
-    data = tiff((322, 4, 16), (323, 4, 16), pixels=bytes(300))
-    with pytest.raises((ValueError, OSError, SyntaxError, struct.error, UserWarning)):
-        decode(data[:end], extension="tif")
+def test_raw_is_what_the_file_stores():
+    palette = Image.fromarray(PIXELS).quantize(16)
+    for image in (Image.fromarray(DEEP), palette, palette.convert("1"), Image.fromarray(PIXELS)):
+        assert same(decode(saved(image, "PNG"), "raw"), np.array(image))
+    assert decode(saved(DEEP, "TIFF"), "raw").dtype == np.uint16
+    with pytest.raises(ValueError, match="'raw' returns images as they are stored: leave out size="):
+        decode(saved(DEEP, "PNG"), "raw", size=8)
 
 
 # image_size

@@ -402,13 +402,15 @@ class VideoReader:
 
 
 def _early(stream: Any) -> Fraction:
-    """How much earlier than it says a clip begins and ends, in seconds, since a file rounds the
-    times of frames to its ticks: a frame at ``1 / 30`` is in the clip that begins at this time, and
-    not in the one that ends there.
+    """How much earlier than it says a clip begins and ends, in seconds: a frame at ``1 / 30`` is in
+    the clip that begins at this time, and not in the one that ends there. Where a frame does not
+    last a whole number of ticks of the file, its time is rounded to a tick.
     """
-    rate = stream.average_rate or stream.guessed_rate
-    tick: Fraction = stream.time_base
-    return _MICROSECOND + (min(tick, 1 / (2 * rate)) if rate else tick)
+    rate, tick = stream.average_rate or stream.guessed_rate, stream.time_base
+    if not rate or (1 / (rate * tick)).denominator == 1:
+        return _MICROSECOND
+    rounded: Fraction = min(tick, 1 / (2 * rate))
+    return _MICROSECOND + rounded
 
 
 @dataclass(frozen=True)
