@@ -461,7 +461,6 @@ def test_wrong_specs_are_refused(specs, error, message):
 # Images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
-NAMED = ("tga", "pcx", "sgi", "dds", "ico")
 LOSSLESS = {"png": "PNG", "apng": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM", "pnm": "PPM"}
 
 
@@ -476,11 +475,14 @@ def png(mode="RGB", **options):
     return image_bytes((image.convert("RGB") if mode == "P" else image).convert(mode), "PNG", **options)
 
 
+THEIR_SPECS = [spec for spec in IMAGE_SPECS if spec != "raw"]
+
+
 def test_every_image_spec_of_webdataset_is_known():
     assert webdataset.autodecode.imagespecs.keys() <= IMAGE_SPECS.keys()
 
 
-@pytest.mark.parametrize("spec", IMAGE_SPECS)
+@pytest.mark.parametrize("spec", THEIR_SPECS)
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_image_specs_decode_as_in_webdataset(spec, mode):
     """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its
@@ -498,7 +500,7 @@ def test_image_specs_decode_as_in_webdataset(spec, mode):
     assert same(value, expected)
 
 
-@pytest.mark.parametrize("spec", IMAGE_SPECS)
+@pytest.mark.parametrize("spec", THEIR_SPECS)
 def test_image_specs_decode_as_their_names_say(spec):
     """dtype, layout and range; the memory is writable and, for tensors, contiguous."""
     value = decode("png", png("RGBA"), spec)
@@ -526,26 +528,6 @@ def test_lossless_images_keep_their_pixels(extension):
     assert same(decode(f"seg.{extension}", data, "rgb8"), PIXELS[..., :3].copy())
 
 
-@pytest.mark.parametrize("extension", NAMED)
-def test_formats_without_sure_first_bytes_are_decoded_under_their_name(extension):
-    """They may be those of anything else."""
-    data = image_bytes(SQUARE, extension)
-    assert same(decode(f"seg.{extension.upper()}", data, "rgb8"), SQUARE)
-    with pytest.raises(ValueError, match="the data are none of JPEG, PNG, WEBP, TIFF, GIF, BMP, PPM$"):
-        decode("jpg", data, "rgb8")
-
-
-@pytest.mark.parametrize("form", ["bmp", "png"])
-def test_of_an_icon_the_largest_image_is_decoded(form):
-    """As Pillow does, whatever the images in it are stored as."""
-    data = image_bytes(Image.fromarray(PIXELS).resize((32, 32)), "ICO", bitmap_format=form)
-    expected = Image.open(io.BytesIO(data))
-    assert (data[4], expected.size) == (3, (32, 32))
-    assert same(decode("ico", data, "rgba8"), np.array(expected.convert("RGBA")))
-    with pytest.raises(ValueError, match="the icon is cut short"):
-        decode("ico", data[:-1], "rgba8")
-
-
 @pytest.mark.parametrize("extension", sorted(IMAGE))
 def test_the_content_decides_not_the_extension(extension):
     """A png that is called jpg is common."""
@@ -560,21 +542,9 @@ def test_other_images_decode_as_pillow_does(form):
     assert same(decode("jpg", data, "rgb8"), np.array(Image.open(io.BytesIO(data)).convert("RGB")))
 
 
-@pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
-@pytest.mark.parametrize("spec", ["l8", "rgb8", "l", "torchl8"])
-def test_16_bits_are_scaled_not_clipped(form, spec):
-    """The upper 8 bits, as Pillow does for colours."""
-    pixels = np.arange(0, 65536, 512, dtype=np.uint16).reshape(8, 16)
-    data = b"P5 16 8 65535\n" + pixels.astype(">u2").tobytes() if form == "PPM" else image_bytes(pixels, form)
-    value = np.asarray(decode("png", data, spec)).squeeze()
-    value = value if spec.endswith("8") else np.round(value * 255)
-    value = value[..., 0] if spec == "rgb8" else value
-    assert np.array_equal(value, pixels >> 8)
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_32_bit_images_are_a_clear_error(dtype):
-    with pytest.raises(ValueError, match="32-bit pixels.* a function of your own"):
+    with pytest.raises(ValueError, match="32 bits a pixel, .*: use 'raw'"):
         decode("tif", image_bytes(np.ones((2, 2), dtype), "TIFF"), "rgb8")
 
 
@@ -604,45 +574,6 @@ def large_png(width, height):
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
     )
-
-
-def lie(data, pattern, *changes):
-    """``data`` with other numbers in its header."""
-    data = bytearray(data)
-    for place, value in changes:
-        struct.pack_into(pattern, data, place, value)
-    return bytes(data)
-
-
-SQUARE = np.random.default_rng(1).integers(0, 256, (32, 32, 3), np.uint8)
-DDS = image_bytes(SQUARE, "DDS")
-ICON = struct.pack("<3H4B2HII", 0, 1, 1, 16, 16, 0, 0, 1, 32, 1 << 14, 22)
-LIES = {  # images of 32 x 32 pixels that claim to have 8192 x 8192
-    "tga": lie(image_bytes(SQUARE, "TGA"), "<H", (12, 8192), (14, 8192)),
-    "tga, packed": lie(image_bytes(SQUARE, "TGA", compression="tga_rle"), "<H", (12, 8192), (14, 8192)),
-    "pcx": lie(image_bytes(SQUARE, "PCX"), "<H", (8, 8191), (10, 8191)),
-    "sgi": lie(image_bytes(SQUARE, "SGI"), ">H", (6, 8192), (8, 8192)),
-    "sgi, packed": lie(image_bytes(SQUARE, "SGI"), ">H", (2, 0x0101), (6, 8192), (8, 8192)),
-    "dds": lie(DDS, "<I", (12, 8192), (16, 8192)),
-    "dds, packed": lie(DDS, "<I", (12, 8192), (16, 8192), (80, 4), (84, 0x31545844)),
-    "ico": ICON + lie(image_bytes(SQUARE, "BMP")[14:], "<i", (4, 8192), (8, 2 * 8192)).ljust(1 << 14, b"\0"),
-    "ico of a png": ICON + large_png(8192, 8192).ljust(1 << 14, b"\0"),
-}
-
-
-@pytest.mark.parametrize("name", LIES)
-def test_an_image_that_claims_to_be_larger_than_it_is_takes_no_memory(name):
-    """Neither within the limit, where its data end early, nor above it."""
-    extension = name[:3]
-    with pytest.raises(ValueError, match="8192 x 8192 pixels, more than max_image_pixels"):
-        decode(extension, LIES[name], "rgb8", max_image_pixels=(1 << 26) - 1)
-    tracemalloc.start()
-    try:
-        with pytest.raises((OSError, ValueError), match=r"truncated|cut short|large enough|overrun|Truncated"):
-            decode(extension, LIES[name], "rgb8", max_image_pixels=1 << 26)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 22
-    finally:
-        tracemalloc.stop()
 
 
 def test_an_image_that_stays_bytes_is_warned_of_once(monkeypatch):
@@ -682,7 +613,7 @@ def test_an_image_below_the_limit_decodes_without_pillows_warning(monkeypatch):
         decode("png", png(), "rgb8", max_image_pixels=34)
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "PPM", "WEBP", *map(str.upper, NAMED)])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "BMP", "GIF", "TIFF", "PPM", "WEBP"])
 @pytest.mark.parametrize("part", [0.02, 0.5, 0.9])
 def test_truncated_images_are_an_error(form, part):
     """Not an image that is grey below."""
@@ -738,17 +669,6 @@ def test_the_size_of_a_webp_is_that_of_its_header(options):
     assert decode("webp", data, "rgb8", max_image_pixels=1500).shape == (5, 300, 3)
     with pytest.raises(ValueError, match="300 x 5 pixels"):
         decode("webp", data, "rgb8", max_image_pixels=1499)
-
-
-def test_a_jpeg_of_very_many_scans_is_refused():
-    """Each goes over all its pixels again. A usual one has up to ten."""
-    data = image_bytes(PIXELS[..., :3].copy(), "JPEG", progressive=True)
-    assert decode("jpg", data, "rgb8").shape == (5, 7, 3)
-    start = data.rindex(b"\xff\xda")
-    for odd in (b"", b"\0"):
-        scans = odd.join([data[start:-2]] * 101)
-        with pytest.raises(ValueError, match=r"the JPEG has 1\d\d scans, more than 100"):
-            decode("jpg", data[:start] + scans + data[-2:], "rgb8")
 
 
 def test_a_decoded_image_takes_the_memory_that_is_documented():
@@ -881,7 +801,7 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
         ("bmp", PIXELS[..., :3].copy()),
         ("ppm", PIXELS[..., :3].copy()),
         ("tif", PIXELS[..., :3].copy()),
-        *[(field, PIXELS[..., :3].copy()) for field in ("apng", "pnm", "tga", "pcx", "sgi", "dds")],
+        *[(field, PIXELS[..., :3].copy()) for field in ("apng", "pnm")],
     ],
 )
 def test_encoded_values_decode_to_the_same(field, value):
@@ -993,7 +913,8 @@ def test_deep_pixels_are_not_cut(field, value):
     if field != "ppm":
         with pytest.raises(ValueError, match="has 8 bits a pixel"):
             encode(field, Image.fromarray(array))
-    assert same(decode("png", encode("png", np.full((4, 4), 0x1234, np.uint16)), "l8"), np.full((4, 4), 0x12, np.uint8))
+    deep = np.full((4, 4), 0x1234, np.uint16)
+    assert same(decode("png", encode("png", deep), "raw"), deep)
 
 
 # What each format holds. The others refuse it, in words.
@@ -1015,10 +936,6 @@ HELD = {
     "bmp": {*GREY, *COLOURS},
     "tif": {*GREY, *COLOURS, "alpha", "16 bits", "32 bits"},
     "ppm": {*GREY, *COLOURS, "16 bits"},
-    "tga": {*GREY, *COLOURS, "alpha"},
-    "pcx": {*GREY, *COLOURS},
-    "dds": {*COLOURS, "alpha"},
-    "sgi": {*COLOURS, "alpha"},
 }
 
 
@@ -1063,7 +980,7 @@ def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
         assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
 
 
-@pytest.mark.parametrize("extension", ["gif", "bmp", "tif", "tga", "pcx", "png", "webp"])
+@pytest.mark.parametrize("extension", ["gif", "bmp", "tif", "png", "webp"])
 @pytest.mark.parametrize("key", [3, bytes(range(0, 256, 16))], ids=["a key", "alphas"])
 def test_the_transparency_of_a_palette_is_written_or_refused(extension, key):
     """A GIF holds one colour that is transparent, other formats none or all."""
@@ -1201,7 +1118,6 @@ def test_bytes_are_encoded_as_they_are(field, data):
         ("jpg", "x"),
         ("bin", "x"),
         ("pkl", 3),
-        ("ico", PIXELS),
     ],
 )
 def test_values_that_do_not_fit_their_field_are_refused(field, value):

@@ -87,13 +87,11 @@ def test_photos_are_turned_upright(tmp_path, form, orientation):
     assert not dict(Image.open(io.BytesIO(image)).getexif())
 
 
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_deep_photos_are_turned_upright(tmp_path, orientation):
-    deep = COLOURS[..., 0].astype(np.uint16) << 8
-    turned = deep if orientation == 1 else np.rot90(deep)
-    fill(tmp_path / "in", {"a.png": stored(np.ascontiguousarray(turned), "PNG", orientation)})
-    run(tmp_path / "in", tmp_path / "out", "--encode", "png")
-    assert (pixels(read(tmp_path / "out")["a"]["png"]) == COLOURS[..., 0]).all()
+def test_deep_photos_are_refused(tmp_path):
+    fill(tmp_path / "in", {"a.png": stored(COLOURS[..., 0].astype(np.uint16) << 8, "PNG", 1)})
+    done = CliRunner().invoke(main, ["create", str(tmp_path / "in"), str(tmp_path / "out"), "--encode", "png"])
+    assert done.exit_code == 1
+    assert "a.png cannot be encoded as png: the image has 16 bits a pixel" in done.output
 
 
 def test_what_is_clear_is_white_in_jpeg(tmp_path):

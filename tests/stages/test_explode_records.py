@@ -1,7 +1,6 @@
 """ExplodeRecords: one field of many records to many samples, exact inside of a field."""
 
 import gzip
-import io
 import json
 from itertools import islice
 
@@ -14,7 +13,6 @@ from pipelines import samples, through_json
 from sources import Given
 
 import wds_pipes as wp
-from wds_pipes.codecs import records
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import ExplodeRecords
 from wds_pipes.testing import check_resume
@@ -22,18 +20,10 @@ from wds_pipes.testing import check_resume
 URL = "a.tar"
 
 
-def parquet_bytes(rows, **options):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    file = io.BytesIO()
-    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), file, **options)
-    return file.getvalue()
-
-
 PACK = {
     "jsonl": lambda rows: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(),
     "msgpack": lambda rows: b"".join(map(msgpack.packb, rows)),
     "cbor": lambda rows: b"".join(map(cbor2.dumps, rows)),
-    "parquet": parquet_bytes,
 }
 ROWS = [{"text": f"line {number}", "n": number, "list": [number, None]} for number in range(150)]
 
@@ -121,15 +111,12 @@ HOSTILE = [
     ("msgpack", b"\x01" + b"\x81" * 200_000, 1),
     ("cbor", b"\x01\x9b\x7f" + b"\xff" * 7, 1),
     ("cbor", b"\x01" + b"\x81" * 200_000, 1),
-    ("parquet", b"PAR1", 0),
 ]
 
 
 @pytest.mark.parametrize(("field", "data", "good"), HOSTILE, ids=[case[0] for case in HOSTILE])
 def test_a_damaged_record_is_named_and_those_before_it_come(field, data, good):
     kind = field.partition(".")[0]
-    if kind == "parquet":
-        pytest.importorskip("pyarrow")
     found = iter(Stream(ExplodeRecords(Given([sample("k", **{field: data})]), kind)))
     assert len(list(islice(found, good))) == good
     with pytest.raises(
@@ -165,41 +152,14 @@ def test_the_rest_of_a_bad_field_is_skipped_and_counted():
         explode(BAD, "jsonl", on_error="skip", max_errors=1)
 
 
-@pytest.mark.parametrize("kind", ["msgpack", "cbor", "parquet"])
+@pytest.mark.parametrize("kind", ["msgpack", "cbor"])
 def test_data_that_are_cut_short_are_an_error(kind):
     data = PACK[kind](ROWS)
     with pytest.raises(wp.DecodeError):
         explode([sample("k", **{kind: data[:-1]})], kind)
 
 
-def test_a_parquet_with_two_columns_of_one_name_is_refused():
-    pyarrow = pytest.importorskip("pyarrow")
-    file = io.BytesIO()
-    table = pyarrow.table([pyarrow.array([1]), pyarrow.array([2])], names=["x", "x"])
-    pytest.importorskip("pyarrow.parquet").write_table(table, file)
-    with pytest.raises(wp.DecodeError, match="it has several columns 'x'"):
-        explode([sample("k", parquet=file.getvalue())], "parquet")
-
-
-def test_a_parquet_that_repeats_a_large_value_is_refused(monkeypatch):
-    """Two thousand rows in a few hundred bytes, whose one value stands in a dictionary."""
-    monkeypatch.setattr(records, "MAX_DECODED_BYTES", 10 << 20)
-    data = parquet_bytes([{"a": "x" * 100_000}] * 2000, compression="zstd")
-    assert len(data) < 1000
-    with pytest.raises(wp.DecodeError, match="record 64 .* it unpacks to more than 10485760 bytes"):
-        explode([sample("k", parquet=data)], "parquet")
-    data = parquet_bytes([{"a": "x" * (4 << 20)}] * 100, compression="zstd", dictionary_pagesize_limit=1 << 30)
-    assert len(data) < 2000
-    with pytest.raises(wp.DecodeError, match="record 2 .* it unpacks to more than 10485760 bytes"):
-        explode([sample("k", parquet=data)], "parquet")  # few rows at a time, so they take no more than the limit
-    data = parquet_bytes([{"a": "x" * (20 << 20)}], compression="zstd")
-    with pytest.raises(wp.DecodeError, match="record 0 .* it unpacks to more than 10485760 bytes"):
-        explode([sample("k", parquet=data)], "parquet")
-
-
-@pytest.mark.parametrize(
-    ("kind", "module", "package"), [("msgpack", "msgpack", "msgpack"), ("parquet", "pyarrow.parquet", "pyarrow")]
-)
+@pytest.mark.parametrize(("kind", "module", "package"), [("msgpack", "msgpack", "msgpack")])
 def test_a_missing_package_says_what_to_install(kind, module, package, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(wp.DecodeError, match=f"pip install {package}"):
@@ -207,7 +167,7 @@ def test_a_missing_package_says_what_to_install(kind, module, package, monkeypat
 
 
 def test_wrong_arguments_are_refused_at_once():
-    with pytest.raises(ValueError, match="kind must be one of 'jsonl', 'msgpack', 'cbor', 'parquet'"):
+    with pytest.raises(ValueError, match="kind must be one of 'jsonl', 'msgpack', 'cbor'"):
         ExplodeRecords(Given([]), "json")
     with pytest.raises(TypeError, match="a field is named by a string"):
         ExplodeRecords(Given([]), "jsonl", field=3)
@@ -220,15 +180,6 @@ VALUES = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
     max_leaves=5,
 )
-
-
-def test_resume_within_a_parquet(tmp_path):
-    """At every row and every second cut, over row groups, with lists of strings."""
-    with wp.TarWriter(str(tmp_path / "a.tar")) as writer:
-        for key in range(3):
-            rows = [{"n": 10 * key + row, "words": ["a", "b" * row][: row % 3]} for row in range(5)]
-            writer.write({"__key__": str(key), "parquet": parquet_bytes(rows, row_group_size=2)})
-    check_resume(lambda: samples([str(tmp_path / "a.tar")]).explode_records("parquet"))
 
 
 @settings(max_examples=40, deadline=None)

@@ -146,7 +146,7 @@ def check_bits(image: Any, target: str, instead: str = "") -> None:
     if _is_deep(image):
         raise ValueError(f"the image has 16 bits a pixel, of which {target!r} would keep 8{instead}")
     if image.mode in ("I", "F"):
-        raise ValueError(f"the image has 32 bits a pixel, whose range {target!r} does not know")
+        raise ValueError(f"the image has 32 bits a pixel, whose range {target!r} does not know: use 'raw'")
 
 
 def image_size(data: bytes) -> tuple[int, int]:

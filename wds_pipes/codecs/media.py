@@ -1,7 +1,7 @@
 """Audio with soundfile and PyAV, and video with PyAV: whole, a clip by seconds, or read on request.
 
 Rules:
-1. soundfile decodes WAV, FLAC and Ogg Vorbis; PyAV decodes MP3, M4A, Opus, and what soundfile
+1. soundfile decodes WAV, FLAC and Ogg (Vorbis, Opus); PyAV decodes MP3, M4A, and what soundfile
    refuses. What the library says of a file is believed: its length, its frames, its damage.
 2. FFmpeg would also try formats that read other files and URLs, such as playlists. So the first
    bytes say which format PyAV opens.
@@ -84,8 +84,8 @@ class AudioReader:
     """The audio of a field, which is decoded when it is read.
 
     A decoder: ``decode_by_ext({"wav;flac;mp3": wp.AudioReader})``. It holds the bytes of the field,
-    and can be pickled. The package ``soundfile`` reads WAV, FLAC and Ogg Vorbis; the package ``av``
-    reads MP3, M4A, Opus, and what soundfile refuses.
+    and can be pickled. The package ``soundfile`` reads WAV, FLAC and Ogg; the package ``av`` reads
+    MP3, M4A, and what soundfile refuses.
 
     Args:
         data: the bytes of the file.
@@ -190,7 +190,7 @@ class AudioReader:
 
 def _suits_soundfile(data: bytes) -> bool:
     """Whether soundfile decodes a file: rule 1."""
-    if _format_of(data) not in ("wav", "flac", "ogg") or data[28:36] == b"OpusHead":
+    if _format_of(data) not in ("wav", "flac", "ogg"):
         return False
     soundfile = library("soundfile", "soundfile", "this audio field")
     try:

@@ -53,9 +53,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     pt pth                                  what torch.load(weights_only=True) returns
     csv; yaml yml                           list of rows; object: only if named in the call
     jpg jpeg jpe jfif png apng webp gif
-    bmp tif tiff ppm pgm pbm pnm tga ico
-    pcx dds sgi                             by the image spec; bytes without one
-    wav flac ogg opus mp3                   ``"audio"``: (samples, sample_rate); else bytes
+    bmp tif tiff ppm pgm pbm pnm            by the image spec; bytes without one
+    wav flac ogg opus mp3 m4a               ``"audio"``: (samples, sample_rate); else bytes
     mp4 m4v mov mkv webm avi                ``"video"``: (frames, frames_per_second); else bytes
     pyd pkl pickle                          refused, unless allow_pickle
     anything else                           bytes
@@ -83,13 +82,15 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             rgba`` return the same as float32 from 0 to 1. ``torchl8 torchrgb8 torchrgba8 torchl
             torchrgb torchrgba`` return tensors of shape (C, H, W), with C = 1 for the first and
             fourth; ``torch`` is ``torchrgb``. ``pill pil pilrgba`` return PIL images, and
-            ``pilrgb`` is ``pil``. Of 16-bit images only the upper 8 bits are kept, and of
-            animations only the first frame; palettes and CMYK become the colours of the spec. EXIF
-            is ignored, so photos are not rotated, but TIFF is by its own tag. A field that looks
-            like an image but has no decoder (``heic``, ``svg``) stays bytes, with a warning, once
-            in a process. JPEG is decoded by ``simplejpeg`` if it is installed (extra ``images``),
-            which returns the same pixels as Pillow in less time; ``wds-pipes info --codecs`` says
-            what is used.
+            ``pilrgb`` is ``pil``. ``raw`` returns the array as the file stores it: uint16, numbers
+            of a palette, bool of 1 bit. Grey images of 16 bits keep them as floats (value / 65535),
+            and are an error with a spec of 8 bits; Pillow reads colours of 16 bits as 8. Of
+            animations only the first frame is kept; palettes and CMYK become the colours of the
+            spec. EXIF is ignored, so photos are not rotated, but TIFF is by its own tag. A field
+            that looks like an image but has no decoder (``heic``, ``svg``) stays bytes, with a
+            warning, once in a process. JPEG is decoded by ``simplejpeg`` if it is installed (extra
+            ``images``), which returns the same pixels as Pillow in less time; ``wds-pipes info
+            --codecs`` says what is used.
         size: resize all images to this size, ``(height, width)`` in pixels, or one number for both;
             None: they keep their sizes. They are resized once, antialiased, with the filter
             ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is
@@ -113,7 +114,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         allow_pickle: also decode pickles, object arrays and whole pickled models. They can run any
             code: use this only for data that you wrote.
         max_image_pixels: refuse a larger image before decoding it. Decoding takes up to 20 bytes
-            per pixel for uint8, and 36 for floats. A JPEG with more than 100 scans is refused too.
+            per pixel for uint8, and 36 for floats.
         threads: decode in this many threads, samples ahead of the one that is needed; None or 0: in
             the thread that iterates. See ``map_samples``.
         on_error: what to do if a field cannot be decoded: ``"raise"``, or ``"skip"`` its sample and

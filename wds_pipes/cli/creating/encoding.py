@@ -74,7 +74,7 @@ class Encode:
         from wds_pipes.codecs.images import check_bits, image_encoder, open_image
 
         with open_image(data, _MOST_PIXELS) as image:
-            check_bits(image, self.format)
+            check_bits(image, f"--encode {self.format}")
             image.load()
             plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
             # the new file has no EXIF, so its pixels are upright
