@@ -34,8 +34,7 @@ COMMANDS = {
     "repair": ["repair", "{from}", "{to}"],
     "reshard": ["reshard", "{from}", "{to}", "--max-bytes", "8MB"],
     "split": ["split", "{from}", "{to}", "--shares", "a=0.6,b=0.4", "--max-samples", "90"],
-    "shuffle": ["shuffle", "{from}", "{to}", "--max-samples", "90", "--passes", "1"],
-    "gather": ["shuffle", "{from}", "{to}", "--max-samples", "90", "--passes", "2", "--memory", "3MB"],
+    "shuffle": ["shuffle", "{from}", "{to}", "--max-samples", "90"],
     "sort": ["sort", "{from}", "{to}", "--by", "cls", "--max-samples", "300"],
     "export": ["export", "{from}", "{to}", "--to", "jsonl", "--fields", "cls"],
 }

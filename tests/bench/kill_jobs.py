@@ -36,9 +36,6 @@ COMMANDS = {
     "reshard-md5": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB", "--md5"],
     "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
     "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
-    "gather": lambda data, place: [
-        *["shuffle", f"{data}/shards", place, "--passes", "2", "--memory", "500kB", "--max-samples", "50"]
-    ],
     "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
     "mix": lambda data, place: [
         *["mix", f"{data}/shards=0.7", f"{data}/others=0.3", place, "--exhausted", "drop", "--max-samples", "50"]

@@ -4,6 +4,7 @@ import io
 
 import numpy as np
 import pytest
+from commands import run_command
 from PIL import Image, ImageOps
 from test_create import fill, outputs, read, refused, run
 
@@ -89,8 +90,7 @@ def test_photos_are_turned_upright(tmp_path, form, orientation):
 
 def test_deep_photos_are_refused(tmp_path):
     fill(tmp_path / "in", {"a.png": stored(COLOURS[..., 0].astype(np.uint16) << 8, "PNG", 1)})
-    done = CliRunner().invoke(main, ["create", str(tmp_path / "in"), str(tmp_path / "out"), "--encode", "png"])
-    assert done.exit_code == 1
+    done = run_command("create", tmp_path / "in", tmp_path / "out", "--encode", "png", code=1)
     assert "a.png cannot be encoded as png: the image has 16 bits a pixel" in done.output
 
 

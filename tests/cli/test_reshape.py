@@ -207,40 +207,15 @@ def test_every_way_writes_the_same_bytes(name, source, made, tmp_path):
     assert outputs(tmp_path / "little") == whole
 
 
-@pytest.mark.parametrize("name", ["shuffle", "sort"])
-def test_two_passes_write_the_same_bytes(name, source, made, tmp_path):
-    """With chunks of any size, in shares and processes; and nothing of the first pass is left."""
-    whole = outputs(made / name)
-    for memory in ("9kB", "1MB"):
-        place = tmp_path / memory
-        call(name, source, place, "--memory", memory, "--passes", 2)
-        assert outputs(place) == whole
-        assert not (place / ".wds-pipes/gathered").exists()
-    place, shares = tmp_path / "shares", ["--passes", 2, "--memory", "30kB", "--tasks", 3]
-    for index in (2, 0):
-        call(name, source, place, *shares, "--task", index, "-j", 1 + (index == 2 and name == "shuffle"))
-    assert len(list(place.glob(".wds-pipes/gathered/*/0*"))) > 5
-    shutil.copytree(place, tmp_path / "one")
-    call(name, source, tmp_path / "one")  # in one pass
-    assert outputs(tmp_path / "one") == whole
-    assert not (tmp_path / "one/.wds-pipes/gathered").exists()
-    call(name, source, place, *shares, "--task", 1)
-    assert outputs(place) == whole
-    assert not (place / ".wds-pipes/gathered").exists()
-    assert "0 written" in call(name, source, place, "--passes", 2).stdout
-    assert not (place / ".wds-pipes/gathered").exists()
-
-
-@pytest.mark.parametrize("more", [(), ("--passes", 2)])
-def test_md5s(source, made, tmp_path, more):
+def test_md5s(source, made, tmp_path):
     """With ``--md5`` only ``index.json`` differs; ``index`` adds the same MD5s."""
     plain = shutil.copytree(made / "shuffle", tmp_path / "plain")
     index = json.loads((plain / "index.json").read_text())
     assert [sorted(entry) for entry in index["shardlist"]] == [["filesize", "nsamples", "url"]] * 6
     assert "nothing is wrong" in run("verify", plain / "index.json", "--ignore", "some-fields").stdout
-    place, given = tmp_path / "md5", ("--md5", *more)
+    place, given = tmp_path / "md5", ("--md5",)
     call("shuffle", source, place, *given, "--tasks", 2, "--task", 1)
-    assert "md5 was True, and is now not given" in call("shuffle", source, place, *more, code=2).stderr
+    assert "md5 was True, and is now not given" in call("shuffle", source, place, code=2).stderr
     call("shuffle", source, place, *given)
     assert {**outputs(place), "index.json": b""} == {**outputs(plain), "index.json": b""}
     run("index", f"{plain}/*.tar", "-o", plain / "index.json")
@@ -405,38 +380,18 @@ def test_from_a_store_to_a_store(source, made, s3):
         s3.put(f"reshape/source/{path.name}", path.read_bytes())
     options = ["--storage-options", json.dumps(s3.storage_options)]
     fs = fsspec.filesystem("s3", **s3.storage_options)
-    for name, passes in (("reshard", []), ("shuffle", []), ("sort", ["--passes", 2])):
+    for name in ("reshard", "shuffle", "sort"):
         place = f"{s3.url}/reshape/made[1]/{name}"
-        call(name, f"{s3.url}/reshape/source", place, *options, *passes)
+        call(name, f"{s3.url}/reshape/source", place, *options)
         bucket = f"{place.removeprefix('s3://')}/"
         fs.invalidate_cache()
         found = {path.removeprefix(bucket): fs.cat_file(path) for path in fs.find(bucket) if ".wds-pipes" not in path}
         assert found == outputs(made / name)
-        assert not fs.find(f"{bucket}.wds-pipes/gathered")
     call("reshard", f"{s3.url}/reshape/source", f"{s3.url}/reshape/md5", *options, "--md5")
     fs.invalidate_cache()
     shards = {path.name: path.read_bytes() for path in (made / "reshard").glob("*.tar")}
     bucket = f"{s3.url.removeprefix('s3://')}/reshape/md5"
     assert {path.rpartition("/")[2]: fs.cat_file(path) for path in fs.glob(f"{bucket}/*.tar")} == shards
-
-
-def test_small_samples_in_a_store_are_gathered_first(web, tmp_path):
-    """A request reads many of them."""
-    urls = []
-    for shard in range(3):
-        small = tar([(f"{shard}{number:04d}.bin", random.Random(number).randbytes(2500)) for number in range(600)])
-        urls.append(web.put(f"small/{shard}.tar", small))
-    requests = {}
-    for passes in (["--passes", 1], []):
-        web.faults.clear()
-        run("shuffle", *urls, tmp_path / str(len(passes)), "--memory", "1MB", *passes)
-        requests[len(passes)] = len(web.faults.stats(web.reads))
-    assert requests[2] > 1000  # of 1800 samples, of which some are neighbours
-    assert requests[0] < 600  # 23 chunks, and a range of each for each of 23 windows
-    assert outputs(tmp_path / "0") == outputs(tmp_path / "2")
-    little = [*urls[:1], tmp_path / "little", "--memory", "40kB"]  # enough for one pass
-    run("shuffle", *little)
-    assert "more than --memory, which is 40 kB" in refused("shuffle", *little, "--passes", 2)
 
 
 def test_no_secret_of_a_url_is_written(source, web, tmp_path):
@@ -562,9 +517,8 @@ def test_a_dry_run_writes_nothing(source, tmp_path):
         (1, ["sort", "kinds.tar", "out", "--by", "json:a"], "has a text as 'json:a', and samples before it a number"),
         (2, ["split", "in-1.tar", "out", "--shares", "a=0.99999,b=0.00001"], "split 'b' would have none of 25 samples"),
         (1, ["reshard", "cut.tar", "out"], "cut.tar"),
-        (1, ["shuffle", "in-1.tar", "in-1.tar", "out", "--passes", "2"], "would have the key"),
-        (1, ["sort", "cut.tar", "out", "--passes", "2"], "cut.tar"),
-        (2, ["sort", "in-1.tar", "out", "--passes", "2", "--memory", "1kB"], "more than --memory, which is 1 kB"),
+        (1, ["shuffle", "in-1.tar", "in-1.tar", "out"], "would have the key"),
+        (1, ["sort", "cut.tar", "out"], "cut.tar"),
     ],
 )
 def test_refusals(source, tmp_path, monkeypatch, *, code, arguments, message):

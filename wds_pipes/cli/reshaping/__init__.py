@@ -12,5 +12,5 @@ Rules:
 
 - ``commands``: what the command line is. ``inputs``: where the samples are; ``sorting``,
   ``mixing``: their order; ``plan``: its division into tasks.
-- ``reading``: samples in any order; ``gathering``: two passes for small samples in a store.
+- ``reading``: samples in any order.
 """

@@ -81,8 +81,6 @@ def _run(
     of_sample: int = 0,
     keys: bool = False,
     named: Sequence[str] | None = None,
-    reorders: bool = False,
-    passes: int | None = None,
 ) -> None:
     """Run a command.
 
@@ -96,8 +94,6 @@ def _run(
         of_sample: how many bytes of memory an order takes for each sample.
         keys: indexes of keys are needed.
         named: what the shards were named by, if it is not ``given``.
-        reorders: the samples of an output may be anywhere in the inputs.
-        passes: then the value of ``--passes``.
     """
     running, memory = common.running, common.memory
 
@@ -117,7 +113,7 @@ def _run(
             inputs = open_inputs(given, hidden, how=running.how, memory=memory // 8, keys=keys)
             check_memory(inputs, memory, of_sample)
             found = orders(inputs, hidden)
-            job = plan(
+            return plan(
                 name,
                 inputs,
                 place,
@@ -127,24 +123,11 @@ def _run(
                 memory=memory // 2,
                 options=decided,
             )
-            if not reorders:
-                return job
-            from wds_pipes.cli.reshaping.gathering import in_passes
-
-            return in_passes(job, inputs, found[""], passes=passes, memory=memory, how=running.how)
 
     from wds_pipes.cli.reshaping.plan import planned
     from wds_pipes.cli.shards import summary
 
     run_job(make, running, planned, summary)
-
-
-_passes = click.option(
-    "--passes",
-    type=click.IntRange(1, 2),
-    help="With 1, each sample is read where it is. With 2, all are first copied into large files in DEST, which need "
-    "as much space again until the end.  [default: 2 for small samples in a store, else 1]",
-)
 
 
 @click.command(
@@ -244,9 +227,8 @@ def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: 
 @urls
 @dest
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed is another order.")
-@_passes
 @_reshaping
-def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, passes: int | None, common: _Common) -> None:
+def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> None:
     """Write the samples of all shards in a random order.
 
     Each sample may come anywhere. The order depends only on the seed and the number of samples.
@@ -259,7 +241,7 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, passes: int | None, 
         check_uncompressed(inputs)
         return {"": order_of_samples(inputs.count, seed, 0)}
 
-    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4, reorders=True, passes=passes)
+    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4)
 
 
 @click.command(
@@ -274,9 +256,8 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, passes: int | None, 
 @click.option(
     "--by", metavar="FIELD[:NAME]", help="Sort by the value of a field, or by a value in its JSON.  [default: the key]"
 )
-@_passes
 @_reshaping
-def sort(*, urls: tuple[str, ...], dest: str, by: str | None, passes: int | None, common: _Common) -> None:
+def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -> None:
     """Write the samples of all shards in the order of their keys, or of a field.
 
     Values are read as decode_by_ext reads them: cls is a number, txt a text. json:width is a value
@@ -291,7 +272,7 @@ def sort(*, urls: tuple[str, ...], dest: str, by: str | None, passes: int | None
         check_uncompressed(inputs)
         return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running.how)}
 
-    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12, reorders=True, passes=passes)
+    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12)
 
 
 @click.command(epilog=example("wds-pipes mix 'web/*.tar=0.7' 'books/*.tar=0.3' mixed/"))

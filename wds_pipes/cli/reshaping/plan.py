@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     Order = range | Permutation | npt.NDArray[np.int64]
 
 BLOCK_SAMPLES = 1 << 15  # samples whose places are computed at a time
-COPIES = ".wds-pipes/gathered"  # where the first of two passes writes
 
 
 @dataclass(frozen=True)
@@ -186,16 +185,10 @@ def plan(
         partial(write, inputs, memory, options),
         tasks,
         {**options, **division.options},
-        _finish,
+        write_indexes,
         index_names([task.name for task in tasks]),
     )
     return with_classes(job, inputs.urls)
-
-
-def _finish(place: Place, facts: Sequence[Facts]) -> None:
-    """Write the indexes, and remove the copies of two passes, also those of an earlier run."""
-    write_indexes(place, facts)
-    place.remove_folder(COPIES)
 
 
 def _part(order: Order, start: int, stop: int) -> Part:

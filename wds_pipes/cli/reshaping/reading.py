@@ -17,7 +17,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
 
 from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Extents
 from wds_pipes.errors import ShardError
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 Sample = dict[str, Any]
-T = TypeVar("T")
 _MOST_OPEN = 64  # local shards
 _CHUNK = 1 << 20  # bytes that are read at once
 _GAP = 1 << 12  # bytes between two samples of a local shard that are read with them
@@ -90,17 +89,6 @@ class Reader:
         Raises:
             ShardError: a shard cannot be read, is damaged, or was changed.
         """
-        return self._in_order(blocks, self._parse)
-
-    def copies(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[bytes]:
-        """Yield the bytes of each sample, and the header after it, in the order of their numbers.
-
-        Raises:
-            ShardError: as in ``read``, so the bytes can be parsed.
-        """
-        return self._in_order(blocks, self._copy)
-
-    def _in_order(self, blocks: Iterable[npt.NDArray[np.int64]], take: Callable[[_Wanted, Part], T]) -> Iterator[T]:
         ahead: deque[list[_Wanted]] = deque()  # windows whose ranges were requested
 
         def ranges() -> Iterator[Range]:
@@ -113,11 +101,11 @@ class Reader:
         first = next(parts, None)
         while first is not None:
             window = ahead.popleft()
-            held: dict[int, T] = {}
+            held: dict[int, Sample] = {}
             following = 0
             for number, wanted in enumerate(window):
                 part = first if not number else next(parts)
-                held[wanted.place] = take(wanted, part)
+                held[wanted.place] = self._parse(wanted, part)
                 while following in held:
                     yield held.pop(following)
                     following += 1
@@ -155,12 +143,6 @@ class Reader:
         if wanted.last:
             self._parser.check_last(part, stop, url)
         return sample
-
-    def _copy(self, wanted: _Wanted, part: Part) -> bytes:
-        self._parse(wanted, part)
-        (data, base), size = part, wanted.range.stop - wanted.range.start + BLOCK
-        start = wanted.range.start - base
-        return bytes(data[start : start + size]).ljust(size, b"\0")  # a shard may end without zeros
 
     def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
         """Yield the bytes of each range, and the header after it."""
