@@ -209,8 +209,8 @@ if with_audio:
 # ## One field, many samples
 #
 # Text comes as files of records. `explode_records` makes a sample of each record, and a resume
-# continues at the next record, in the middle of a file. It takes JSON Lines, MessagePack, CBOR and
-# Parquet, compressed or not.
+# continues at the next record, in the middle of a file. It takes JSON Lines, MessagePack and CBOR,
+# compressed or not.
 
 # %%
 with wp.TarWriter("documents.tar") as writer:
