@@ -49,8 +49,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
     ``data[i]`` is a sample, ``data[-1]`` the last one, ``data[10:20]`` a view of the same kind,
     ``data[[3, 1, 2]]`` a view in this order. Local shards are mapped into memory; a remote sample
     is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
-    then read together, and remote samples with many requests at once. From AIStore (``ais://``),
-    one request brings up to 128 samples, by GetBatch, where the gateway has it for byte ranges.
+    then read together, and remote samples with many requests at once.
 
     An index of another shard is an error, or each sample is a whole one of the shard, with one
     exception: if an index points at the second member of a sample, and the shard is remote, this

@@ -16,7 +16,6 @@ from wds_pipes.core.tolerant import is_of_data
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.pipe import CommandOutput
-from wds_pipes.io.remote.batch import Batch
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.object import Reported
@@ -145,15 +144,6 @@ class Opener:
         """The file of a remote object in the cache; None: it is not stored there."""
         return None if self._cache is None else self._cache.open_stored(url, store=self._store(url))
 
-    def takes_batches(self, url: str) -> bool:
-        """Whether the store of a URL has requests for many ranges."""
-        if not url.startswith("ais://"):
-            return False
-        try:
-            return self.client.stores.find(url)[0].takes_batches
-        except Exception:  # the request for a range raises it
-            return False
-
     def open_range(
         self,
         url: str,
@@ -163,7 +153,6 @@ class Opener:
         *,
         size: int | None,
         reported: Reported,
-        batch: Batch | None = None,
     ) -> RemoteShard:
         """The bytes ``start`` to ``stop`` - 1 of a remote object, which one request reads.
 
@@ -174,13 +163,12 @@ class Opener:
             queue: the queue in which it is read.
             size: how many bytes the object must have; None: as many as it has.
             reported: what the store has reported of the object: its response must be of this one.
-            batch: the ranges that the same request reads; None: it is requested alone.
 
         Raises:
             ShardError: its protocol is not known. Other errors are raised when it is read.
         """
         try:
-            return RemoteShard(queue, url, start=start, stop=stop, size=size, reported=reported, batch=batch)
+            return RemoteShard(queue, url, start=start, stop=stop, size=size, reported=reported)
         except Exception as error:
             problem = self._problem(url, error)
         raise problem

@@ -7,7 +7,6 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from wds_pipes.errors import ShardError, StateError
-from wds_pipes.io.remote.batch import Batch
 from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.io.remote.shard import RemoteShard
@@ -66,28 +65,14 @@ class Run:
             self.stop = max(self.stop, wanted.stop)
         return fits
 
-    @property
-    def may_be_in_batch(self) -> bool:
-        """Whether one request may read it with others.
-
-        A batch does not report the size of a file: if it must have one, another response has to
-        report it first.
-        """
-        reader = self._reader
-        return (
-            self.start < self.stop
-            and reader.opener.takes_batches(self.url)
-            and (self._size is None or reader.reported(self.url).size is not None)
-        )
-
-    def request(self, queue: RangeQueue, batch: Batch | None = None) -> None:
-        """Request the bytes, together with the others of a batch."""
+    def request(self, queue: RangeQueue) -> None:
+        """Request the bytes."""
         start = self.ranges[0].start
         self._held, self._base = b"", start
         try:
             size, reported = self._size, self._reader.reported(self.url)
             self._stream = self._reader.opener.open_range(
-                self.url, start, self.stop, queue, size=size, reported=reported, batch=batch
+                self.url, start, self.stop, queue, size=size, reported=reported
             )
         except ShardError as error:
             self._error = error

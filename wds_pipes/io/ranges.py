@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.core.counts import Network
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.range_runs import GAP, Part, Range, Run
-from wds_pipes.io.remote.batch import FEWEST, Batch, batches
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue
@@ -40,7 +39,7 @@ class RangeReader:
 
     All ranges of a remote file are of one version of it: if the store reports another size or ETag
     for a later range, that is an error. ``forget`` ends this; it also ends when very many other
-    files were read. Ranges that a batch brings (see ``Parts``) come without size and ETag.
+    files were read.
 
     Args:
         storage_options: how to reach the storage, as fsspec takes it.
@@ -218,9 +217,6 @@ class Parts(Iterator[Part]):
     2. A run has at most a connection's share of the read-ahead bytes, or one range. The ranges are
        pulled as long as there is room for a whole run, so runs are the same however slow the
        consumer is; and one range further, to see that it begins another run.
-    3. Where the store takes batches (AIStore), up to 128 runs are one request: at most a
-       connection's share of the bytes. Runs are held back for it, as long as more of those that
-       come before them are requested. Fewer than 16 runs have a request each.
 
     Raises:
         ShardError: a file cannot be read.
@@ -229,7 +225,6 @@ class Parts(Iterator[Part]):
 
     def __init__(self, reader: RangeReader, ranges: Iterable[Range]) -> None:
         self._runs: deque[Run] = deque()
-        self._held: list[Run] = []  # those of them that are held back
         self._bytes = 0  # of the runs
         self._queue: RangeQueue | None = None
         self._next: Range | None = None  # it was pulled, and begins the next run
@@ -284,22 +279,6 @@ class Parts(Iterator[Part]):
 
     def _read_ahead(self) -> None:
         """Pull ranges, and request them."""
-        self._pull_runs()
-        if self._held and not self._may_hold_back():
-            held, self._held = self._held, []
-            for runs in batches(held, self._most_bytes):
-                batch = Batch(self.queue) if len(runs) >= FEWEST else None
-                for run in runs:
-                    run.request(self.queue, batch)
-                if batch is not None:
-                    batch.add_to_queue()
-
-    def _may_hold_back(self) -> bool:
-        """Whether the runs that are held back may wait for others (rule 3)."""
-        ahead, held = len(self._runs), self._held
-        return self._next is not None and held[0] is not self._runs[0] and ahead >= 2 * FEWEST and 2 * len(held) < ahead
-
-    def _pull_runs(self) -> None:
         while len(self._runs) < self._most_runs and (
             not self._runs or self._bytes + self._most_bytes <= self._readahead_bytes
         ):
@@ -313,10 +292,7 @@ class Parts(Iterator[Part]):
             self._runs.append(run)
             self._bytes += run.stop - run.start
             if not self._reader.is_local(run.url):
-                if run.may_be_in_batch:
-                    self._held.append(run)
-                else:
-                    run.request(self.queue)
+                run.request(self.queue)
 
     def _pull(self) -> Range | None:
         try:
@@ -341,6 +317,5 @@ class Parts(Iterator[Part]):
         """Cancel what is requested. The iteration is over; closing again does nothing."""
         self._ranges, self._next, self._error = iter(()), None, None
         self._close_queue()
-        self._held.clear()
         while self._runs:
             self._runs.popleft().close()

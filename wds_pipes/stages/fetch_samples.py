@@ -36,10 +36,7 @@ class FetchSamples(Tolerant[Sample]):
 
     They are the same dicts that ``group_by_key`` yields: ``__key__``, ``__url__``, and the bytes of
     each field. Local shards are mapped into memory. Of remote ones, the samples that come next are
-    requested ahead, many at once; neighbours in a shard share a request. From AIStore (``ais://``),
-    one request brings 16 to 128 runs of neighbours, by GetBatch, where the gateway has it for byte
-    ranges. A gateway that has not, and one whose batches fail three times in a row, gets ordinary
-    requests from then on, as do ranges that a batch does not bring.
+    requested ahead, many at once; neighbours in a shard share a request.
 
     Args:
         source: a pipe of sample references: ``SampleList``.

@@ -11,7 +11,6 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
 - ``block``: a byte range, whose chunks pass from one side to the other; ``transfer``: the requests
   that fill a block; ``object``: what is known of the shard as a whole; ``waits``: how long requests
   usually wait, and the timer of those that wait longer.
-- ``batch``: one request for many ranges, where the store has such requests.
 - ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
   what their responses and errors mean.
 - ``metadata``: listings, sizes and what else is not read as a shard.

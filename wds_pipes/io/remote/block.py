@@ -112,23 +112,3 @@ class Block:
             self.begin_time(now)
         elif self.came - self._counted >= least:
             self.since, self._counted = now, self.came
-
-
-class WholeBlock(Block):
-    """A block whose bytes the consumer gets when all of them have arrived."""
-
-    def __init__(self, fetch: Fetch, start: int, stop: int) -> None:
-        super().__init__(fetch, start, stop)
-        self._arrived: list[bytes] = []
-
-    def add(self, chunk: bytes) -> None:
-        if not self._dropped:
-            self._arrived.append(chunk)
-            self._hold(len(chunk))
-            if self.is_whole():
-                self.chunks.extend(self._arrived)
-                self._arrived.clear()
-
-    def drop(self) -> None:
-        self._arrived.clear()
-        super().drop()

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from math import ceil
-from typing import TYPE_CHECKING
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import TAR_NAME
@@ -19,9 +18,6 @@ from wds_pipes.io.remote.transfer import Transfers
 from wds_pipes.io.remote.verdicts import judge
 from wds_pipes.io.secret import clean, hide, words
 from wds_pipes.io.urls import redact
-
-if TYPE_CHECKING:
-    from wds_pipes.io.remote.batch import Batch
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the byte ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least this many times as long as the wait for its response, if it may
@@ -40,13 +36,12 @@ class Fetch:
         size: how many bytes the shard must have; None: any number.
         stop: the byte after the last one to fetch: it is requested at once; None: the shard's end.
         reported: what the store has reported of the shard, see ``RemoteObject``.
-        batch: the ranges that are requested together with it; None: it is requested alone.
 
     Attributes:
         object: what is known of the whole shard.
         end_is_vouched_for: False once the shard has ended where only its connection did: see
             ``RemoteShard``.
-        start, stop, batch: as above.
+        start, stop: as above.
         store, path: where it is requested.
         blocks: the byte ranges that were requested and are not used up, in order; guarded by the
             lock.
@@ -66,10 +61,9 @@ class Fetch:
         *,
         stop: int | None = None,
         reported: Reported | None = None,
-        batch: Batch | None = None,
     ) -> None:
         self.queue, self.url, self._client, self._budget = queue, url, queue.client, queue.budget
-        self.start, self.stop, self.batch = start, stop, batch
+        self.start, self.stop = start, stop
         self.object = RemoteObject(url, size, reported)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
@@ -78,10 +72,7 @@ class Fetch:
         self.failed = False
         self.given_up = False
         self.store, self.path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
-        if batch is None:
-            queue.add(self)
-        else:
-            batch.fetches.append(self)
+        queue.add(self)
 
     # By the consumer, with the lock
 
@@ -210,8 +201,6 @@ class Fetch:
 
     def request_next(self) -> None:
         """Request the next bytes."""
-        if self.batch is not None and self.batch.request():
-            return
         start = self.start
         if self.blocks:
             assert self.blocks[-1].stop is not None
@@ -346,8 +335,6 @@ class Fetch:
         for block in (*self.blocks, *self.rivals):
             if block.task is not None and not block.done:
                 block.task.cancel()
-        if self.batch is not None:
-            self.batch.give_up(self)
         if self in self.queue.fetches:
             with self._budget.lock:
                 self.queue.fetches.remove(self)

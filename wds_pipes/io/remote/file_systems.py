@@ -176,15 +176,9 @@ def aistore_gateway() -> str:
     return endpoint.rstrip("/")
 
 
-def aistore_object(url: str) -> tuple[str, str]:
-    """The bucket and the name of an AIStore object."""
-    bucket, _, name = url.removeprefix("ais://").partition("/")
-    return bucket, name
-
-
 def aistore_url(url: str) -> str:
     """The URL of an AIStore object in the REST interface of the gateway."""
-    bucket, name = aistore_object(url)
+    bucket, _, name = url.removeprefix("ais://").partition("/")
     return f"{aistore_gateway()}/v1/objects/{bucket}/{quote(name)}?provider=ais"
 
 

@@ -189,12 +189,6 @@ class RangeQueue(ReadQueue):
                 self._is_called = True
                 self.budget.call(self.schedule)
 
-    def request_again(self, fetches: list[Fetch]) -> None:
-        """Request ranges that were requested, but have no block any more."""
-        with self.budget.lock:
-            unrequested = {*self._unrequested, *fetches}
-            self._unrequested = deque(fetch for fetch in self.fetches if fetch in unrequested)
-
     def notify(self, fetch: Fetch) -> None:
         if self.waiting is fetch and not self._is_waking:
             # When the event loop has done what it has to do now: both threads would take the
@@ -224,7 +218,7 @@ class RangeQueue(ReadQueue):
 
     def _request(self) -> None:
         while self._unrequested and self.fetches:
-            if not self._unrequested[0].can_request:  # given up, or in a batch that is requested
+            if not self._unrequested[0].can_request:  # given up
                 self._unrequested.popleft()
                 continue
             if self._unrequested[0] is not self.fetches[0]:

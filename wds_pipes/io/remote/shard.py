@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wds_pipes.io.remote.fetch import Fetch
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.urls import redact
-
-if TYPE_CHECKING:
-    from wds_pipes.io.remote.batch import Batch
 
 # A consumer that has no bytes left is woken after this many bytes, or after this time in seconds.
 _WAKE_BYTES, _WAKE_SECONDS = 1 << 20, 0.02
@@ -30,7 +27,6 @@ class RemoteShard(io.RawIOBase):
         stop: the byte after the last one to read; None: the shard's end.
         whole_queue: whether to close the queue with it.
         reported: what the store has reported of the shard, see ``RemoteObject``.
-        batch: the ranges that are requested together with it; None: it is requested alone.
     """
 
     def __init__(
@@ -43,13 +39,12 @@ class RemoteShard(io.RawIOBase):
         stop: int | None = None,
         whole_queue: bool = False,
         reported: Reported | None = None,
-        batch: Batch | None = None,
     ) -> None:
         self._queue, self._budget = queue, queue.budget
         self._whole_queue = whole_queue
         self._rest: memoryview | None = None  # of the chunk that is being read
         try:
-            self._fetch = Fetch(queue, url, start, size, stop=stop, reported=reported, batch=batch)
+            self._fetch = Fetch(queue, url, start, size, stop=stop, reported=reported)
         except BaseException:
             super().close()
             raise

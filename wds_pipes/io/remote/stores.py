@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from time import perf_counter
@@ -21,7 +21,6 @@ from typing import Any, Protocol
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.remote.file_systems import (
     aistore_gateway,
-    aistore_object,
     aistore_url,
     are_same,
     check_reachable,
@@ -53,7 +52,6 @@ from wds_pipes.io.urls import links_of
 
 # Bytes in a range, for stores that return whole ranges.
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
-_MOST_FAILED = 3  # batches in a row, after which no more are requested
 
 
 class Store(Protocol):
@@ -62,12 +60,10 @@ class Store(Protocol):
     Attributes:
         streams: whether a response arrives in chunks, so that one request can be for all the rest
             of a shard.
-        takes_batches: whether one request may be for many ranges: see ``io.remote.batch``.
         waits: how long its requests wait for bytes.
     """
 
     streams: bool
-    takes_batches: bool
     waits: Waits
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
@@ -116,7 +112,7 @@ class Stores:
         with self._lock:
             if key not in self._known:
                 fs = self._make(protocol, kind, options | of_url)
-                self._known[key] = fs, self._store(fs) if gateway is None else AIStore(fs, gateway)
+                self._known[key] = fs, self._store(fs)
             fs, store = self._known[key]
         return store, fs._strip_protocol(url)
 
@@ -182,7 +178,6 @@ _shared: dict[int, _Shared] = {}  # by process
 
 class _Http:
     streams = True
-    takes_batches = False
 
     def __init__(self, fs: Any) -> None:
         self._fs, self.waits = fs, Waits()
@@ -191,48 +186,13 @@ class _Http:
         self._headers = self._options.pop("headers", {})
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
-        return await self._get(path, start, range_headers(start, stop))
-
-    async def _get(self, url: str, start: int, headers: dict[str, str], **more: Any) -> Response:
         session = await self._fs.set_session()
-        options = {**self._options, **more, "headers": {**self._headers, **headers}}
-        return await request_by_http(session, start, self._fs.encode_url(url), **options)
-
-
-class AIStore(_Http):
-    """An AIStore, by the REST interface of its gateway.
-
-    ``takes_batches`` becomes False when the gateway has shown that it has no GetBatch of byte
-    ranges, and when several batches in a row have failed.
-    """
-
-    def __init__(self, fs: Any, gateway: str) -> None:
-        super().__init__(fs)
-        self._gateway, self._failed, self.takes_batches = gateway, 0, True
-
-    async def request_batch(self, ranges: Sequence[tuple[str, int, int]]) -> Response:
-        """Request ranges of objects: the URL of each, its first byte, and how many bytes. The
-        response is a tar with a member for each range, in this order.
-        """
-        entries = []
-        for url, start, length in ranges:
-            bucket, name = aistore_object(url)
-            entries.append({"objname": name, "bucket": bucket, "provider": "ais", "start": start, "length": length})
-        # An entry that cannot be read has a member that says so, and the others are sent.
-        body = {"mime": ".tar", "in": entries, "coer": True, "onob": False, "strm": True}
-        url = f"{self._gateway}/v1/ml/moss/{entries[0]['bucket']}?provider=ais"
-        return await self._get(url, 0, {"Accept-Encoding": "identity"}, json=body)
-
-    def note_batch(self, *, failed: bool) -> None:
-        """Record how a batch has ended."""
-        self._failed = self._failed + 1 if failed else 0
-        if self._failed >= _MOST_FAILED:
-            self.takes_batches = False
+        options = {**self._options, "headers": {**self._headers, **range_headers(start, stop)}}
+        return await request_by_http(session, start, self._fs.encode_url(path), **options)
 
 
 class _Gcs:
     streams = True
-    takes_batches = False
 
     def __init__(self, fs: Any, threads: Executor) -> None:
         self._fs, self._threads, self.waits = fs, threads, Waits()
@@ -251,7 +211,6 @@ class _Gcs:
 
 class _S3:
     streams = True
-    takes_batches = False
 
     def __init__(self, fs: Any) -> None:
         self._fs, self.waits = fs, Waits()
@@ -292,7 +251,7 @@ class _Other:
     last bytes, and after these: it may have been written meanwhile.
     """
 
-    streams = takes_batches = False
+    streams = False
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
         self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()
