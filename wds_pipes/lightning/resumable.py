@@ -36,6 +36,10 @@ class ResumableData:
     moved: bool = False
     trainer: Any
 
+    def __str__(self) -> str:
+        # Lightning's would take batches from a loader that is not torch's DataLoader
+        return object.__repr__(self)
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for kind in cls.__mro__[: cls.__mro__.index(ResumableData)]:
