@@ -40,6 +40,7 @@
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
 # | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop").with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker, and is a multiple of ranks x batch size. Each rank gets the same number of full batches, whatever the steps filter or skip. |
+# | `WebLoader(...).with_epoch(5)` on each of `world` ranks | `PipeLoader(..., epoch_end="loop").with_epoch(batches=5 * world)` | There the number counts the batches of one rank, here those of all ranks together. |
 # | `.repeat(2)` | `.repeat(2)` | Also between other steps. Each repetition is another epoch, in another order. |
 # | `.repeat()`, `.repeat().with_epoch(n)` | `PipeLoader(..., epoch_end="loop")`, and its `.with_epoch(samples=n)` | Without `PipeLoader`, `.repeat()` has no end here either. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |

@@ -122,7 +122,7 @@ ARGUMENTS = [
     mistake(
         "an option that is not there",
         "samples().shuffle_buffer(1000, initial=100)",
-        "shuffle_buffer() has no option 'initial'. It has: size, seed.",
+        "shuffle_buffer() has no option 'initial': initial= of webdataset is here nothing: ",
     ),
     mistake("a batch of 0", "samples().batch_samples(0)", "must be at least 1, not 0"),
     mistake("an unknown way to decode", "samples().decode_by_ext('rgb9')", "'rgb9'", "rgb8"),

@@ -4,6 +4,7 @@ says what replaces it.
 
 import inspect
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_misspelt_options(urls, pipe, tmp_path):
             "batch_samples() has no option 'partial'. Did you mean drop_last=? It means the opposite.",
         ),
         (lambda: pipe.group_by_key(handler=print), "group_by_key() has no option 'handler'. Did you mean on_error=?"),
-        (lambda: pipe.shuffle_buffer(3, initial=2), "shuffle_buffer() has no option 'initial'. It has: size, seed."),
+        (lambda: pipe.shuffle_buffer(3, capacity=2), "shuffle_buffer() has no option 'capacity'. It has: size, seed."),
         (lambda: wp.mix({"a": pipe}, weigths=[1]), "mix() has no option 'weigths'. Did you mean weights=?"),
         (
             lambda: nodes.ShardList(urls, shufle=True),
@@ -125,6 +126,28 @@ def test_misspelt_options(urls, pipe, tmp_path):
         with pytest.raises(TypeError) as caught:
             build()
         assert str(caught.value) == message
+
+
+def test_every_option_of_webdataset_has_a_suggestion(urls, pipe):
+    """Where the step has it, and where another step, or none, has it."""
+    webdataset = pytest.importorskip("webdataset")
+    source = wp.ShardList(urls)
+    ours = {*inspect.signature(wp.ShardList).parameters, "mode"}
+    for option in {*inspect.signature(webdataset.WebDataset).parameters, "initial", "collation_fn", "bufsize"} - ours:
+        mend = rf"no option '{option}'(\. Did you mean |: {option}= of webdataset is here )"
+        for call in (partial(wp.ShardList, urls), source.open_shards, pipe.decode_by_ext, partial(wp.PipeLoader, pipe)):
+            with pytest.raises(TypeError, match=mend):
+                call(**{option: None})
+    for call, mend in (
+        (lambda: wp.ShardList(urls, nodesplitter=print), ": nodesplitter= of webdataset is here nothing: PipeLoader"),
+        (lambda: wp.ShardList(urls, handler=print), ": handler= of webdataset is here on_error= of the steps after"),
+        (lambda: wp.ShardList(urls, cache_dir="c"), ": cache_dir= of webdataset is here cache= of open_shards()."),
+        (lambda: source.open_shards(cache_dir="c"), ". Did you mean cache=?"),
+        (lambda: wp.PipeLoader(pipe, cache_size=3), " is here max_bytes= of cache_shards()."),
+    ):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert mend in str(caught.value)
 
 
 def test_too_many_or_too_few_arguments(pipe, tmp_path):

@@ -62,19 +62,30 @@ _NAMES = {
     "warn_and_continue": 'on_error="skip" of each step',
 }
 
-# And for arguments, if the step has the option on the right.
+# And for arguments: the option of a step ("NAME= of STEPS"), or what to do instead.
 _ARGUMENTS = {
-    "bufsize": "size",
-    "cache_dir": "cache",
-    "collation_fn": "collate",
-    "collate_fn": "collate",
-    "handler": "on_error",
-    "maxcount": "max_samples",
-    "maxsize": "max_bytes",
-    "partial": "drop_last",
-    "post": "on_shard",
-    "shardshuffle": "shuffle",
-    "start_shard": "start",
+    "bufsize": "size= of shuffle_buffer()",
+    "cache_dir": "cache= of open_shards()",
+    "cache_size": "max_bytes= of cache_shards()",
+    "collate_fn": "collate= of batch_samples() and PipeLoader()",
+    "collation_fn": "collate= of batch_samples() and PipeLoader()",
+    "detshuffle": "shuffle= of ShardList()",
+    "empty_check": "nothing",
+    "handler": "on_error= of the steps after ShardList()",
+    "initial": "nothing: shuffle_buffer() yields its first sample at once",
+    "maxcount": "max_samples= of ShardWriter()",
+    "maxsize": "max_bytes= of ShardWriter()",
+    "nodesplitter": "nothing: PipeLoader gives each rank its part",
+    "partial": "drop_last= of batch_samples() and PipeLoader()",
+    "post": "on_shard= of ShardWriter()",
+    "rename_files": "key_split= of group_by_key(), with a function",
+    "repeat": ".repeat(n), or epoch_end='loop' of PipeLoader()",
+    "select_files": "fields= of group_by_key()",
+    "shardshuffle": "shuffle= of ShardList()",
+    "start_shard": "start= of ShardWriter()",
+    "url_to_name": "nothing: cache= names its files itself",
+    "verbose": "nothing: leave it out",
+    "workersplitter": "nothing: PipeLoader gives each worker its part",
 }
 
 
@@ -232,8 +243,12 @@ def _check(name: str, options: Iterable[str], known: Iterable[str]) -> None:
             known = [each for each in known if each not in ("self", "source")]
             if name == "PipeLoader" and option in _OF_DATALOADER:
                 raise TypeError(f"PipeLoader() has no option {option!r}: {_OF_DATALOADER[option]}.")
-            meant = _ARGUMENTS.get(option)
-            meant = meant if meant in known else nearest(option, known)
+            here = _ARGUMENTS.get(option, "")
+            meant: str | None = here.partition("= of ")[0]
+            if meant not in known:
+                if here:
+                    raise TypeError(f"{name}() has no option {option!r}: {option}= of webdataset is here {here}.")
+                meant = nearest(option, known)
             mend = (
                 f"Did you mean {meant}=?{' It means the opposite.' if option == 'partial' else ''}"
                 if meant is not None
