@@ -2,9 +2,11 @@
 
 WdsError
   ShardError        a shard cannot be opened, read or parsed; an OSError (.url .offset)
+    DamagedShardError   it is cut or damaged; a tarfile.ReadError
   SampleError       one sample is bad; a ValueError                     (.url .key .offset)
     DecodeError     one field of it cannot be decoded                   (.field)
-  StateError        a checkpoint does not fit this pipeline
+    MissingFieldError   it lacks a field; a KeyError
+  StateError        a checkpoint does not fit this pipeline; a RuntimeError
   WorkerError       a worker process died or returned nothing in time
   CacheError        the local cache cannot be used                      (.path)
 
@@ -19,6 +21,7 @@ all frames, for example for a bug report, set ``WDS_PIPES_FULL_TRACEBACK=1`` in 
 
 from __future__ import annotations
 
+import tarfile
 from typing import Any
 
 _MOST_TEXT = 4000  # characters of a message: a longer one is shown without its middle
@@ -61,6 +64,10 @@ class ShardError(WdsError, OSError):
         super().__init__(message, url=url, offset=offset)
 
 
+class DamagedShardError(ShardError, tarfile.ReadError):
+    """A shard is cut or damaged. Also a ``tarfile.ReadError``."""
+
+
 class SampleError(WdsError, ValueError):
     """One sample is bad. Also a ValueError.
 
@@ -98,8 +105,16 @@ class DecodeError(SampleError):
         super().__init__(message, url=url, key=key, offset=offset, field=field)
 
 
-class StateError(WdsError):
-    """A checkpoint does not fit this pipeline, or a pipeline's state cannot be known."""
+class MissingFieldError(SampleError, KeyError):
+    """A sample lacks a field. Also a KeyError."""
+
+    __str__ = Exception.__str__  # that of KeyError is a repr
+
+
+class StateError(WdsError, RuntimeError):
+    """A checkpoint does not fit this pipeline, a pipeline's state cannot be known, or an iterator
+    was replaced. Also a RuntimeError.
+    """
 
 
 class WorkerError(WdsError):

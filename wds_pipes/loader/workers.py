@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from wds_pipes.core.stage import Stage
-from wds_pipes.errors import WorkerError
+from wds_pipes.errors import StateError, WorkerError
 from wds_pipes.loader.commands import Commands
 from wds_pipes.loader.hand_off import Inbox
 from wds_pipes.loader.interrupts import uninterrupted
@@ -282,7 +282,7 @@ def worker_error(error: Exception, results: object) -> Exception:
             worker.join(_PATIENCE)
         ids = ", ".join(str(worker.pid) for worker in ended)
         text = f"DataLoader worker (pid {ids}) ended while it sent a batch"
-    elif isinstance(error, RuntimeError) and "DataLoader" in str(error):
+    elif isinstance(error, RuntimeError) and not isinstance(error, StateError) and "DataLoader" in str(error):
         text = str(error).strip().removesuffix(".")
     else:
         return error

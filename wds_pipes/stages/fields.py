@@ -9,7 +9,7 @@ from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import MissingFieldError
 from wds_pipes.stages.identity import identity
 
 
@@ -80,7 +80,7 @@ def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:
     return None
 
 
-def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[str]) -> SampleError:
+def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[str]) -> MissingFieldError:
     """Return the error for a sample that lacks a field. It lists the fields that the sample has,
     and those that ``source`` has left out.
     """
@@ -91,6 +91,6 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     apart = [part.strip() for name in names for part in name.split(",")]
     if len(apart) > len(names) and any(part in sample for part in apart):
         there += f". Names are arguments of their own: {', '.join(map(repr, apart))}."
-    return SampleError(
+    return MissingFieldError(
         f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.errors import DamagedShardError, SampleError
 from wds_pipes.io.urls import redact
 
 # The data of a member without a name: what that member means.
@@ -97,7 +97,7 @@ def field_twice(url: str, key: str, field: str, name: str, *, offset: int) -> Sa
     return SampleError(message, url=url, key=key, offset=offset)
 
 
-def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
+def half_sample(url: str, key: str, offset: int, place: bytes) -> DamagedShardError:
     """The error for a sample next to a doubtful place that differs from its neighbours.
 
     The place is a ``MARK`` or an ``END`` at ``offset``.
@@ -109,4 +109,4 @@ def half_sample(url: str, key: str, offset: int, place: bytes) -> ShardError:
         "half a sample: its fields differ from those of the samples before it in this shard, "
         "or no sample comes before it. Write or fetch it again."
     )
-    return ShardError(message, url=redact(url), offset=offset)
+    return DamagedShardError(message, url=redact(url), offset=offset)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from struct import error as struct_error
 from typing import BinaryIO
 
-from wds_pipes.errors import ShardError, ShardWarning
+from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.ends import examine_end
@@ -316,7 +316,8 @@ class TarReader:
             The data of the member without a name that is yielded for it, if reading continues.
         """
         self._extra = None
-        error = ShardError(
+        failed = found.lost and found.cause is not None  # the stream did, and not the tar
+        error = (ShardError if failed else DamagedShardError)(
             f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.",
             url=redact(self.url),
             offset=found.offset,
