@@ -35,7 +35,7 @@
 # | `.rsample(0.1)` | `.filter_samples(lambda sample, rng: rng.random() < 0.1)` | The same samples after a resume. |
 # | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
 # | `.compose(fn)`, a generator function | `.then(fn, holds=0)` | `holds` says how many samples it remembers, so that it resumes exactly. |
-# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="numpy"`, `"columns"` or `"list"` arrays, columns of lists, or lists of samples; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
+# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="keep"` arrays of arrays and numbers as webdataset does, and with `"numpy"`, `"columns"` or `"list"` arrays, columns of lists, or lists of samples; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
 # | `.unbatched()` | `.unbatch_samples()` | |
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
@@ -502,7 +502,7 @@ check_resume(resnet)
 # | A handler may skip any error | `map_samples(on_error="skip")` raises a NameError, a TypeError and the like | A misspelt name would skip every sample. |
 # | A cut shard may end with half a sample | that sample is dropped and counted | Half a sample is never returned as a whole one. |
 # | `torchl` returns (H, W) | `torchl` returns (1, H, W) | All other images as tensors are (C, H, W), as layers take them. |
-# | Labels in a batch are an array | a tensor; `collate="numpy"` for arrays | They go to the device with the images. |
+# | Labels in a batch are an array | a tensor; `collate="keep"` for arrays of arrays and numbers | They go to the device with the images. |
 # | Pickles and `pipe:` run | only with `allow_pickle=True`, `allow_pipe=True` | Both run any code in the data or the URL. |
 #
 # ## Bad data

@@ -365,7 +365,7 @@ def test_an_array_that_was_made_in_a_block_is_not_copied():
     assert (arrived["other"] == 1).all()
 
 
-@pytest.mark.parametrize("collate", [None, "numpy", "columns"])
+@pytest.mark.parametrize("collate", [None, "numpy", "keep", "columns"])
 def test_stacked_batches_of_all_sizes_are_those_of_one_process(collate, tmp_path):
     [url] = make_shards(tmp_path, shards=1, samples=200, fields={"cls": lambda rng, number: str(number).encode()})
     pipe = wp.ShardList([url]).open_shards().load_tar().group_by_key().decode_by_ext().map_samples(unlike)

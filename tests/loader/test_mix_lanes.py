@@ -190,15 +190,11 @@ def test_batches_are_joined_as_if_they_were_made_at_once(tmp_path):
         "number": lambda sample: sample["cls"] / 3,
     }
     for convert in forms.values():
-        for collate in (None, "numpy", "list", lambda batch: ("mine", batch)):
+        for collate in (None, "numpy", "keep", "list", lambda batch: ("mine", batch)):
             parts = batches(1, convert, "list")
             rows = [flat(part[2 * place : 2 * place + 2] for part in parts[:4]) for place in range(4)]
             expected = [
-                row
-                if collate == "list"
-                else collate(row)
-                if callable(collate)
-                else stack_samples(row, tensors=collate is None)
+                row if collate == "list" else collate(row) if callable(collate) else stack_samples(row, collate=collate)
                 for row in rows
             ]
             assert same(batches(4, convert, collate), expected)

@@ -76,6 +76,14 @@ def test_collate(collate, expected):
     assert type(batch) is expected
 
 
+def test_keep_stacks_each_column_into_its_own_kind():
+    """Large arrays too, which become rows as they come."""
+    pipe = Given([{"a": np.zeros(40_000), "t": torch.ones(2), "n": number, "s": "x"} for number in range(4)])
+    for batch in Stream(BatchSamples(pipe, 2, collate="keep")):
+        assert [type(column) for column in batch.values()] == [np.ndarray, torch.Tensor, np.ndarray, list]
+        assert batch["a"].shape == (2, 40_000)
+
+
 def test_columns_are_lists_that_need_not_stack():
     """Boxes of different numbers, as they are; samples of another form are still an error."""
     boxes = [np.zeros((number, 4)) for number in range(3)]
@@ -120,7 +128,7 @@ def array_of(kind, number):
     odd=st.dictionaries(st.integers(0, 12), ARRAYS, max_size=1),
     count=st.integers(1, 13),
     size=st.integers(1, 6),
-    collate=st.sampled_from([None, "numpy"]),
+    collate=st.sampled_from([None, "numpy", "keep"]),
 )
 def test_arrays_of_all_sizes_and_layouts_stack_as_at_once(form, columns, *, odd, count, size, collate):
     """Large arrays are copied into their batch as they come. It shows in nothing."""
@@ -138,7 +146,7 @@ def test_arrays_of_all_sizes_and_layouts_stack_as_at_once(form, columns, *, odd,
 
     given, arrived = list(samples()), []
     expected = [
-        outcome(lambda batch: stack_samples(batch, tensors=collate is None), given[first : first + size])
+        outcome(lambda batch: stack_samples(batch, collate=collate), given[first : first + size])
         for first in range(0, count, size)
     ]
     batches = iter(Stream(BatchSamples(Given(list(samples())), size, collate=collate)))
@@ -232,7 +240,7 @@ def test_wrong_sizes_are_refused_when_it_is_built(size):
 
 @pytest.mark.parametrize("collate", ["tensor", 3, ["list"]])
 def test_wrong_collates_are_refused_when_it_is_built(collate):
-    with pytest.raises(ValueError, match="collate must be None, 'numpy', 'columns', 'list' or a function"):
+    with pytest.raises(ValueError, match="collate must be None, 'numpy', 'keep', 'columns', 'list' or a function"):
         BatchSamples(Given([]), 2, collate=collate)
 
 

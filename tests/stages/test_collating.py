@@ -71,7 +71,7 @@ def test_mixed_numbers_become_a_dtype_that_holds_them():
 @pytest.mark.parametrize(("values", "dtype"), [case for case in STACKS if case[1] != torch.bfloat16])
 def test_numpy_gives_arrays(values, dtype):
     """Of the same numbers, shape and dtype."""
-    stacked = stack_samples(values, tensors=False)
+    stacked = stack_samples(values, collate="numpy")
     assert isinstance(stacked, np.ndarray)
     assert same(torch.from_numpy(stacked.astype(stacked.dtype.newbyteorder("="))), stack_samples(values))
 
@@ -107,9 +107,9 @@ def test_nothing_is_pickled_for_a_single_sample():
         [np.str_("a"), np.bytes_(b"b")],
     ],
 )
-@pytest.mark.parametrize("tensors", [True, False])
-def test_everything_else_is_listed(values, tensors):
-    listed = stack_samples([{"x": value} for value in values], tensors=tensors)["x"]
+@pytest.mark.parametrize("collate", [None, "numpy"])
+def test_everything_else_is_listed(values, collate):
+    listed = stack_samples([{"x": value} for value in values], collate=collate)["x"]
     assert isinstance(listed, list)
     assert all(one is other for one, other in zip(listed, values, strict=True))
 
@@ -168,15 +168,15 @@ def test_tuples_become_a_tuple_and_named_ones_keep_their_names():
         (np.zeros(1), np.array([None]), "shape (1,), float64 in sample 'a', but shape (1,), object in sample 'b'"),
     ],
 )
-@pytest.mark.parametrize("tensors", [True, False])
-def test_a_column_that_does_not_stack_is_named_with_sample_and_reason(one, other, why, tensors):
+@pytest.mark.parametrize("collate", [None, "numpy"])
+def test_a_column_that_does_not_stack_is_named_with_sample_and_reason(one, other, why, collate):
     """In either order of the values; the message says what to do."""
     batch = [
         {"__key__": key, "__url__": "https://me:secret@host/x.tar", "f": value}
         for key, value in (("a", one), ("b", other))
     ]
     with pytest.raises(wp.SampleError) as caught:
-        stack_samples(batch, tensors=tensors)
+        stack_samples(batch, collate=collate)
     why = why.replace("in sample 'a'", "in sample 'a' of shard https://host/x.tar")
     why = why.replace("in sample 'b'", "in sample 'b' of shard https://host/x.tar")
     assert str(caught.value).startswith(f"field 'f' cannot be stacked into a batch: {why}. ")
@@ -204,7 +204,7 @@ def test_dtypes_that_torch_or_numpy_lack_are_an_error_of_ours():
     with pytest.raises(wp.SampleError, match="longdouble|float128"):
         stack_samples([np.zeros(2, np.longdouble)])
     with pytest.raises(wp.SampleError, match="BFloat16"):
-        stack_samples([torch.zeros(2, dtype=torch.bfloat16)], tensors=False)
+        stack_samples([torch.zeros(2, dtype=torch.bfloat16)], collate="numpy")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
 from wds_pipes.stages.collating import NO_ROWS, Empty, Rows, stack_samples, which_batch
 
-_TENSORS = {None: True, "numpy": False, "columns": None}  # by collate, see stack_samples
+_COLLATES = (None, "numpy", "keep", "columns", "list")
 
 
 class BatchSamples(Stage[Any]):
@@ -29,9 +29,10 @@ class BatchSamples(Stage[Any]):
         size: the number of samples in a batch.
         drop_last: leave out the last batch of an epoch if it is smaller than ``size``. Its samples
             are counted as dropped.
-        collate: ``None`` for tensors, ``"numpy"`` for numpy arrays, ``"columns"`` for columns that
-            are all lists, whose values may differ in shape, ``"list"`` for the list of samples as
-            it is, or a function that takes this list and returns the batch.
+        collate: ``None`` for tensors, ``"numpy"`` for numpy arrays, ``"keep"`` for tensors of
+            tensors and numpy arrays of arrays and numbers, ``"columns"`` for columns that are all
+            lists, whose values may differ in shape, ``"list"`` for the list of samples as it is, or
+            a function that takes this list and returns the batch.
 
     Raises:
         SampleError: during iteration, if a column cannot be stacked. The message says which column,
@@ -66,14 +67,14 @@ class BatchSamples(Stage[Any]):
         super().__init__(source)
         self.size = check_count("size", size)
         self.drop_last = bool(drop_last)
-        if not callable(collate) and collate not in (None, "numpy", "columns", "list"):
-            raise ValueError(f"collate must be None, 'numpy', 'columns', 'list' or a function, not {collate!r}")
+        if not callable(collate) and collate not in _COLLATES:
+            raise ValueError(f"collate must be {', '.join(map(repr, _COLLATES))} or a function, not {collate!r}")
         self.collate = collate
         self.empty: Empty = np.empty  # makes the arrays of batches
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
-        at, size, stacks = self.at, self.size, self.collate in (None, "numpy")
+        at, size, stacks = self.at, self.size, self.collate in (None, "numpy", "keep")
         batch: list[Any] = []
         rows: Rows | None = None
         for sample in self.source.items:
@@ -111,7 +112,7 @@ class BatchSamples(Stage[Any]):
             if self.collate == "list":
                 return batch
             made = NO_ROWS if rows is None else rows.arrays
-            return stack_samples(batch, tensors=_TENSORS[self.collate], rows=made)
+            return stack_samples(batch, collate=self.collate, rows=made)
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
                 assert self.source is not None

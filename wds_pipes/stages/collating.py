@@ -74,15 +74,16 @@ def _fields(sample: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def stack_samples(
-    batch: list[Any], *, tensors: bool | None = True, rows: Mapping[str | int | None, Array] = NO_ROWS
+    batch: list[Any], *, collate: str | None = None, rows: Mapping[str | int | None, Array] = NO_ROWS
 ) -> Any:
     """Return a batch of samples as columns: a dict of columns for dicts, a tuple of columns for
     tuples, one column for anything else.
 
     Args:
         batch: the samples, at least one, all of one form.
-        tensors: stack numbers and arrays into torch tensors (True) or numpy arrays (False); None:
-            stack nothing, so that every column is a list.
+        collate: what to stack into: None: torch tensors; ``"numpy"``: numpy arrays; ``"keep"``:
+            tensors of tensors, and arrays of anything else; ``"columns"``: stack nothing, so that
+            every column is a list.
         rows: the arrays of the ``Rows`` through which the samples have passed.
 
     Raises:
@@ -94,23 +95,23 @@ def stack_samples(
         for sample in batch:
             if not isinstance(sample, dict) or sample.keys() != first.keys():
                 raise _uneven(batch, sample)
-        return {name: _column([sample[name] for sample in batch], name, batch, tensors, rows) for name in first}
+        return {name: _column([sample[name] for sample in batch], name, batch, collate, rows) for name in first}
     if isinstance(first, tuple):
         for sample in batch:
             if not isinstance(sample, tuple) or len(sample) != len(first):
                 raise _uneven(batch, sample)
         columns = [
-            _column(list(values), place, batch, tensors, rows) for place, values in enumerate(zip(*batch, strict=True))
+            _column(list(values), place, batch, collate, rows) for place, values in enumerate(zip(*batch, strict=True))
         ]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
-    return _column(batch, None, batch, tensors, rows)
+    return _column(batch, None, batch, collate, rows)
 
 
 def _column(
     values: list[Any],
     name: str | int | None,
     batch: list[Any],
-    tensors: bool | None,
+    collate: str | None,
     rows: Mapping[str | int | None, Array],
 ) -> Any:
     """Return one column: stacked if all values are numbers, arrays or tensors, a list if none is.
@@ -118,7 +119,7 @@ def _column(
     Raises:
         SampleError: only some of them are, or they differ in shape or dtype.
     """
-    if tensors is None:
+    if collate == "columns":
         return values
     first, kind = values[0], _kind(values[0])
     for place, value in enumerate(values):
@@ -131,13 +132,13 @@ def _column(
     try:
         if kind == "tensor":
             stacked = sys.modules["torch"].stack(values)
-            return stacked if tensors else stacked.numpy()
+            return stacked.numpy() if collate == "numpy" else stacked
         made = rows.get(name)
         if made is not None and len(made) == len(values):
             stacked = made
         else:
             stacked = np.stack(values) if kind == "array" else _numbers(values)
-        if not tensors:
+        if collate is not None:
             return stacked
         import torch
 
