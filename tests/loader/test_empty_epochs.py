@@ -25,7 +25,7 @@ def urls(tmp_path_factory):
 def chain(urls, *fields, module=wp, **options):
     if module is nodes:
         return nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, **options))), fields=fields)
-    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key(fields=fields)
+    return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key(fields=fields or None)
 
 
 def pipe(urls, *fields, **options):
@@ -115,6 +115,47 @@ def test_an_epoch_that_is_empty_for_another_reason_is_a_warning(urls, caplog):
     with caplog.at_level(logging.WARNING, logger="wds_pipes"):
         assert list(wp.PipeLoader(pipe(urls, "txt").filter_samples(nothing), num_workers=2)) == []
     assert caplog.text.count("this epoch gave nothing: 10 filtered") == 1
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("empty"), shards=3, samples=0)
+
+
+WHOLE_EPOCHS = {
+    "pipe": lambda pipe: pipe,
+    "fields": lambda pipe: pipe.select_fields("txt").shuffle_buffer(3),
+    "interleaved": lambda pipe: pipe.interleave_shards(2),
+    "mix": lambda pipe: wp.mix({"a": pipe}),
+    "as_dataset": lambda pipe: pipe.as_dataset(),
+    "PipeLoader": lambda pipe: wp.PipeLoader(pipe, batch_size=2, lanes=5),
+    "workers": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("host", WHOLE_EPOCHS)
+def test_shards_without_any_sample_are_an_error_unless_this_is_allowed(host, empty, urls):
+    """A lane without a sample beside others is none."""
+    make = WHOLE_EPOCHS[host]
+    with pytest.raises(SampleError, match=r"^this epoch gave nothing: no shard of .* has a sample.*empty_check=False"):
+        list(make(chain(empty)))
+    assert list(make(chain(empty, empty_check=False))) == []
+    assert len(list(make(chain([*empty, urls[3]])))) in (1, 2)
+
+
+def test_what_leaves_out_all_samples_is_no_empty_source(urls, empty):
+    """Neither a step that drops them, nor one that reads none of them, nor a rank without any."""
+    for pipe in (chain(urls).then(drop_all, holds=0), chain(urls).then(read_none, holds=0)):
+        assert list(pipe) == list(wp.PipeLoader(pipe, lanes=2)) == []
+    assert list(wp.PipeLoader(chain([urls[0], *empty]), rank=1, world_size=2, epoch_end="exact")) == []
+
+
+def drop_all(samples):
+    return (sample for sample in samples if not sample)
+
+
+def read_none(samples):
+    return iter(())
 
 
 def download(sample):

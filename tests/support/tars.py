@@ -99,7 +99,7 @@ def by_reader(data: bytes, **options) -> list[tuple[str, bytes]]:
 
 def load(urls, **options) -> LoadTar:
     """The chain up to load_tar."""
-    return LoadTar(OpenShards(ShardList(urls)), **options)
+    return LoadTar(OpenShards(ShardList(urls, empty_check=False)), **options)
 
 
 def group(urls, load_options=None, **options) -> GroupByKey:

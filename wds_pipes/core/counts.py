@@ -19,10 +19,11 @@ LIMITED = "errors in "
 
 
 class NothingKeptError(SampleError):
-    """No sample has a field that ``group_by_key(fields=...)`` keeps.
+    """An epoch gave nothing: no sample has a field that ``group_by_key(fields=...)`` keeps, or
+    there is no sample.
 
     Attributes:
-        samples: how many there were.
+        samples: how many there are.
     """
 
     samples: int
@@ -38,6 +39,7 @@ class Lack(NamedTuple):
         wanted: the fields to keep.
         left_out: other fields that were seen; only some of them if there are many.
         skipped: the message of the first error that was skipped; empty: none was.
+        found: False: all shards were read, and have no sample, which is not allowed; None: unknown.
     """
 
     samples: int = 0
@@ -45,6 +47,7 @@ class Lack(NamedTuple):
     wanted: frozenset[str] = frozenset()
     left_out: frozenset[str] = frozenset()
     skipped: str = ""
+    found: bool | None = None
 
     @classmethod
     def of_all(cls, lacks: Iterable[Lack]) -> Lack:
@@ -57,6 +60,7 @@ class Lack(NamedTuple):
                 both.wanted | lack.wanted,
                 both.left_out | lack.left_out,
                 both.skipped or lack.skipped,
+                lack.found if both.found is None else both.found or bool(lack.found),
             )
         return both
 
@@ -135,8 +139,18 @@ def check_tallies(name: str, tallies: Iterable[str], fields: Iterable[str]) -> N
         raise TypeError(f"{name}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}")
 
 
-def warn_of_nothing(counts: dict[str, int], lack: Lack) -> None:
-    """Log a warning if samples were read, but none was yielded; ``lack`` may say why."""
+def error_of_nothing(counts: dict[str, int], lack: Lack) -> SampleError | None:
+    """Return the error to raise after a whole epoch that yielded nothing, by ``lack``; None: no
+    error. If samples were read and left out, log a warning.
+    """
+    if lack.explains(counts):
+        return lack.error()
+    if lack.found is False and not any(counts.values()):
+        return NothingKeptError(
+            "this epoch gave nothing: no shard of the list has a sample. Correct the list, or allow it with "
+            "ShardList(empty_check=False).",
+            samples=0,
+        )
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
         logger.warning(
@@ -145,3 +159,4 @@ def warn_of_nothing(counts: dict[str, int], lack: Lack) -> None:
             lost,
             lack.first_skip,
         )
+    return None

@@ -8,7 +8,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
-from wds_pipes.core.counts import public_counts, warn_of_nothing
+from wds_pipes.core.counts import error_of_nothing, public_counts
 from wds_pipes.core.lane import LOADED
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
@@ -274,8 +274,8 @@ class StreamIterator(Generic[Out]):
             self._stream.at = (self._epoch, self._delivered, self._mark(), False)
 
     def _end(self) -> SampleError | None:
-        """Commit the end of the epoch. If all samples lack the fields that are kept, stop with an
-        error instead, and return the error.
+        """Commit the end of the epoch. If all samples lack the fields that are kept, or there are
+        none, stop with an error instead, and return the error.
         """
         running, context = cast(Stage[Out], self._running), self._stream.stage.context
         mark, lack = running.mark(), running.lack
@@ -283,12 +283,10 @@ class StreamIterator(Generic[Out]):
         explained, nothing = lack.explains(counts), not any(counts.values())
         if context.tell_end is not None and (explained or nothing):
             explained = context.tell_end(self._epoch, explained)
-        if explained:
-            error = lack.error()
+        error = lack.error() if explained else error_of_nothing(counts, lack) if context.lanes == 1 else None
+        if error is not None:
             self.stop(error)
             return error
-        if context.lanes == 1:
-            warn_of_nothing(counts, lack)
         self._stream.at = Position(self._epoch, self._delivered, mark, ended=True)
         self.stop(StopIteration())
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from wds_pipes.core.counts import LIMITED, Lack, warn_of_nothing
+from wds_pipes.core.counts import LIMITED, Lack, error_of_nothing
 from wds_pipes.core.tracebacks import shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
@@ -202,18 +202,15 @@ class LoaderIterator:
         return None
 
     def _all_lacking(self, at: LoaderPosition) -> Exception | None:
-        """Return an error if no lane of this rank yielded anything because of missing fields.
-
-        The fields are those that ``group_by_key(fields=...)`` keeps. If there is another reason,
-        warn.
+        """Return an error if no lane of this rank yielded anything because of missing fields, which
+        are those that ``group_by_key(fields=...)`` keeps, or because the shards of the only rank
+        have no sample. If there is another reason, warn.
         """
         if at.partition.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None
         counts = total_counts(map(unpack, self._ended.values()), {})
-        if self._lack.explains(counts):
-            return self._lack.error()
-        warn_of_nothing(counts, self._lack)
-        return None
+        alone = self._plan.rank.of == 1
+        return error_of_nothing(counts, self._lack if alone else self._lack._replace(found=None))
 
     def _commit_ends(self, at: LoaderPosition) -> None:
         """Adopt the ends of the lanes: no batch follows ``at``. If a signal handler has loaded a

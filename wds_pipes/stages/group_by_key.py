@@ -128,6 +128,7 @@ class GroupByKey(Tolerant[Sample]):
         self._tar: LoadTar | None = None
         self._opened: OpenShards | None = None
         self._resumed = False  # while running, whether it was opened at a mark
+        self._read = False  # while running, whether all shards were read
         self._doubt = Doubt(-1, MARK, "")  # while running, the last doubtful place
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
@@ -298,6 +299,7 @@ class GroupByKey(Tolerant[Sample]):
         ready = self._last(sample, bad, ref)
         if not first:
             self._end_shard(ref)
+        self._read = True
         if kept.found:
             kept.tell_misspelt()
         self._offset, self._before = -1, source.mark()
@@ -365,7 +367,8 @@ class GroupByKey(Tolerant[Sample]):
 
     @property
     def lack(self) -> Lack:
-        return self._kept.lack(self.at.filtered)._replace(skipped=super().lack.skipped)
+        found = self._kept.met or not self._read or (False if getattr(self.root, "empty_check", False) else None)
+        return self._kept.lack(self.at.filtered)._replace(skipped=super().lack.skipped, found=found)
 
     def _see(self, url: str, stop: int, others: int) -> tuple[bool, int]:
         """See the fields of the members of a shard before ``stop``, which were not all read. Return

@@ -136,11 +136,13 @@ class KeptFields:
     Attributes:
         names: the fields to keep, in lower case; None: all.
         found: whether a sample had one of them. ``group_by_key`` sets this.
+        met: whether there was a sample.
     """
 
     def __init__(self, names: Iterable[str] | None) -> None:
         self.names = None if names is None else frozenset(names)
         self.found = names is None
+        self.met = False
         self._met: set[str] = set()  # fields of the samples, if not all are kept
 
     def wants(self, key_split: KeySplit) -> Callable[[str], bool] | None:
@@ -157,6 +159,7 @@ class KeptFields:
 
     def meet(self, field: str) -> None:
         """Note that a sample has this field, kept or not."""
+        self.met = True
         if self.names is not None and len(self._met) < _MOST_MET:
             self._met.add(field)
 

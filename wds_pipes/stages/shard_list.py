@@ -97,6 +97,9 @@ class ShardList(ShardSource[ShardRef]):
             ``ShardWriter(offsets=True)`` and Megatron-Energon write them. With them, parts of a
             shard are read from their first sample on, and ``shuffle_buffer`` resumes without
             reading its window again. Each is read when its shard needs it.
+        empty_check: raise an error after an epoch in which no shard has a sample. Filters and other
+            steps that leave samples out do not matter. Only one process can tell: several ranks, or
+            workers of torch's DataLoader, do not check.
         storage_options: how to reach the storage: a dict, as fsspec takes it. It is used to list
             remote patterns and read a remote index, and to read the shards, unless ``open_shards``
             has storage_options of its own.
@@ -134,10 +137,12 @@ class ShardList(ShardSource[ShardRef]):
         weights: str | Sequence[float] | None = None,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
+        empty_check: bool = True,
         storage_options: dict[str, Any] | None = None,
         moved: bool = False,
     ) -> None:
         super().__init__(seed, storage_options, moved)
+        self.empty_check = bool(empty_check)
         matched = weights is not None or isinstance(samples_per_shard, Iterable)  # by their place in the list
         each = expand_each(in_sure_order(urls, sort=bool(shuffle) and not matched), storage_options)
         self.urls = [url for shards in each for url in shards]

@@ -92,7 +92,7 @@ def inspect_shards(urls: Sequence[str]) -> tuple[list[str], str, str | None]:
 
     try:
         shards = ShardList(urls).urls
-        first = next(iter(wp.ShardList(shards).open_shards().load_tar().group_by_key()), None)
+        first = next(iter(wp.ShardList(shards, empty_check=False).open_shards().load_tar().group_by_key()), None)
     except Exception as error:  # a storage may raise any error
         raise click.BadParameter(str(error) or repr(error), param_hint="--data") from error
     if first is None:

@@ -194,7 +194,7 @@ class Source:
 
     def read(self, fields: Sequence[str] | None = None) -> Iterator[Sample]:
         """Yield all samples, from the beginning; with these fields, or those of this source."""
-        members = LoadTar(OpenShards(ShardList(self._shards(), storage_options=self._options)))
+        members = LoadTar(OpenShards(ShardList(self._shards(), empty_check=False, storage_options=self._options)))
         wanted = self._fields if fields is None else fields
         grouped = GroupByKey(members, fields=wanted, key_split=self._split, on_repeated_key=self._on_repeated_key)
         self.stream = Stream(grouped)

@@ -165,7 +165,7 @@ class _Shard:
         Raises:
             _AgainError: keys come again, which was not known.
         """
-        opened = OpenShards(ShardList([url], storage_options=self._repair.reading.storage_options))
+        opened = OpenShards(ShardList([url], empty_check=False, storage_options=self._repair.reading.storage_options))
         grouped = GroupByKey(_Places(opened, self.noted), key_split=split_piece, on_error=self.noted.error)
         found = ((sample, [self.noted.came(sample)]) for sample in Stream(grouped))
         for sample, pieces in self._alone(found) if self._joined is None else self._whole(found, self._joined):
