@@ -456,7 +456,7 @@ def pipelines(draw):
 
 
 def assemble(urls, steps, options):
-    pipe = wp.ShardList(urls, **options).open_shards().load_tar().group_by_key()
+    pipe = wp.ShardList(urls, empty_check=False, **options).open_shards().load_tar().group_by_key()
     for step, size in steps:
         if step == "shuffle":
             pipe = pipe.shuffle_buffer(size)

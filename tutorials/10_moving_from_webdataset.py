@@ -44,6 +44,7 @@
 # | `.repeat(2)` | `.repeat(2)` | Also between other steps. Each repetition is another epoch, in another order. |
 # | `.repeat()`, `.repeat().with_epoch(n)` | `PipeLoader(..., epoch_end="loop")`, and its `.with_epoch(samples=n)` | Without `PipeLoader`, `.repeat()` has no end here either. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
+# | `empty_check=False` | `ShardList(empty_check=False)` | An epoch whose shards have no sample is an error otherwise. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `RoundRobin` | `mix` with equal weights | |
 # | `cache_dir=...` | `.cache_shards("cache", max_bytes="200GB").open_shards()` | Each shard is downloaded once for all processes of a machine. |

@@ -230,7 +230,7 @@ def listed(rng, urls, sizes, form, *, counted):
         options["resampled"] = True
     if form != "damaged" and counted:
         options["samples_per_shard"] = sizes
-    return wp.ShardList(urls, **options)
+    return wp.ShardList(urls, empty_check=False, **options)
 
 
 def grouped(rng, data, *, counted=None):
@@ -630,9 +630,9 @@ def ledger_chain(rng, data, form, exact):
         urls, sizes, _ = rng.choice(choices)
         options = {"samples_per_shard": sizes} if form != "damaged" and (not exact or rng.random() < 0.5) else {}
         skip = {"on_error": "skip"} if form == "damaged" else {}
-        return wp.ShardList(urls, shuffle=rng.random() < 0.8, seed=rng.randrange(99), **options).open_shards().load_tar(
-            **skip
-        ).group_by_key(**skip), sum(sizes)
+        return wp.ShardList(
+            urls, empty_check=False, shuffle=rng.random() < 0.8, seed=rng.randrange(99), **options
+        ).open_shards().load_tar(**skip).group_by_key(**skip), sum(sizes)
 
     def steps(pipe, most, interleave=True):
         for _ in range(rng.randrange(most + 1)):

@@ -20,7 +20,7 @@ def samples(urls, remote=None, seed=None, index=None, **options):
     if remote is not None:
         options = {"storage_options": remote.storage_options, "readahead_bytes": 2 << 20, **options}
     return (
-        wp.ShardList(urls, shuffle=seed is not None, seed=seed or 0, index=index)
+        wp.ShardList(urls, shuffle=seed is not None, seed=seed or 0, index=index, empty_check=False)
         .open_shards(**options)
         .load_tar()
         .group_by_key()

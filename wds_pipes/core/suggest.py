@@ -70,7 +70,7 @@ _ARGUMENTS = {
     "collate_fn": "collate= of batch_samples() and PipeLoader()",
     "collation_fn": "collate= of batch_samples() and PipeLoader()",
     "detshuffle": "shuffle= of ShardList()",
-    "empty_check": "nothing",
+    "empty_check": "empty_check= of ShardList()",
     "handler": "on_error= of the steps after ShardList()",
     "initial": "nothing: shuffle_buffer() yields its first sample at once",
     "maxcount": "max_samples= of ShardWriter()",
