@@ -290,6 +290,7 @@ class ShardList(WdsPipe[ShardRef]):
         weights: str | Sequence[float] | None = None,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
+        empty_check: bool = True,
         storage_options: dict[str, Any] | None = None,
         moved: bool = False,
     ) -> None: ...

@@ -367,7 +367,12 @@ class GroupByKey(Tolerant[Sample]):
 
     @property
     def lack(self) -> Lack:
-        found = self._kept.met or not self._read or (False if getattr(self.root, "empty_check", False) else None)
+        found = (
+            self._kept.met
+            or self._resumed
+            or not self._read
+            or (False if getattr(self.root, "empty_check", False) else None)
+        )
         return self._kept.lack(self.at.filtered)._replace(skipped=super().lack.skipped, found=found)
 
     def _see(self, url: str, stop: int, others: int) -> tuple[bool, int]:
