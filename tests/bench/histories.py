@@ -292,7 +292,7 @@ def extend(rng, pipe, most, *, torch=True, own=True, first=True):
         elif step == "interleave":
             pipe = pipe.interleave_shards(rng.randrange(1, 5))
         elif step == "decode":
-            pipe = pipe.decode_by_ext(on_error="skip")
+            pipe = pipe.decode_by_ext(on_error="skip", partial=True)
         elif step == "tuple":
             pipe, dicts = pipe.to_tuple("__key__", "cls"), False
     return pipe
@@ -656,7 +656,7 @@ def ledger_chain(rng, data, form, exact):
             elif step == "skip":
                 pipe = pipe.map_samples(break_some, on_error="skip")
             elif step == "decode":
-                pipe = pipe.decode_by_ext(on_error="skip")
+                pipe = pipe.decode_by_ext(on_error="skip", partial=True)
             elif step == "torch":
                 pipe = pipe.map(dict)
             elif step == "lag":
