@@ -55,6 +55,10 @@ class PipeLoader:
     warning in the log says how many. To prevent this, set ``lanes`` to a common multiple of all
     values of ranks x workers that will be used.
 
+    Where torch.distributed is initialised, the ranks compare at the first ``next()`` what they
+    begin: the shards, the steps, the seed, the epoch. If they differ, all raise StateError. With
+    several loaders, all ranks begin them in the same order.
+
     A ``SampleList`` has one global order: step t of an epoch yields its places t * G to (t + 1) *
     G, with G = ranks x batch size, on any ranks and workers with this G; with another G, the epoch
     continues at the same sample. Steps that change the number or order of the samples (the log
