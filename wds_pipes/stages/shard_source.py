@@ -142,5 +142,8 @@ def allowed_origins(root: Stage[Any]) -> list[str] | None:
     known = [getattr(one, "origins", None) for one in roots]
     if all(origins is None for origins in known):
         return None
-    named = (origins or origins_of(getattr(one, "urls", ())) for origins, one in zip(known, roots, strict=True))
+    named = (
+        origins_of(getattr(one, "urls", ())) if origins is None else origins
+        for origins, one in zip(known, roots, strict=True)
+    )
     return sorted({origin for origins in named for origin in origins or ()})
