@@ -375,3 +375,27 @@ def test_options_are_for_all_that_the_program_names(two, tmp_path):
         assert list(shards.open_shards(**given).load_tar())
     assert second.came
     assert len(second.leaked()) == len(second.came)
+
+
+@pytest.mark.filterwarnings("ignore:storage_options are not sent")
+def test_an_index_in_a_store_takes_no_credentials_to_a_web_server(two):
+    """Of all that the program has named, nothing is a web server."""
+    _, second = two
+    entry = {"url": f"{second.address}/y.tar", "nsamples": 40}
+    fsspec.filesystem("memory").pipe_file("/of_store/index.json", json.dumps({"shardlist": [entry]}).encode())
+    pipe = wp.ShardList("memory://of_store/index.json", storage_options={"headers": HEADERS}).open_shards().load_tar()
+    assert list(pipe)
+    assert not second.leaked()
+
+
+@pytest.mark.filterwarnings("ignore:storage_options are not sent")
+@pytest.mark.parametrize("odd", ["http://\t{}", "http://\n{}"])
+def test_an_odd_url_takes_no_credentials_to_another_origin(two, odd):
+    """Libraries leave tabs and ends of lines out of a URL."""
+    first, second = two
+    url = odd.format(second.address.removeprefix("http://")) + "/y.tar"
+    first.objects["/odd.json"] = json.dumps({"shardlist": [{"url": url, "nsamples": 40}]}).encode()
+    with contextlib.suppress(ShardError):
+        list(wp.ShardList(f"{first.address}/odd.json", storage_options={"headers": HEADERS}).open_shards().load_tar())
+    assert first.leaked()
+    assert not second.leaked()

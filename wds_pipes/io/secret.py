@@ -167,6 +167,7 @@ def is_secret(name: str) -> bool:
 # server. The storage options keep these origins, under this name.
 ORIGINS = "__origins__"
 _SERVER = re.compile(r"(?i)\bhttps?://[^/?#\s]+")
+_WEB = re.compile(r"(?i)https?:")  # with tabs and ends of lines after it, which libraries leave out of a URL
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -210,11 +211,7 @@ def options_for(url: str, options: dict[str, Any] | None) -> dict[str, Any]:
     given = dict(options or {})
     origins = given.pop(ORIGINS, None)
     other = next(
-        (
-            link
-            for link in links_of(url)
-            if origins is not None and _SERVER.match(link) and _origin(link) not in origins
-        ),
+        (link for link in links_of(url) if origins is not None and _WEB.match(link) and _origin(link) not in origins),
         None,
     )
     if other is None:
