@@ -4,6 +4,7 @@ the latest.
 
 import itertools
 import os
+import resource
 import shutil
 
 import pytest
@@ -65,6 +66,20 @@ def test_a_flipped_bit_in_a_local_shard_is_an_error(local, tmp_path, taken):
     assert caught.value.url == paths[0]
     assert len(list(samples(paths, index=tmp_path / "index.json"))) == 80
     assert len(list(wp.PipeLoader(samples(paths[1:], index=tmp_path / "index.json", verify=True), lanes=3))) == 40
+
+
+def test_a_local_shard_that_cannot_be_compared_is_an_error(local, tmp_path):
+    """Its MD5 is not left out for lack of a descriptor."""
+    wp.tar.index_shards(local[:1], tmp_path / "index.json")
+    pipe = samples(local[0], index=tmp_path / "index.json", verify=True, on_error="skip")
+    os.close(free := os.dup(0))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        with pytest.raises(ShardError, match="Too many open files"):
+            list(pipe)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("shift", [512, -512])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
+import os
 import threading
 from typing import Any
 
@@ -24,8 +24,13 @@ class VerifiedFile(io.FileIO):
 
     def __init__(self, path: str, md5: str) -> None:
         super().__init__(path)
-        self._md5, self._found, self._over = md5, list[str](), threading.Event()
-        self._thread = threading.Thread(target=_find_md5, args=(path, self._found, self._over), daemon=True)
+        self._md5, self._found, self._over = md5, list[str | OSError](), threading.Event()
+        try:
+            again = os.dup(self.fileno())  # the same file, whatever has its name now
+        except OSError:
+            self.close()
+            raise
+        self._thread = threading.Thread(target=_find_md5, args=(again, self._found, self._over), daemon=True)
         self._thread.start()
 
     def readinto(self, buffer: Any) -> int:
@@ -33,6 +38,8 @@ class VerifiedFile(io.FileIO):
         if count == 0:
             self._thread.join()
             for found in self._found:  # none in a forked process, which has no such thread
+                if isinstance(found, OSError):
+                    raise found
                 _compare(found, self._md5)
         return count
 
@@ -42,16 +49,23 @@ class VerifiedFile(io.FileIO):
         super().close()
 
 
-def _find_md5(path: str, found: list[str], over: threading.Event) -> None:
-    """Add the MD5 of a file to ``found``, if it can be read before it is ``over``."""
-    md5 = hashlib.md5(usedforsecurity=False)
-    with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+def _find_md5(file: int, found: list[str | OSError], over: threading.Event) -> None:
+    """Add to ``found`` the MD5 of a file, or why it cannot be read, unless it is ``over`` before.
+    Close the descriptor.
+    """
+    md5, place = hashlib.md5(usedforsecurity=False), 0
+    try:
         while not over.is_set():
-            data = file.read(1 << 20)
+            data = os.pread(file, 1 << 20, place)
             if not data:
                 found.append(md5.hexdigest())
                 return
             md5.update(data)
+            place += len(data)
+    except OSError as error:
+        found.append(error)
+    finally:
+        os.close(file)
 
 
 class Verified(io.RawIOBase):
