@@ -239,3 +239,12 @@ def test_etags_that_say_that_it_was_changed(local, changes):
         pytest.raises(ShardError, match="was changed while it was read"),
     ):
         list(samples(f"{address}/x.tar", connections=1))
+
+
+def test_an_index_of_offsets_that_does_not_end():
+    """It is not read until the memory is full."""
+    with (
+        serving(Answers, data=bytes(65 << 20), kind="no lengths") as address,
+        pytest.raises(ShardError, match=f"more than {64 << 20} bytes"),
+    ):
+        len(wp.IndexedShards(f"{address}/x.tar"))

@@ -21,7 +21,7 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, path_of
+from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts, dali_name, folder_of, path_of
 from wds_pipes.tar.keys import KeySplit, split_key, splitter
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.offsets import (
@@ -301,14 +301,11 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = self._place_of(self.urls[shard], ending)
-        most = self._most(shard, ending)
-        data = self._read(shard, ending, url, -1 if most is None else most + 1)
-        if most is not None and len(data or b"") > most:
-            raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
+        data = self._read(shard, ending, url, self._most(shard, ending))
         if data is None and ending == OFFSETS:
             place = self._place_of(self.urls[shard], "")
             other = folder_of(place) + dali_name(place)
-            content = self._read(shard, ending, other) or b""
+            content = self._read(shard, ending, other, MAX_INDEX_BYTES if is_remote(other) else None) or b""
             if content.startswith(b"v1."):
                 *starts, end = unpack_dali(content, other)
                 url, data = other, pack_offsets([*starts, self._end_after(shard, end)])
@@ -359,21 +356,26 @@ class Located:
             size = self._files.size(self.urls[shard])
         except OSError:  # reading it will say why
             return None
-        return None if size is None else 8 * (size // BLOCK + 1)
+        if size is None:  # a server may never end its response
+            return max(MAX_INDEX_BYTES, 8 * (self.starts[shard + 1] - self.starts[shard] + 1) if self.starts else 0)
+        return 8 * (size // BLOCK + 1)
 
-    def _read(self, shard: int, ending: str, url: str, most: int = -1) -> bytes | None:
+    def _read(self, shard: int, ending: str, url: str, most: int | None) -> bytes | None:
         """Return the content of an index of a shard, at most so many bytes; None: there is no such
         file.
         """
         try:
             with self._opener.open(url) as stream:
-                return stream.read(most)
+                data = stream.read(-1 if most is None else most + 1)
         except ShardError as error:
             if error.missing:
                 return None
             shown = redact(self.urls[shard])
             message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
             raise ShardError(message, url=shown) from error
+        if most is not None and len(data) > most:
+            raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
+        return data
 
     def _drop(self, index: tuple[int, str]) -> None:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
