@@ -265,6 +265,13 @@ def test_any_file_name_comes_back(tmp_path, monkeypatch):
     assert (stage.urls, stage.facts) == (NAMES_OF_FILES, list(found.values()))
 
 
+def test_a_name_with_a_nul_is_an_error_of_its_index(tmp_path):
+    """As of any name that no file can have; the system raises another error for each use."""
+    (tmp_path / "index.json").write_text(json.dumps({"shardlist": [{"url": "a\0b.tar", "nsamples": 3}]}))
+    with pytest.raises(ValueError, match="index .*index.json cannot be used: .* is no name of a file"):
+        ShardList(tmp_path / "index.json")
+
+
 def test_index_and_shards_can_be_moved_together(tmp_path):
     """Names in it are from its own directory; shards elsewhere are named in full."""
     make_shards(tmp_path / "old" / "train", shards=2, samples=3)

@@ -253,6 +253,8 @@ def _joiner(index: str) -> Callable[[str], str]:
 def _join(index: str, name: str) -> str:
     """The URL for a name in an index; ValueError: no file can have this name."""
     os.fsencode(name)
+    if "\0" in name:
+        raise ValueError(f"{name!r:.80} is no name of a file: it contains a NUL")
     if local_path(index) is not None:
         if local_path(name) != name or os.path.isabs(name):
             return name
