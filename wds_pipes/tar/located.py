@@ -356,9 +356,7 @@ class Located:
             size = self._files.size(self.urls[shard])
         except OSError:  # reading it will say why
             return None
-        if size is None:  # a server may never end its response
-            return max(MAX_INDEX_BYTES, 8 * (self.starts[shard + 1] - self.starts[shard] + 1) if self.starts else 0)
-        return 8 * (size // BLOCK + 1)
+        return MAX_INDEX_BYTES if size is None else 8 * (size // BLOCK + 1)  # a server may never end its response
 
     def _read(self, shard: int, ending: str, url: str, most: int | None) -> bytes | None:
         """Return the content of an index of a shard, at most so many bytes; None: there is no such
