@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import dis
 import gc
 import gzip
 import hashlib
@@ -396,6 +397,51 @@ def test_a_failed_close_leaves_nothing_open(tmp_path):
     shutil.rmtree(folder)
     with pytest.raises(FileNotFoundError):
         writer.close()
+
+
+def interrupted(number, call):
+    """Call a function and raise KeyboardInterrupt, as the handler of a signal may, at the Nth
+    instruction of its files on the disk: whether there were so many.
+    """
+    left = number
+
+    def step(frame, event, _):
+        nonlocal left
+        # No signal is handled between a value and its return.
+        left -= event == "opcode" and frame.f_code.co_code[frame.f_lasti] != dis.opmap["RETURN_VALUE"]
+        if left < 0:
+            raise KeyboardInterrupt  # which also ends the tracing
+        return step
+
+    def at_call(frame, *_):
+        name = frame.f_globals.get("__name__")
+        frame.f_trace_opcodes = name in ("wds_pipes.io.locks", "wds_pipes.io.partial")
+        return step if frame.f_trace_opcodes and frame.f_code.co_name not in ("__del__", "_remove_unused") else None
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_signal_at_any_moment_leaves_no_half_shard(tmp_path):
+    """Also when the file is there and the writer does not know it yet."""
+
+    def write():
+        with TarWriter(tmp_path / "x.tar", overwrite=True):
+            pass
+
+    write()
+    number = 0
+    while interrupted(number, write):
+        assert os.listdir(tmp_path) == ["x.tar"], number
+        number += 1
+    assert number > 50
 
 
 def test_a_killed_process_leaves_no_shard_that_looks_whole(tmp_path):

@@ -75,8 +75,9 @@ class LockedFile:
         fd: the descriptor; -1 when it is closed.
     """
 
+    fd = -1
+
     def __init__(self, path: str, flags: int, mode: int) -> None:
-        self.fd = -1
         with _guard:
             self.fd = open_own(path, flags, mode)
             _open.add(self)
@@ -100,6 +101,10 @@ class LockedFile:
                     fcntl.flock(self.fd, fcntl.LOCK_UN)
                 finally:
                     self._drop()
+
+    def __del__(self) -> None:
+        if self.fd >= 0:  # nobody has got it: a signal came when it was opened
+            self._drop()
 
     def _drop(self) -> None:
         fd, self.fd = self.fd, -1

@@ -51,6 +51,11 @@ class PartialFile:
             if error.errno not in _NO_LOCKS:
                 raise
             self._fd = os.open(self._partial, flags | os.O_CLOEXEC, _MODE)
+        except BaseException:  # a signal, at any moment: the file may be there, and is not known yet
+            with contextlib.suppress(Exception):
+                self._lock = open_locked(self._partial)  # unless another writer has it
+            self._remove_unused()
+            raise
         else:
             if self._lock is None and not os.path.isdir(folder or "."):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -64,6 +69,9 @@ class PartialFile:
         os.ftruncate(self._fd, 0)
 
     def __del__(self) -> None:
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
         """Remove the partial file of one that nobody has got: a signal came when it was opened."""
         lock: LockedFile | None = getattr(self, "_lock", None)
         if lock is not None:
