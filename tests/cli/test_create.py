@@ -784,6 +784,14 @@ def test_a_signal_discards_what_is_being_written(source, tmp_path, sent, told):
     assert "60 shards, 60 samples" in run(source, tmp_path / "out", "--max-samples", 1).stdout
 
 
+def test_closed_streams_are_not_written_to(source, tmp_path):
+    """As some schedulers start commands: no file may get the number of a stream."""
+    closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "wds_pipes"]
+    done = subprocess.run([*closed, "create", source, tmp_path / "out", "--max-samples", "30", "-j", "2"], check=False)
+    assert done.returncode == 0
+    assert "2 there already; 2 shards, 60 samples" in run(source, tmp_path / "out", "--max-samples", 30).stdout
+
+
 def test_tars_are_plain(whole):
     """As TarWriter writes them: the standard library reads the same names."""
     names = [name for shard in sorted(whole) if shard.endswith(".tar") for name, _ in by_tarfile(whole[shard])]
