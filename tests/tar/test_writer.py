@@ -419,6 +419,7 @@ def interrupted(number, call):
         return step if frame.f_trace_opcodes and frame.f_code.co_name not in ("__del__", "_remove_unused") else None
 
     before = sys.gettrace()
+    gc.disable()  # what it removes would be interrupted too
     sys.settrace(at_call)
     try:
         call()
@@ -426,6 +427,7 @@ def interrupted(number, call):
         return True
     finally:
         sys.settrace(before)
+        gc.enable()
     return False
 
 
