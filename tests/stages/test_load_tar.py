@@ -135,6 +135,26 @@ def test_a_state_in_the_zeros_of_a_shorter_shard_names_this_shard(tmp_path, coun
         list(again)
 
 
+def test_a_shard_that_broke_before_the_position_of_a_state_leaves_the_next_one_whole(tmp_path):
+    """Its samples up to there do not count as samples of the next shard."""
+    urls = [put(tmp_path / f"{number}.tar", bz2.compress(tar(pairs(20)))) for number in range(2)]
+
+    def pipe():
+        shards = wp.ShardList(urls, samples_per_shard=20)
+        return shards.open_shards().load_tar(on_error="skip").group_by_key()
+
+    first = pipe()
+    for _ in zip(range(4), first, strict=False):
+        pass
+    data = bytearray((tmp_path / "0.tar").read_bytes())
+    data[len(data) // 2] ^= 1
+    put(tmp_path / "0.tar", bytes(data))
+    again = pipe()
+    again.load_state_dict(first.state_dict())
+    assert [sample["__url__"] for sample in again] == [urls[1]] * 20
+    assert again.counts()["damaged"] == 1
+
+
 def test_a_state_far_beyond_the_end_is_refused(tmp_path):
     """Also beyond what a file system can seek to."""
     stream = Stream(load([put(tmp_path / "x.tar", tar(pairs(2)))]))

@@ -1,12 +1,14 @@
 """URLs to open shards."""
 
 import gzip
+import itertools
 import logging
 import os
 import warnings
 
 import fsspec
 import pytest
+from pipelines import keys_of, through_json
 from tars import group, load, pairs, put, tar
 
 import wds_pipes as wp
@@ -53,6 +55,56 @@ def test_resume_is_exact_over_shards_that_are_skipped(some):
     """The count too is what it was."""
     (epoch, *_) = check_resume(lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(some), on_error="skip")))))
     assert len(epoch) == 6
+
+
+def unchanged(member):
+    return member
+
+
+GROUPED = {
+    "plain": lambda shards: shards.open_shards(on_error="skip").load_tar().group_by_key(),
+    "step before": lambda shards: shards.open_shards(on_error="skip").map_samples(unchanged).load_tar().group_by_key(),
+    "step after": lambda shards: shards.open_shards(on_error="skip").load_tar().map_samples(unchanged).group_by_key(),
+    "interleaved": lambda shards: GROUPED["plain"](shards).interleave_shards(2),
+    "loader": lambda shards: wp.PipeLoader(GROUPED["plain"](shards), lanes=1),
+}
+
+
+@pytest.mark.parametrize("grouped", GROUPED)
+@pytest.mark.parametrize("known", [{}, {"samples_per_shard": 2}], ids=["", "counted"])
+def test_a_shard_that_is_missing_at_a_resume_loses_only_its_own_samples(tmp_path, grouped, known):
+    """At every cut, and at every cut of the resumed run; others are missing before and after it."""
+    tars = [tar([(f"{number}{name}", data) for name, data in pairs(2)]) for number in range(3)]
+    good = [
+        put(tmp_path / f"{number}.tar", gzip.compress(data) if number == 0 else data)
+        for number, data in enumerate(tars)
+    ]
+    missing = str(tmp_path / "missing.tar")
+    urls = [missing, good[0], missing, missing, good[1], good[2], missing]
+
+    def run(state=None, stop=None):
+        """The keys up to a cut, and the state there; or to the end, and the count."""
+        pipe = GROUPED[grouped](wp.ShardList(urls, **known))
+        if state is not None:
+            pipe.load_state_dict(through_json(state))
+        keys = keys_of(itertools.islice(pipe, stop))
+        return keys, pipe.counts()["skipped_shards"] if stop is None else pipe.state_dict()
+
+    whole, _ = run()
+    for number, url in enumerate(good):
+        for cut in range(6):
+            before, state = run(stop=cut)
+            os.rename(url, missing + "x")
+            rest, skipped = run(state)
+            lost = [key for key in whole if key[0] == str(number) and key not in before]
+            assert skipped == 5 if lost else skipped in (4, 5)  # the state may stand at the end of this shard
+            assert sorted(before + rest) == sorted(set(whole) - set(lost))
+            if grouped != "interleaved":
+                assert before + rest == sorted(before + rest)
+            for again in range(len(rest)):
+                some, later = run(state, again)
+                assert (some + run(later)[0], run(later)[1]) == (rest, skipped)
+            os.rename(missing + "x", url)
 
 
 def test_a_missing_shard_is_raised_or_skipped_and_counted(some, caplog):

@@ -21,7 +21,7 @@ from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard import Shard
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.members import EMPTY, Link, TarMember
+from wds_pipes.tar.members import EMPTY, GAP, Link, TarMember
 from wds_pipes.tar.members import END as SHARD_END
 from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
@@ -127,8 +127,11 @@ class LoadTar(Tolerant[TarMember]):
     def run(self) -> Iterator[TarMember]:
         at, source = self.at, self.source
         assert source is not None
+        skipped: Shard | None = None  # the shard of a state, if it cannot be opened
         while True:
             self._before = source.mark()
+            if skipped is not None:  # the position of group_by_key is not one in the next shard
+                yield TarMember(skipped.url, "", GAP, MAX_SIZE)
             shard = next(source.items, END)
             if shard is END:
                 self._before = None
@@ -140,6 +143,7 @@ class LoadTar(Tolerant[TarMember]):
                 )
             try:
                 resumed = at.offset > 0
+                skipped = shard if resumed and self.doubts else None
                 self._part = 0 if resumed else shard.ref.begin or 0
                 try:
                     stream, at.compression = self._open(shard)
@@ -147,7 +151,7 @@ class LoadTar(Tolerant[TarMember]):
                     shard.refuse(error)
                     at.offset, at.compression = 0, ""
                     continue
-                self._began, self._shard = at.offset or self._part, shard
+                self._began, self._shard, skipped = at.offset or self._part, shard, None
                 self._reader = TarReader(
                     stream,
                     url=shard.url,

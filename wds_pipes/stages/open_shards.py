@@ -177,12 +177,10 @@ class OpenShards(Tolerant[Shard]):
                     self._end()
                     return
                 shard, self._after = self._next.popleft()
-                if is_remote(shard.url):  # opens when its first byte is known
+                if is_remote(shard.url):
                     self._look_ahead(0 if self.cache is not None else self.shards_ahead)
                     if shard.is_open:
                         self._read_ahead()
-                elif not self._open_now(shard):
-                    continue
                 self._yielded.append((shard.url, shard.ref))
                 yield shard
         except GeneratorExit:
@@ -297,14 +295,6 @@ class OpenShards(Tolerant[Shard]):
         for shard, _ in self._next:
             if is_remote(shard.url) and not shard.is_open:
                 shard.read_ahead(shard.ref.begin or 0)
-
-    def _open_now(self, shard: Shard) -> bool:
-        try:
-            shard.raw  # noqa: B018 - opens it
-        except ShardError as error:
-            self.skip(error)
-            return False
-        return True
 
     @property
     def network(self) -> Network:
