@@ -38,14 +38,14 @@ _MOST_AHEAD = 64  # how many shards the steps between open_shards and group_by_k
 class OpenShards(Tolerant[Shard]):
     """Open the shards at URLs or paths (functional name: ``open_shards``).
 
-    Local files are opened directly. Everything else is read in the background with concurrent
+    Local files are read directly. Everything else is read in the background with concurrent
     requests: ``s3://``, ``gs://``, ``http(s)://``, ``hf://``, ``az://``, ``ais://`` (with the
     environment variable AIS_ENDPOINT), and all protocols of fsspec, including chained URLs. One
     shard is read through all connections, and requests for the next one start before it has ended.
     Several shards that are open at once (``interleave_shards``, ``mix``, lanes) are requested
     together and share the connections. ``-`` is standard input, which cannot seek, so a resume
     reads it again up to its position. Shards are opened only in the process that reads them, and a
-    local file only when its turn comes.
+    local file only when it is read.
 
     Network failures are retried. A request is made again, from the byte reached, if it is refused
     temporarily (408, 425, 429, 5xx), reset, cut short, silent, or answered with the wrong bytes.
@@ -93,6 +93,9 @@ class OpenShards(Tolerant[Shard]):
         on_error: what to do with a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and
             count it. Errors that are not the fault of one shard are never skipped: too many open
             files, credentials that are refused (401, 403), a store that cannot be reached.
+            If the shard where a state stands is skipped, the next one is read from its beginning.
+            But a ``shuffle_buffer`` after this step counts the samples that it reads again at a
+            resume: if a shard of these has gone since, it drops others in their place.
         max_errors: with ``"skip"``, how many shards may be skipped in an epoch; None: no limit.
 
     Raises:
