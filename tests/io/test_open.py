@@ -118,7 +118,7 @@ def test_a_web_server_that_does_not_give_the_shard(status):
             server.server_close()
         message = {
             None: "cannot be read .ClientConnectorError: .*; 4 requests in",
-            403: "may not be read: check your credentials",
+            403: "may not be read: its signature may have expired, so sign it again",
             404: "does not exist",
         }
         with pytest.raises(ShardError, match=message[status]) as caught:
