@@ -290,7 +290,9 @@ def first_name(
         if all(split_key(name, rule) is None for rule in rules):
             return None
         names.append(name)
-        return "\1", str(len(names))  # all files are fields of one sample, whose key no next one has
+        return "\1", str(len(names))  # all files are fields of one sample
 
-    SampleParser(frozenset(), note, stale).parse(*sample)
+    (data, base), _, stop, *_ = sample
+    # without what follows: that would be a part of the sample by this rule, too
+    SampleParser(frozenset(), note, stale).parse((data[: stop - base], base), *sample[1:])
     return names[0]
