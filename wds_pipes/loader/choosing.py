@@ -41,6 +41,8 @@ def read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
     looks = 0
     while True:
         found, looks = look_for_steps(root), looks + 1
+        if not any(map(complete_steps, found.values())) and looks < _MOST_LOOKS and look_for_steps(root) != found:
+            continue
         try:
             number = _choose(root, found, step)
             return None if number is None else (number, states_of_step(root, number))
