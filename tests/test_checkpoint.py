@@ -952,8 +952,7 @@ def use_dcp(rank, ranks, urls, run, path):
     loads, batches = run
     loader, weight = make_loader(urls, None, None), torch.zeros(3)
     if loads:
-        if rank:
-            take(iter(loader), 1)  # where a loader stands before does not matter
+        take(iter(loader), 1 + rank)  # where a loader stands before does not matter
         content = {"weight": weight, "data": checkpoint.DCPState(loader)}
         dcp.load(content, checkpoint_id=path / str(loads))
         assert weight.tolist() == [float(loads)] * 3

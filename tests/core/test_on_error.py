@@ -114,7 +114,7 @@ def test_a_class_that_is_not_listed_is_raised(urls):
 def test_the_most_special_class_decides(tmp_path):
     """Also if it is that of a cause: a ShardError is an OSError itself."""
     missing = str(tmp_path / "gone.tar")
-    pipe = lambda rule: wp.ShardList([missing]).open_shards(on_error=rule)  # noqa: E731
+    pipe = lambda rule: wp.ShardList([missing]).open_shards(on_error=rule).load_tar()  # noqa: E731
     for general in (OSError, Exception):
         assert list(pipe({general: "raise", FileNotFoundError: "skip"})) == []
         with pytest.raises(wp.ShardError):
@@ -169,7 +169,7 @@ def test_errors_of_the_package_and_their_causes(urls, tmp_path):
         shards = wp.ShardList([*urls, missing]).open_shards(on_error=rule)
         assert len(list(shards.load_tar().group_by_key())) == 12
     with pytest.raises(wp.ShardError):
-        list(wp.ShardList([missing]).open_shards(on_error={PermissionError: "skip"}))
+        list(wp.ShardList([missing]).open_shards(on_error={PermissionError: "skip"}).load_tar())
 
     bad = make_shards(tmp_path / "bad", shards=1, samples=3, fields={"jpg": lambda chance, number: b"no image"})
     assert list(samples(bad).decode_by_ext("rgb8", on_error={wp.DecodeError: "skip"})) == []

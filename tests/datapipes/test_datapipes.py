@@ -109,7 +109,7 @@ def test_steps_in_the_wrong_order_say_so(chain, message, urls):
 def test_repr_reads_as_the_chain(urls):
     expected = ".open_shards().load_tar().group_by_key().shuffle_buffer(3)"
     assert repr(shuffled(urls)).startswith("ShardList([")
-    assert repr(shuffled(urls)).endswith(f", ...] (5 shards), shuffle=True, seed=5){expected}")
+    assert repr(shuffled(urls)).endswith(f", ...] (5 shards), shuffle=True, seed=5, empty_check=False){expected}")
 
 
 def test_two_pipes_over_one_source_do_not_disturb_each_other(urls):

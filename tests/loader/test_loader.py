@@ -670,7 +670,7 @@ def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(w
     source = wp.PipeLoader(samples(urls, shuffle=False), num_workers=workers)
     batches, error, _ = until_error(source)
     source.close()
-    assert type(error) is wp.ShardError
+    assert isinstance(error, wp.ShardError)
     assert (error.url, error.offset) == (urls[1], 1024)
     assert "1024" in str(error)
 

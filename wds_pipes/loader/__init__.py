@@ -16,6 +16,6 @@
 - ``merging``: makes one state from the states of all ranks. ``checkpoint_files``, ``choosing``,
   ``gathering`` and ``other_ranks``: used by ``wds_pipes.checkpoint``.
 - ``sample_order``: the sampler for map-style datasets.
-- ``ranks``: finds the rank of this process. ``callers``: which loader of torchdata, torch or
-  Accelerate calls.
+- ``ranks``: finds the rank of this process; ``comparing``: whether all ranks begin the same
+  iteration. ``callers``: which loader of torchdata, torch or Accelerate calls.
 """
