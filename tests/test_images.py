@@ -307,7 +307,8 @@ DEEP = np.linspace(0, 65535, 40 * 60).reshape(40, 60).astype(np.uint16)
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF", "PPM"])
 def test_floats_keep_16_bits(form):
-    data, exact = saved(DEEP, form), DEEP.astype(np.float32) / np.float32(65535)
+    ppm = b"P5 60 40 65535\n" + DEEP.astype(">u2").tobytes()  # Pillow 10 does not write it
+    data, exact = ppm if form == "PPM" else saved(DEEP, form), DEEP.astype(np.float32) / np.float32(65535)
     assert same(decode(data, "l"), exact)
     assert same(decode(data, "torchl"), torch.from_numpy(exact[None]))
     assert same(decode(data, "rgb"), np.stack([exact] * 3, 2))

@@ -354,7 +354,7 @@ def test_credentials_of_a_command_stay_with_the_origin_of_the_index(two, named, 
     (tmp_path / "list.txt").write_text(f"{first.address}/index.json\n")
     url, options = named.format(f"{first.address}/index.json"), json.dumps({"headers": HEADERS})
     done = CliRunner().invoke(commands, ["ls", url, "--storage-options", options])
-    assert f"warning: storage_options are not sent to {second.address}" in done.stderr
+    assert f"warning: storage_options are not sent to {second.address}" in done.output
     assert done.exit_code == 0
     assert first.leaked()
     assert second.came
