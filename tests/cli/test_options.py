@@ -157,7 +157,7 @@ def test_ctrl_c_is_one_line_at_any_moment(tmp_path, when):
     make_shards(tmp_path / "d", shards=1, samples=2)
     name = "click" if when == "import of click" else "functions_here"
     (tmp_path / f"{name}.py").write_text(INTERRUPTED)
-    with open(Path(wds_pipes.__file__).parents[1] / "pyproject.toml", "rb") as file:
+    with open(Path(__file__).parents[2] / "pyproject.toml", "rb") as file:
         module, _, function = tomllib.load(file)["project"]["scripts"]["wds-pipes"].partition(":")
     command = [sys.executable, "-c", f"from {module} import {function}; {function}()"]
     ended = subprocess.run(
