@@ -100,7 +100,7 @@ def test_every_command_has_each_of_many_samples(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("def same(sample): return sample\n")
     monkeypatch.chdir(tmp_path)
     for number, command in enumerate((
-        "reshard in {}", "shuffle in {}", "shuffle in {} --memory 3MB --passes 2", "sort in {} --by cls",
+        "reshard in {}", "shuffle in {}", "shuffle in {} --memory 3MB", "sort in {} --by cls",
         "mix in/a.tar=1 {}", "split in {} --shares a=0.5,b=0.5", "concat in {}.tar", "map own:same in {}",
         "filter in {} --drop-fields x", "dedup in {}", "join in {} --with in --prefer first", "repair in {}",
         "export in parquet --to parquet", "export in tfrecord --to tfrecord", "export in jsonl --to jsonl",

@@ -26,9 +26,12 @@ def check_other_lanes(make: Callable[[], Any]) -> None:
     stage = pipe._stream.stage
     steps = list(stage.chain)
     whole = any(step.whole_lanes for step in steps)
-    # steps of which another lane may leave out, or make, other items
+    # steps of which another lane may leave out, or make, other items: its batches are others, too
+    batched = max((place for place, step in enumerate(steps) if step.items_per_batch is not None), default=0)
     drops = any(step.items_per_batch is not None and not step.batches_of(1) for step in steps)
-    differ = drops or any(step.counts_items and not step.keeps_count for step in steps)
+    differ = drops or any(
+        not step.keeps_count and (step.counts_items or place < batched) for place, step in enumerate(steps)
+    )
     if not stage.root.divides or stage.never_ends or (differ and not whole):
         return
 
