@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from commands import outputs
 from tars import pairs, tar
 from task_work import moody, write
 from waiting import wait_for
@@ -69,16 +68,6 @@ def test_reshard_and_map_write_the_same_bytes():
             assert made.exit_code == 0, made.output
         assert contents(f"{name}-ray") == contents(f"{name}-one")
         assert "0 written" in run(*ray).stdout
-
-
-def test_two_passes_write_the_same_bytes():
-    make_shards("data", shards=3, samples=[40, 0, 70])
-    options = ("--max-samples", 30, "--memory", "20kB")
-    assert run("shuffle", "data", "one", *options).exit_code == 0
-    made = run("shuffle", "data", "ray", *options, "--passes", 2, "--engine", "ray")
-    assert made.exit_code == 0, made.output
-    assert outputs("ray") == outputs("one")
-    assert not Path("ray/.wds-pipes/gathered").exists()
 
 
 def test_index_writes_the_same_files_and_warnings():
