@@ -74,11 +74,13 @@ def test_a_second_request_that_stalls_too(web, local):
 
 
 def test_at_most_one_of_twenty_is_made_again(web, local):
-    """Whatever stalls: here a server that became slow all at once."""
+    """Whatever stalls: here a server that became slow all at once. That any is made again depends on
+    the waits before, which are long beside other work.
+    """
     reader, url = used_to(web, local[0], connections=16)
     web.faults.rules({"match": web.reads, "latency": 0.3})
     assert read(reader, url, 140) == expected(local[0], 140)
-    assert 1 <= reader.network.hedged <= 0.05 * 200
+    assert reader.network.hedged <= 0.05 * 200
     assert reader.network.requests <= 200 + reader.network.hedged
 
 

