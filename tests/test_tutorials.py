@@ -32,7 +32,7 @@ without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is large,
 
 def named(paths):
     return [
-        pytest.param(path, id=path.stem, marks=[without_ray] if path.stem.endswith("_ray") else []) for path in paths
+        pytest.param(path, id=path.stem, marks=[without_ray] if "\nimport ray\n" in path.read_text() else []) for path in paths
     ]
 
 
@@ -115,6 +115,14 @@ def test_it_runs(path, notebooks):
     for cell in notebooks.run(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
+
+
+@pytest.mark.slow
+def test_the_part_on_slurm_runs_without_ray(tmp_path):
+    slurm, _ = (FOLDER / "14_clusters.py").read_text().split("# ## Ray:")
+    (tmp_path / "slurm.py").write_text(slurm)
+    done = run_script(tmp_path / "slurm.py", "forkserver", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def installed_by(text):

@@ -6,7 +6,7 @@
 #
 # If your files need no changes, one command does all of it, for classes in directories, and for lists
 # and tables too: `wds-pipes create images/ shards/ --from classes --shuffle 7`. Tutorial
-# `16_data_sets_on_the_command_line` shows it. This one shows how a program writes shards.
+# `15_data_sets_on_the_command_line` shows it. This one shows how a program writes shards.
 #
 # **You need** `pip install wds_pipes`
 
@@ -198,7 +198,7 @@ show(
 # %% [markdown]
 # ## Writing on several machines
 #
-# `wds-pipes create` divides the work by itself: see `14_slurm_arrays`. In a program, let each writer
+# `wds-pipes create` divides the work by itself: see `14_clusters`. In a program, let each writer
 # write its own shards: `ShardWriter("shards/train-%06d.tar", start=1000 * rank)`. Make the index of
 # all shards afterwards. The function passed as `on_shard=` is called with the path of each complete
 # shard, for example to upload it and remove the local file.

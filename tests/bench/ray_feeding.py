@@ -1,4 +1,4 @@
-"""Decoders on a Ray cluster that feed a trainer, as tutorial 15 does it, killed at random moments.
+"""Decoders on a Ray cluster that feed a trainer, as tutorial 14 does it, killed at random moments.
 
     python tests/bench/ray_feeding.py [--rounds 3] [--kills 3] [--stops 3] [--seed N]
 
@@ -23,16 +23,18 @@ from pathlib import Path
 
 import psutil
 
-TUTORIAL = Path(__file__).parents[2] / "tutorials/15_ray.py"
+TUTORIAL = Path(__file__).parents[2] / "tutorials/14_clusters.py"
 LANES, EPOCHS, STEP_SECONDS = 6, 2, 0.05
 
 
 def recipe():
-    """What tutorial 15 defines, and its data in the current directory."""
+    """What tutorial 14 defines, and its shards in the current directory."""
     names = {"__name__": "__main__"}
-    for cell in TUTORIAL.read_text().split("\n# %%"):
+    slurm, on_ray = TUTORIAL.read_text().split("\n# ## Ray:")
+    exec(slurm, names)  # which writes the shards
+    for cell in on_ray.split("\n# %%"):
         if any(begins in cell for begins in ("\nimport ray\n", "\ndef make_loader", "\nclass Feed")):
-            exec(cell, names)
+            exec(cell.partition("\ncluster = ")[0], names)  # a cluster is started below
     return names
 
 
@@ -91,7 +93,6 @@ def main():
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.randrange(1 << 30)
     names, numbers, bad = recipe(), random.Random(seed), 0
-    names["wp"].tar.index_shards("shards/*.tar", "shards/index.json", offsets=True)
     loader = names["make_loader"]()
     whole = [digest(batch) for _ in range(EPOCHS) for batch in loader]
     assert len(set(whole)) == len(whole)

@@ -1,18 +1,125 @@
 # %% [markdown]
-# # On a Ray cluster
+# # Clusters: Slurm and Ray
 #
-# **You learn** how to run the commands of `wds-pipes` on a Ray cluster, how to read shards with Ray
-# Data, and how to decode on other machines than the one that trains, with an exact resume.
+# **You learn** how to run a command of `wds-pipes` on many machines: as an array of Slurm jobs, or
+# on a Ray cluster; how to read shards with Ray Data, and how to decode on other machines than the
+# one that trains, with an exact resume.
 #
-# **You need** `pip install 'wds_pipes[ray]'`, the same on all machines of the cluster.
+# **You need** `pip install 'wds_pipes[ray]'`. The first half needs neither `[ray]` nor Slurm: a loop
+# plays it here.
+
+# %%
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
+
+
+def command(*arguments, fails=False):
+    """Run a command of wds-pipes, as a terminal or a job script would."""
+    done = subprocess.run([sys.executable, "-m", "wds_pipes", *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) == fails, done.stderr
+    print((done.stderr if fails else done.stdout).strip())
+
+
+# %% [markdown]
+# All machines see the same files: on a disk that they share, or in a store (`s3://`, `gs://`, ...).
+
+# %%
+numbers = random.Random(0)
+for number in range(240):
+    path = Path("photos", f"{number:04d}.bin")  # photos would be .jpg
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(numbers.randbytes(numbers.randrange(1000, 5000)))
+    path.with_suffix(".cls").write_text(str(number))
+
+# %% [markdown]
+# ## Slurm: each job does a share
+#
+# A command that writes shards is a list of tasks, and the names of what they write are known
+# beforehand. `--dry-run` shows them. `--task 0 --tasks 4` is the first of four shares.
+
+# %%
+options = ["--max-samples", "40", "--shuffle", "7"]
+create = ["create", "photos", "shards", *options]
+command(*create, "--dry-run")
+command(*create, "--task", "0", "--tasks", "4")
+
+# %% [markdown]
+# Each element of an array runs one share. This is the whole job script, after its first line,
+# `#!/bin/bash`:
+#
+# ```bash
+# #SBATCH --array=0-3
+# #SBATCH --cpus-per-task=4
+# #SBATCH --requeue
+# wds-pipes create photos shards --max-samples 40 --shuffle 7 \
+#     --task $SLURM_ARRAY_TASK_ID --tasks 4 -j $SLURM_CPUS_PER_TASK
+# ```
+#
+# Elements run at any time, in any order, and several at once. What is finished is skipped, so an
+# element may be submitted again. When Slurm ends a job (SIGTERM, then SIGKILL), what was being
+# written is discarded; nothing incomplete has a final name. Here element 2 never ran:
+
+# %%
+for element in (3, 1, 0):
+    command(*create, "--task", str(element), "--tasks", "4")
+print(sorted(os.listdir("shards")))
+
+# %% [markdown]
+# Some shards are left, so there is no `index.json` yet. The element that finds all others finished
+# writes it, whichever it is. Without `--task`, the command finishes what is left, and says so if
+# nothing is:
+
+# %%
+command(*create, "--task", "2", "--tasks", "4")
+assert "index.json" in os.listdir("shards")
+command(*create)
+
+# %% [markdown]
+# With other options, the directory is refused: it belongs to one job.
+
+# %%
+command("create", "photos", "shards", "--max-samples", "20", fails=True)
+
+# %% [markdown]
+# Which process writes a shard does not change it. One process makes the same data set:
+
+
+# %%
+def digest(folder):
+    files = [path for path in sorted(Path(folder).iterdir()) if path.is_file()]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+command("create", "photos", "again", *options)
+assert digest("again") == digest("shards")
+print(len(digest("shards")), "files with the same SHA-256")
+
+# %% [markdown]
+# `verify` reads all shards. Its exit code is 1 if something is wrong, so a job can stop there. A job
+# that depends on the array starts when all its elements have ended well:
+#
+# ```bash
+# made=$(sbatch --parsable create.sh)
+# sbatch --dependency=afterok:$made verify.sh
+# ```
+#
+# Kubernetes has the same in an indexed job: `--task $JOB_COMPLETION_INDEX --tasks 4`.
+#
+# ## Ray: the cluster shares the tasks
+#
+# Here this machine is the cluster, and plays one with four CPUs. On a real one, call
+# `ray.init("auto")` on one of its machines, or submit the program with `ray job submit`.
 
 # %%
 import glob
 import logging
-import os
-import subprocess
-import sys
-import tempfile
 import time
 import warnings
 from collections import deque
@@ -23,50 +130,25 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
 import wds_pipes as wp
-from wds_pipes.testing import make_shards
 
-HERE = tempfile.mkdtemp()  # this tutorial writes its files there
-os.chdir(HERE)
-make_shards("shards", shards=6, samples=40)
-
-# %% [markdown]
-# Here this machine is the cluster, and plays one with four CPUs. On a real one, call
-# `ray.init("auto")` on one of its machines, or submit the program with `ray job submit`. All
-# machines read the same files: on a disk that they share, or in a store.
-
-# %%
 quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
 cluster = ray.init(address="local", num_cpus=4, object_store_memory=200 << 20, **quiet)
 
 # %% [markdown]
-# ## Commands
-#
 # `--engine ray` runs the tasks of a command on the cluster of `RAY_ADDRESS`; without this variable it
-# starts one on this machine. The bytes are those of one process. If the process of a task is
-# killed, or its machine is lost, the task is tried again; what is finished is skipped when you run
-# the command again.
+# starts one on this machine. If the process of a task is killed, or its machine is lost, the task is
+# tried again. The bytes are the same again:
 
 # %%
 os.environ["RAY_ADDRESS"] = cluster.address_info["gcs_address"]
-
-
-def command(*arguments):
-    done = subprocess.run([sys.executable, "-m", "wds_pipes", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout.strip())
-
-
-command("index", "shards/*.tar", "-o", "shards/index.json", "--offsets", "--engine", "ray")
-command("verify", "shards", "--engine", "ray")
+command("create", "photos", "on_ray", *options, "--engine", "ray")
+assert digest("on_ray") == digest("shards")
+command("verify", "on_ray", "--engine", "ray")
 
 # %% [markdown]
-# `create` and the other commands that write shards take it, too. From Python:
-# `wds_pipes.tasks.run(job, engine=wds_pipes.tasks.on_ray)`.
-#
 # ## Ray Data
 #
-# A pipe in `flat_map` makes rows of whole samples, decoded as `decode_by_ext` does. A shard whose
-# samples are in pieces is an error, and never rows with parts of samples.
+# A pipe in `flat_map` makes rows of whole samples, decoded as `decode_by_ext` does.
 
 # %%
 ray.data.DataContext.get_current().enable_progress_bars = False
@@ -74,16 +156,14 @@ logging.getLogger("ray.data").setLevel("ERROR")
 
 
 def samples_of(row):
-    pipe = wp.ShardList([row["item"]]).open_shards().load_tar().group_by_key(fields=["cls", "txt"]).decode_by_ext()
-    return list(pipe)
+    return list(wp.ShardList([row["item"]]).open_shards().load_tar().group_by_key(fields=["cls"]).decode_by_ext())
 
 
-shards = sorted(glob.glob(f"{HERE}/shards/*.tar"))
+shards = sorted(glob.glob(f"{os.getcwd()}/shards/*.tar"))
 data = ray.data.from_items(shards, override_num_blocks=len(shards)).flat_map(samples_of)  # a task for each shard
 print(data.count(), "rows;", data.schema().names)
 sums = data.map_batches(lambda batch: {"sum": [int(batch["cls"].sum())]}, batch_size=40)
-total = sum(row["sum"] for row in sums.take_all())
-assert total == sum(sample["cls"] for sample in wp.IndexedShards("shards/*.tar", decode=True))
+assert sum(row["sum"] for row in sums.take_all()) == sum(range(240))
 
 # %% [markdown]
 # Ray Data has no exact resume. For training, use a `PipeLoader`.
@@ -94,18 +174,13 @@ assert total == sum(sample["cls"] for sample in wp.IndexedShards("shards/*.tar",
 # the `PipeLoader` of one rank: of three decoders, decoder 1 is rank 1 of 3, and hosts its lanes of
 # the epoch. With each batch it returns the position after it.
 
-
 # %%
+INDEX = f"{os.getcwd()}/shards/index.json"
+
+
 def make_loader(rank=0, ranks=1, **options):
-    pipe = (
-        wp.ShardList(f"{HERE}/shards/index.json", shuffle=True, seed=7)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(30)
-        .decode_by_ext()
-        .to_tuple("__key__", "cls")
-    )
+    pipe = wp.ShardList(INDEX, shuffle=True, seed=7).open_shards().load_tar().group_by_key().shuffle_buffer(30)
+    pipe = pipe.decode_by_ext().to_tuple("__key__", "cls")
     return wp.PipeLoader(pipe, batch_size=10, lanes=6, rank=rank, world_size=ranks, epoch_end="drop", **options)
 
 
@@ -239,6 +314,5 @@ ray.shutdown()
 # %% [markdown]
 # ## What to read next
 #
-# - `14_slurm_arrays` does the same without Ray, by shares of a job.
 # - `04_ranks_and_elastic_resume` explains lanes, ranks, and what a state fits.
-# - [Jobs that write files](docs/reference/tasks): the engine of commands, and your own tasks.
+# - [Jobs that write files](docs/reference/tasks): shares, engines and tasks of your own programs.

@@ -95,8 +95,6 @@ assert Path("shards/train/train-000001.tar").read_bytes() == before
 shell(f"wds-pipes create photos shards {options.replace('7', '8')}", code=2)
 
 # %% [markdown]
-# On several machines, each runs a share of the same command: `--task 0 --tasks 8`, and so on.
-#
 # ## Look at it
 #
 # `info` describes the shards, `ls` lists samples with their bytes, `head` shows the first ones.
@@ -181,5 +179,5 @@ print(images.shape, images.dtype, labels)
 # ## What to read next
 #
 # - [The reference](docs/reference/commands) of all commands.
-# - `14_slurm_arrays` and `15_ray`: the same commands on many machines.
+# - `14_clusters`: the same commands on many machines.
 # - `12_random_access`: what the offsets are for.
