@@ -26,7 +26,9 @@ source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["**/.ipynb_checkpoints"]
 nb_execution_mode = "cache"
 nb_execution_timeout = 300
-nb_execution_excludepatterns = [] if find_spec("ray") else ["14_clusters.ipynb"]  # not run without ray, which the extra does not install
+nb_execution_excludepatterns = (
+    [] if find_spec("ray") else ["14_clusters.ipynb"]
+)  # not run without ray, which the extra does not install
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True
