@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 import warm
+from documents import run_script
 
 import wds_pipes
 import wds_pipes.datapipes
 import wds_pipes.stages
 from wds_pipes.codecs.table import TABLE
 from wds_pipes.core.stage import functional_name
+from wds_pipes.testing import make_shards
 
 TUTORIALS = Path(__file__).parents[1] / "tutorials"
 PUBLIC_WITHOUT_LISTS = ("checkpoint", "lightning", "testing")  # modules without __all__ that users import from
@@ -117,3 +119,16 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
     for before, after in itertools.pairwise(scripts):
         assert re.search(rf'<link rel="next"[^>]* href="{after}.html"', pages[f"{before}.html"])
         assert re.search(rf'<link rel="prev"[^>]* href="{before}.html"', pages[f"{after}.html"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["processes", "threads"])
+def test_the_program_with_tasks_runs(engine, tmp_path):
+    program, threads = re.findall(r"(?s)```python\n(.*?)```", (TUTORIALS / "docs/reference/tasks.md").read_text())
+    if engine == "threads":
+        program = program.replace("print(tasks.run(job, jobs=4))", threads.replace("\n", "\n    "))
+    (tmp_path / "program.py").write_text(program)
+    make_shards(str(tmp_path / "shards"), shards=4, samples=3)
+    done = run_script(tmp_path / "program.py", "forkserver", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(wds_pipes.IndexedShards(f"{tmp_path}/merged/*.tar")) == 12

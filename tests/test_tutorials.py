@@ -46,6 +46,12 @@ def test_they_are_all_there():
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_it_names_tutorials_that_there_are(path):
+    named = set(re.findall(r"`(\d\d_\w+)`", path.read_text()))
+    assert named <= {path.stem for path in TUTORIALS}
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_the_notebook_has_the_cells_of_the_script(path):
     import jupytext
 

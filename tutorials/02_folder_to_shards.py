@@ -4,9 +4,8 @@
 # **You learn** how to write shards, how large to make them, how to count their samples once with an
 # index, and how to check what you wrote.
 #
-# If your files need no changes, one command does all of it, for classes in directories, and for lists
-# and tables too: `wds-pipes create images/ shards/ --from classes --shuffle 7`. Tutorial
-# `15_data_sets_on_the_command_line` shows it. This one shows how a program writes shards.
+# If your files need no changes, a command makes shards of them: see
+# `15_data_sets_on_the_command_line`. This tutorial shows how a program of your own writes them.
 #
 # **You need** `pip install wds_pipes`
 
@@ -136,21 +135,8 @@ assert len(loader) == 10
 assert len(list(loader)) == 10
 
 # %% [markdown]
-# For existing shards, a command reads each shard once and writes the same file:
-#
-# ```
-# wds-pipes index 'shards/train-*.tar' -o again.json
-# ```
-#
-# The same command, called from a program:
-
-# %%
-from wds_pipes.cli import main
-
-main(["index", "shards/train-*.tar", "-o", "again.json"], standalone_mode=False)
-
-# %% [markdown]
-# The function `index_shards` does the same and returns the facts:
+# For existing shards, `wds-pipes index 'shards/train-*.tar' -o again.json` reads each shard once and
+# writes the same file. So does a function, which also returns the facts:
 
 # %%
 from wds_pipes.tar import index_shards

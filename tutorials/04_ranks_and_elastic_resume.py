@@ -247,7 +247,8 @@ print("each of four ranks yields", len(parts[0]), "of the remaining samples;", d
 
 # %% [markdown]
 # There are other ways to save the state of all ranks: `checkpoint.gather(loader)` returns one state
-# for `torch.save`, and `checkpoint.DCPState(loader)` is for `torch.distributed.checkpoint`.
+# for `torch.save`, `checkpoint.DCPState(loader)` is for `torch.distributed.checkpoint`, and
+# `checkpoint.AllRanks(loader)` for Accelerate.
 #
 # ## Mixing data sets
 #
@@ -282,7 +283,8 @@ assert list(again) == list(items)
 
 # %% [markdown]
 # `exhausted=` says what happens when one source ends: stop (as here), continue with the others, or
-# begin that source again.
+# begin that source again. When an epoch is repartitioned, the lanes of a mix are not divided: what is
+# left of each stays together.
 #
 # ## What training waits for
 #
@@ -330,15 +332,9 @@ assert stats["wait_share"] < runs["decoded,\nno model"]["wait_share"]
 print({name: round(value, 2) for name, value in stats.items()})
 
 # %% [markdown]
-# If `wait_share` is high, look how the workers spend their time:
-#
-# - a high `decode_share`: use more workers, or smaller images;
-# - a high `stall_share`: the network is slow, see `05_s3_gcs_http`;
-# - a high `read_share` and a low `stall_share`: the disk is slow, or there are many tiny samples;
-#   use more workers, or a local copy.
-#
-# The first batches of an iteration are late, because workers start and shards are opened. Look at
-# the numbers after a few hundred batches.
+# If `wait_share` is high, the last table of `11_troubleshooting` says what to do. The first batches of
+# an iteration are late, because workers start and shards are opened, so look at the numbers after a
+# few hundred batches.
 #
 # ## What to read next
 #

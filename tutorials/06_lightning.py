@@ -166,6 +166,8 @@ print("after the crash:", len(resumed.trained_on), "samples, the same as without
 #
 # ## From the command line
 #
+# This is not run here, for it reads from a bucket. `train.py` has the model, and:
+#
 # ```
 # from lightning.pytorch.cli import LightningCLI
 #

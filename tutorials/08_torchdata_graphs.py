@@ -187,6 +187,11 @@ else:
 # A plain `DataLoader` has no state. It takes a pipe or `as_dataset()`, and divides the shards over
 # its workers, in another order in each epoch. Shuffle with `ShardList(shuffle=True)` and
 # `shuffle_buffer`.
+#
+# A bare pipe is also divided over ranks, which all must iterate it then. Pass `as_dataset()` where
+# only rank 0 iterates, such as for validation, and with Hugging Face Accelerate or the Trainer of
+# transformers. Accelerate does not save the number of its epoch: after a resume, call
+# `set_epoch(epoch)` of the loader that it prepared before each epoch.
 
 # %%
 pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().decode_by_ext()

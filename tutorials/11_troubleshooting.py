@@ -65,9 +65,9 @@ with raises(wp.ShardError):
 #
 # **Cause:** often the file is an error page of a web server, or was not copied completely. **Do:**
 # look at its first bytes and copy it again. `wds-pipes verify SHARDS` finds all damage of all
-# shards at once, and `wds-pipes repair SHARDS NEW` writes the samples that are whole. With `open_shards(on_error="skip", max_errors=3)` and
-# `load_tar(on_error="skip", max_errors=3)` a few bad shards are skipped, counted and logged; but
-# first find out why they are bad.
+# shards at once, and `wds-pipes repair SHARDS NEW` writes the samples that are whole. With
+# `open_shards(on_error="skip", max_errors=3)` and `load_tar(on_error="skip", max_errors=3)` a few bad
+# shards are skipped, counted and logged; but first find out why they are bad.
 
 # %%
 with open("page.tar", "w") as file:
@@ -130,7 +130,8 @@ assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(k
 #
 # **Cause:** bad data, or a format that can run code when it is read. **Do:** use
 # `decode_by_ext(on_error="skip", max_errors=100)` to skip a few bad samples, and
-# `allow_pickle=True` only for data that you wrote.
+# `allow_pickle=True` only for data that you wrote. In every step, `on_error={wp.DecodeError: "skip"}`
+# skips only what is listed, and a function of the error may decide, too.
 
 # %%
 with wp.TarWriter("odd.tar") as writer:
@@ -295,7 +296,8 @@ assert keys(pipe) != keys(pipe)
 # ### Samples of one class are next to each other
 #
 # **Cause:** the shards were written in the order of the folder. **Do:** shuffle the samples before
-# writing them (`02_folder_to_shards`) or afterwards (`wds-pipes shuffle SHARDS NEW`), or use `interleave_shards(8)` and a larger `shuffle_buffer`.
+# writing them (`02_folder_to_shards`) or afterwards (`wds-pipes shuffle SHARDS NEW`), or use
+# `interleave_shards(8)` and a larger `shuffle_buffer`.
 #
 # ### An iterator was replaced
 #

@@ -73,7 +73,7 @@ wide = data.select("width >= 256 and width % 2 = 0", metadata="metadata.jsonl")
 print(len(wide), "wide images; the first is", wide[0]["__key__"])
 
 # %% [markdown]
-# `SampleOrder` is a sampler with a state: see its help. For training, a stream is simpler:
+# `SampleOrder` is a sampler with a state: see `08_torchdata_graphs`. For training, a stream is simpler:
 #
 # ## A stream in one global order
 #
