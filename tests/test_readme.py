@@ -1,6 +1,7 @@
 """The code of the README runs as printed, each snippet by itself."""
 
 import shutil
+from code import InteractiveConsole
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,15 @@ LOOP = next(number for number, snippet in enumerate(snippets()) if "run.pt" in s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(snippets())))
-def test_each_snippet_runs_by_itself_and_prints(number, capsys):
+def test_each_snippet_runs_when_it_is_pasted_into_python_and_prints(number, capsys):
+    """Where an empty line ends a class or a function."""
     run_command("create", "photos", "shards", "--from", "classes", "--shuffle", 7)  # as the README says
-    exec(compile(snippets()[number], f"README.md, snippet {number}", "exec"), {"__name__": "__main__"})
-    assert capsys.readouterr().out.strip()
+    console = InteractiveConsole({"__name__": "__main__"})
+    for line in [*snippets()[number].splitlines(), ""]:
+        console.push(line)
+    shown = capsys.readouterr()
+    assert shown.out.strip()
+    assert shown.err == ""
 
 
 @pytest.mark.slow
