@@ -32,7 +32,8 @@ without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is large,
 
 def named(paths):
     return [
-        pytest.param(path, id=path.stem, marks=[without_ray] if "\nimport ray\n" in path.read_text() else []) for path in paths
+        pytest.param(path, id=path.stem, marks=[without_ray] if "\nimport ray\n" in path.read_text() else [])
+        for path in paths
     ]
 
 

@@ -20,7 +20,7 @@
 # | `shardshuffle=100`, `detshuffle` | `ShardList(shuffle=True, seed=7)` | All shards are permuted, differently in each epoch, by (seed, epoch). |
 # | `split_by_node`, `split_by_worker`, `nodesplitter=` | nothing: `PipeLoader` partitions the data | Several ranks without equal epochs raise an error instead of hanging. |
 # | `.shuffle(1000)` | `.shuffle_buffer(1000)` | Yields its first sample at once. Resumes exactly, with two numbers as its state. |
-# | `.decode("rgb8")` | `.decode_by_ext("rgb8")` | The same specs, `"torch"` for `"torchrgb"` too; `"torchl"` returns (1, H, W), not (H, W). Pickles are refused unless you pass `allow_pickle=True`. |
+# | `.decode("rgb8")` | `.decode_by_ext("rgb8")` | The same specs, `"torch"` for `"torchrgb"` too; `"torchl"` returns (1, H, W), not (H, W), as layers take it. Pickles are refused unless you pass `allow_pickle=True`. |
 # | `.decode(wds.handle_extension("x", fn))` | `.decode_by_ext({"x": fn})` | |
 # | `.decode("pil", fn)` with `fn(key, data)` | `.decode_by_ext("pil", fn)` | The same functions, tried in the same order: `key` is `".x"`, and None leaves the field to the next one. |
 # | `.decode("pil", only=["jpg"], partial=True)` | `.decode_by_ext("pil", only=["jpg"], partial=True)` | `only` also takes `"jpg;png"`. |
@@ -35,7 +35,7 @@
 # | `.rsample(0.1)` | `.filter_samples(lambda sample, rng: rng.random() < 0.1)` | The same samples after a resume. |
 # | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
 # | `.compose(fn)`, a generator function | `.then(fn, holds=0)` | `holds` says how many samples it remembers, so that it resumes exactly. |
-# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, or with `collate="keep"` arrays of arrays and numbers as webdataset does, and with `"numpy"`, `"columns"` or `"list"` arrays, columns of lists, or lists of samples; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
+# | `.batched(64)` | `.batch_samples(64)` | Yields tensors, also of labels, or with `collate="keep"` arrays of arrays and numbers as webdataset does, and with `"numpy"`, `"columns"` or `"list"` arrays, columns of lists, or lists of samples; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
 # | `.unbatched()` | `.unbatch_samples()` | |
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
@@ -49,7 +49,7 @@
 # | `RoundRobin` | `mix` with equal weights | |
 # | `cache_dir=...` | `.cache_shards("cache", max_bytes="200GB").open_shards()` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
-# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. |
+# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. `map_samples(on_error="skip")` raises a NameError, a TypeError and the like, for a misspelt name would skip every sample. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
 # | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. Bytes in `x.gz` must be compressed already, a str in `json` is JSON text, and `.tar.gz` compresses. |
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")`; for access by number `IndexedShards(urls)` | The first reads the same index, as a stream. The second needs offsets beside the shards, which `wds-pipes index --offsets` writes; no shard is copied, and remote samples are read with ranged requests. |
@@ -493,19 +493,6 @@ check_resume(resnet)
 # the data and resume from it.
 
 # %% [markdown]
-# ## What differs on purpose
-#
-# | webdataset | here | why |
-# |---|---|---|
-# | `with_epoch(n)` counts for each worker, or each rank | it counts for all ranks together | Another number of workers does not change the training. |
-# | `slice(n)` counts for each worker | `take_samples(n)` counts for all workers and ranks together | The same. |
-# | Augmentation draws from the generators of the process | from `rng`, or with `seed_all=True` | Two runs are equal, and a resume continues with the same numbers. |
-# | A handler may skip any error | `map_samples(on_error="skip")` raises a NameError, a TypeError and the like | A misspelt name would skip every sample. |
-# | A cut shard may end with half a sample | that sample is dropped and counted | Half a sample is never returned as a whole one. |
-# | `torchl` returns (H, W) | `torchl` returns (1, H, W) | All other images as tensors are (C, H, W), as layers take them. |
-# | Labels in a batch are an array | a tensor; `collate="keep"` for arrays of arrays and numbers | They go to the device with the images. |
-# | Pickles and `pipe:` run | only with `allow_pickle=True`, `allow_pipe=True` | Both run any code in the data or the URL. |
-#
 # ## Bad data
 #
 # We make one shard with a field that cannot be decoded, and one that ends in the middle of its

@@ -150,9 +150,6 @@ assert has_device or torch.equal(batch["jpg"], decoded["jpg"])
 # %% [markdown]
 # The state is that of the batches that were returned, so a resume is as exact as without.
 #
-# `python tests/bench/peers` of a clone measures your machine: this package with workers, threads and `size=`,
-# against the other loaders that are installed and against decoding alone.
-#
 # ## Audio and video
 #
 # `decode_by_ext("audio", "video")` decodes all of each file. Most trainings need a clip: pass
