@@ -75,6 +75,14 @@ def test_it_runs_as_a_script_where_processes_are_not_forked(path):
 
 
 @pytest.mark.slow
+def test_the_part_on_slurm_runs_without_ray(tmp_path):
+    slurm, _ = (FOLDER / "14_clusters.py").read_text().split("# ## Ray:")
+    (tmp_path / "slurm.py").write_text(slurm)
+    done = run_script(tmp_path / "slurm.py", "forkserver", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_the_training_of_03_resumes_where_processes_are_not_forked(tmp_path):
     """The program that it writes, once to the end and once again from the last checkpoint."""
     (chapter,) = (path for path in TUTORIALS if path.stem.startswith("03"))
@@ -122,14 +130,6 @@ def test_it_runs(path, notebooks):
     for cell in notebooks.run(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
-
-
-@pytest.mark.slow
-def test_the_part_on_slurm_runs_without_ray(tmp_path):
-    slurm, _ = (FOLDER / "14_clusters.py").read_text().split("# ## Ray:")
-    (tmp_path / "slurm.py").write_text(slurm)
-    done = run_script(tmp_path / "slurm.py", "forkserver", str(tmp_path))
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def installed_by(text):
