@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.reads_again import ReadsAgain
+from wds_pipes.core.running import END, Out
+from wds_pipes.core.stage import functional_name
 from wds_pipes.errors import StateError
 
 
-class FlatMap(Stage[Out]):
+class FlatMap(ReadsAgain[Out]):
     """The base of stages that make any number of items of each item of their source: a subclass
     writes ``expand``.
 
@@ -21,16 +22,18 @@ class FlatMap(Stage[Out]):
     """
 
     @dataclass(slots=True)
-    class At:  # noqa: D106 - see Stage
+    class At(ReadsAgain.At):  # noqa: D106 - see Stage
         taken: int = 0  # items that were made of the current item
 
     expands = True
-    _before: Mark | None = None  # while running, where the source stood before the current item
 
     def unfinished(self) -> str | None:
         if type(self).expand is FlatMap.expand:
             return f"{type(self).__name__} defines no expand(self, item), which returns the items made of one"
         return super().unfinished()
+
+    def had_items(self, at: Any) -> bool:
+        return bool(at.taken)
 
     def expand(self, item: Any) -> Iterable[Out]:
         """Return the items that are made of an item; the same ones each time, since a resume
@@ -51,6 +54,7 @@ class FlatMap(Stage[Out]):
                         "saved is not there: let the steps before it yield the same items each time."
                     )
                 return
+            self.check_again()
             self._before, resumed, number = before, at.taken, 0
             for number, made in enumerate(self.expand(item), 1):
                 if number > resumed:
@@ -63,6 +67,3 @@ class FlatMap(Stage[Out]):
                     "saved. Let expand() return the same items each time."
                 )
             at.taken, self._before = 0, None
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._before or (self.source.mark() if self.source is not None else None)

@@ -9,7 +9,7 @@ Rules:
    beginning) and in the position of its source. Data is never part of a position.
 3. A stage that has read ahead keeps an *earlier* position of its source, overrides ``mark`` to
    return that one, and drops the items that it had already yielded when it is opened there again.
-   Its docstring says how much it may read again.
+   Its docstring says how much it may read again. ``ReadsAgain`` is the base of such stages.
 4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each
    item. Dicts are built only when a state is requested.
 5. The stream commits a position when an item is returned, not before: a state is correct at any

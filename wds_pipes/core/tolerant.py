@@ -63,6 +63,7 @@ class Tolerant(Stage[Out]):
         return f"{functional_name(type(self))}({shown}) changes their number"
 
     counter: ClassVar[str] = "skipped"
+    happened: ClassVar[int] = 0  # how much all of them in this process have skipped
     _first_skip = ""  # while running: the message of the first error that was skipped
 
     @property
@@ -98,6 +99,7 @@ class Tolerant(Stage[Out]):
 
     def count_skip(self, error: WdsError) -> None:
         """Count an error that is skipped; raise it if there are too many."""
+        Tolerant.happened += 1
         count = getattr(self.at, self.counter) + 1
         setattr(self.at, self.counter, count)
         self._first_skip = self._first_skip or str(error)[:_MOST_TEXT]

@@ -70,8 +70,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
     """
 
     @dataclass(slots=True)
-    class At:
-        taken: int = 0  # see FlatMap
+    class At(FlatMap.At):
         skipped: int = 0
 
     order_options = ("kind", "field")

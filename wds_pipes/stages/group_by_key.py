@@ -357,6 +357,7 @@ class GroupByKey(Tolerant[Sample]):
                 return None
         if bad:
             self.at.skipped += 1
+            Tolerant.happened += 1
             return None
         if self.fields is not None:
             if all(map(is_metadata, sample)):

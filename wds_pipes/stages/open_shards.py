@@ -94,8 +94,9 @@ class OpenShards(Tolerant[Shard]):
             count it. Errors that are not the fault of one shard are never skipped: too many open
             files, credentials that are refused (401, 403), a store that cannot be reached.
             If the shard where a state stands is skipped, the next one is read from its beginning.
-            But a ``shuffle_buffer`` after this step counts the samples that it reads again at a
-            resume: if a shard of these has gone since, it drops others in their place.
+            A step that reads samples again at a resume, such as ``shuffle_buffer``, refuses the
+            state if a shard of these is skipped then, and was not before: it would drop other
+            samples in their place.
         max_errors: with ``"skip"``, how many shards may be skipped in an epoch; None: no limit.
 
     Raises:

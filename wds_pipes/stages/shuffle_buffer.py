@@ -15,6 +15,7 @@ from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
+from wds_pipes.core.reads_again import ReadsAgain
 from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
@@ -44,7 +45,7 @@ class _Ahead(NamedTuple, Generic[Out]):
     read: Iterator[Out]
 
 
-class ShuffleBuffer(Stage[Out]):
+class ShuffleBuffer(ReadsAgain[Out]):
     """Shuffle samples within a moving window (functional name: ``shuffle_buffer``).
 
     Sample i gets the key ``i + jitter``. The jitter is a function of (seed, epoch, lane, i) and is
@@ -71,7 +72,7 @@ class ShuffleBuffer(Stage[Out]):
     """
 
     @dataclass(slots=True)
-    class At:
+    class At(ReadsAgain.At):
         first: int = 0  # the number of the sample at the saved position of the source; all samples before it have left
         left: int = 0  # how many samples have left
         # steps before this one may have dropped samples: then their numbers say nothing
@@ -88,7 +89,6 @@ class ShuffleBuffer(Stage[Out]):
             raise ValueError(f"size must be at most 2**30, not {size}")
         self.own_seed = None if seed is None else check_seed(seed)
         self.holds = 0  # while running, about how many samples are held
-        self._before: Mark | None = None  # while running, the position of the source at sample ``at.first``
         self._ahead: _Ahead[Out] | None = None  # while running, if it was opened without the samples that it holds
         self._come = 0  # while running, then: how many samples have come since the saved position
 
@@ -108,6 +108,9 @@ class ShuffleBuffer(Stage[Out]):
         if not at.first <= at.left <= at.first + window + 2 * max(1, window // 16):
             return f"a buffer that starts at sample {at.first} cannot have yielded this number of samples"
         return None
+
+    def had_items(self, at: Any) -> bool:
+        return bool(at.left > at.first)
 
     def open(self, lane: Lane, mark: Mark | None = None) -> ShuffleBuffer[Out]:
         ahead = None if mark is None or isinstance(mark, Ended) else self._look_ahead(lane, mark)
@@ -200,6 +203,8 @@ class ShuffleBuffer(Stage[Out]):
                             held[place] = next(ahead.read)
                         at.left = left
                         yield held[place]
+                    elif left == resumed:
+                        self.check_again()
                     held[place] = None
                     turn = next(turns)
                 if number + 1 == edge:
@@ -226,7 +231,10 @@ class ShuffleBuffer(Stage[Out]):
                     held[place] = next(ahead.read)
                 at.left = left
                 yield held[place]
+            elif left == resumed:
+                self.check_again()
             held[place] = None
+        self.check_again(whole=False)
         at.first, self._before = left, source.mark()  # for the counts of the whole epoch
 
     @property
@@ -255,9 +263,6 @@ class ShuffleBuffer(Stage[Out]):
             return one
         other = self._ahead.items.stall_clock()
         return lambda: one() + other()
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
 
 
 def _begin(source: Stage[Any]) -> Iterator[Any]:

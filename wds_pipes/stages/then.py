@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from wds_pipes.core.options import check_count
+from wds_pipes.core.reads_again import ReadsAgain
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import StateError
@@ -19,7 +20,7 @@ _MOST = 1 << 20  # the most items that may be held: the stage keeps a mark for e
 _TRIED, _WINDOW = 1024, 16  # a larger number is not tried; and with how many items it is
 
 
-class Then(Stage[Any]):
+class Then(ReadsAgain[Any]):
     """Let a generator function make the items of the items before it (functional name: ``then``).
 
     The function gets an iterator over the items and yields any number of items: pairs, windows,
@@ -76,7 +77,7 @@ class Then(Stage[Any]):
     """
 
     @dataclass(slots=True)
-    class At:
+    class At(ReadsAgain.At):
         begun: bool = False  # whether the function has taken an item
         held: int = 0  # how many items after the saved position of the source it remembered, when it ...
         yielded: int = 0  # ... took an item after a yield for the last time, and how often it has yielded since
@@ -101,8 +102,6 @@ class Then(Stage[Any]):
         self.holds = None if holds is None else check_count("holds", holds, least=0, most=_MOST)
         self.keeps_count = bool(keeps_count)  # type: ignore[misc]
         self._tried = SimpleNamespace(done=holds is None or holds > _TRIED)  # all copies in a process have it
-        # while running, the position of the source at the first item that is read again
-        self._before: Mark | None = None
 
     def problem(self, at: Any) -> str | None:
         if at.held > (self.holds or 0) or (at.held and not at.begun):
@@ -117,6 +116,9 @@ class Then(Stage[Any]):
                 "holds=0 if it remembers none when it takes an item after it has yielded, or holds=n if it remembers "
                 "at most the last n that it took. check_resume() tells whether the number is right."
             )
+
+    def had_items(self, at: Any) -> bool:
+        return bool(at.yielded)
 
     def run(self) -> Iterator[Any]:
         at, source, marks = self.at, self.source, deque[Mark](maxlen=self.holds or 0)
@@ -167,6 +169,8 @@ class Then(Stage[Any]):
                 if again:
                     continue
                 given += 1
+                if given == resumed:
+                    self.check_again()
                 if trial is not None:
                     trial.yielded += 1
                 if given > resumed:
@@ -189,9 +193,6 @@ class Then(Stage[Any]):
             self._tried.done = trial.cut(last=True)
         at.held, at.yielded, at.ended = 0, 0, True
         self._before = None  # for the counts of the whole epoch
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
 
 
 class _Trial:

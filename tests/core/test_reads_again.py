@@ -1,0 +1,131 @@
+"""Steps that read items again at a resume: where the steps before them then skip other data, they
+refuse."""
+
+import itertools
+import json
+import os
+
+import pytest
+from pipelines import keys_of, through_json
+from tars import put, tar
+
+import wds_pipes as wp
+from wds_pipes.errors import StateError
+
+
+def unchanged(item):
+    return item
+
+
+def late(source):
+    """Each sample, when the next one has come."""
+    held = list(itertools.islice(source, 1))
+    for sample in source:
+        yield held.pop()
+        held.append(sample)
+    yield from held
+
+
+def samples(urls, **options):
+    """A pipe of samples whose shards may be missing."""
+    return wp.ShardList(urls, **options).open_shards(on_error="skip").load_tar().group_by_key()
+
+
+def mixed(urls, step):
+    parts = {"a": samples(urls[::2]), "b": samples(urls[1::2])}
+    return step(wp.mix(parts, weights={"a": 1, "b": 1}, exhausted="drop"))
+
+
+STEPS = {
+    "shuffle": lambda pipe: pipe.shuffle_buffer(4),
+    "unbatch": lambda pipe: pipe.batch_samples(3, collate="list").unbatch_samples(),
+    "explode": lambda pipe: pipe.explode_records("jsonl"),
+    "then": lambda pipe: pipe.then(late, holds=1),
+}
+PIPES = {
+    "plain": lambda urls, step: step(samples(urls)),
+    "threads": lambda urls, step: step(samples(urls).map_samples(unchanged, threads=2)),
+    "interleaved": lambda urls, step: step(samples(urls).interleave_shards(2)),
+    "mixed": mixed,
+    "lanes": lambda urls, step: wp.PipeLoader(step(samples(urls)), lanes=2),
+    "counted lanes": lambda urls, step: wp.PipeLoader(step(samples(urls, samples_per_shard=2)), lanes=2),
+}
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Five shards of two samples, and one that is always missing."""
+    urls = []
+    for shard in range(5):
+        members = [
+            (f"{shard}{number}.jsonl", b"".join(json.dumps({"n": record}).encode() + b"\n" for record in range(2)))
+            for number in range(2)
+        ]
+        urls.append(put(tmp_path / f"{shard}.tar", tar(members)))
+    return [*urls[:2], str(tmp_path / "missing.tar"), *urls[2:]]
+
+
+def run(make, state=None, stop=None):
+    """The keys up to a cut, or to the end; and the state there."""
+    pipe = make()
+    if state is not None:
+        pipe.load_state_dict(through_json(state))
+    keys = keys_of(itertools.islice(pipe, stop))
+    return keys, pipe.state_dict()
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", PIPES)
+def test_a_shard_that_has_gone_since_a_state_never_drops_samples_of_others(shards, kind, step):
+    """At cuts everywhere, the resume yields all other samples, or it is refused."""
+
+    def make():
+        return PIPES[kind](shards, STEPS[step])
+
+    whole, _ = run(make)
+    refused = 0
+    for cut in range(1, len(whole), 2):
+        before, state = run(make, stop=cut)
+        assert run(make, state)[0] == whole[cut:]
+        for gone in (shards[0], shards[4]):
+            os.rename(gone, f"{gone}x")
+            try:
+                rest, _ = run(make, state)
+            except StateError:
+                refused += 1
+            else:
+                others = {key for key in whole if key[0] != os.path.basename(gone)[0]}
+                assert others <= {*before, *rest}
+                assert len({*before, *rest}) == len(before) + len(rest)
+            os.rename(f"{gone}x", gone)
+    assert refused
+
+
+def shuffled(shards):
+    return lambda: samples(shards).shuffle_buffer(4)
+
+
+def test_the_error_names_the_shard(shards):
+    _, state = run(shuffled(shards), stop=3)
+    os.remove(shards[0])
+    with pytest.raises(StateError, match=r"shuffle_buffer\(\) reads samples again .*/0\.tar does not exist"):
+        run(shuffled(shards), state)
+
+
+def test_a_shard_that_has_come_back_since_a_state_is_refused(shards):
+    """Its samples would take the places of others."""
+    os.rename(shards[0], f"{shards[0]}x")
+    _, state = run(shuffled(shards), stop=3)
+    os.rename(f"{shards[0]}x", shards[0])
+    with pytest.raises(StateError, match="Restore the shards"):
+        run(shuffled(shards), state)
+
+
+def test_a_state_after_a_resume_knows_what_was_skipped_before(shards):
+    """Also one that is taken when the shard was skipped before the state that was loaded."""
+    whole, _ = run(shuffled(shards))
+    for cut in range(len(whole)):
+        before, state = run(shuffled(shards), stop=cut)
+        for again in range(len(whole) - cut):
+            some, later = run(shuffled(shards), state, again)
+            assert before + some + run(shuffled(shards), later)[0] == whole
