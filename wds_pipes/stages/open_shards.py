@@ -92,7 +92,8 @@ class OpenShards(Tolerant[Shard]):
             what the processor has in its caches: with 1 MiB, samples of 107 KB take 10 % longer.
         on_error: what to do with a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and
             count it. Errors that are not the fault of one shard are never skipped: too many open
-            files, credentials that are refused (401, 403), a store that cannot be reached.
+            files, credentials that are refused (401, 403), a store that cannot be reached, or still
+            answers with an error of its own (5xx) after all retries.
             If the shard where a state stands is skipped, the next one is read from its beginning.
             A step that reads samples again at a resume, such as ``shuffle_buffer``, refuses the
             state if a shard of these is skipped then, and was not before: it would drop other

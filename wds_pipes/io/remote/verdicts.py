@@ -64,7 +64,8 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         return Verdict(False, advice=advice, forbidden=True, of_data=False)
     if status is not None:
         wait_seconds = getattr(error, "wait_seconds", None) or 0.0
-        return Verdict(status in _TRANSIENT, wait_seconds, "cannot be read", has_response=True)
+        transient = status in _TRANSIENT
+        return Verdict(transient, wait_seconds, "cannot be read", of_data=not transient, has_response=True)
     if (
         isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT))
         or "Certificate" in kind
