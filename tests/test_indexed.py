@@ -8,6 +8,7 @@ import itertools
 import os
 import pickle
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -355,6 +356,70 @@ def test_a_rewritten_shard_with_as_many_samples_is_told_by_its_size(remote_index
     ):
         with pytest.raises(wp.ShardError, match=r"has \d+ bytes, and index.json says \d+.*wds-pipes index"):
             read()
+
+
+READERS = {
+    "IndexedShards": lambda index, options: wp.IndexedShards(index, storage_options=options)[0],
+    "SampleList": lambda index, options: next(iter(wp.SampleList(index, storage_options=options).fetch_samples())),
+    "lazy resume": lambda index, options: next(resumed(index, options)),
+}
+EQUAL = [(f"{number:03d}", {"cls": number}) for number in range(9)]
+
+
+def resumed(index, options):
+    """The samples after a resume of a shuffle, which are read by their numbers."""
+    pipes = [
+        wp.ShardList(index, storage_options=options).open_shards().load_tar().group_by_key().shuffle_buffer(3)
+        for _ in range(2)
+    ]
+    next(iter(pipes[0]))
+    pipes[1].load_state_dict(pipes[0].state_dict())
+    return iter(pipes[1])
+
+
+def put_old(directory, samples):
+    """Write a shard long ago."""
+    path = put(directory, samples)
+    os.utime(path, (1e9, 1e9))
+    return path
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_shard_that_was_written_again_with_the_same_size_is_a_warning(reader, tmp_path):
+    """Its time of modification shows it, which may also have changed alone."""
+    index = tmp_path / "index.json"
+    index_shards(put_old(tmp_path, EQUAL), index)
+    READERS[reader](index, None)
+    path = put(tmp_path, EQUAL[::-1])
+    with pytest.warns(wp.ShardWarning, match=f"shard {path} was written again since it was indexed.*wds-pipes index"):
+        READERS[reader](index, None)
+
+
+@pytest.mark.parametrize("remote", ["s3", "web"], indirect=True)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_remote_shard_that_was_written_again_with_the_same_size_is_an_error(reader, remote, tmp_path):
+    """The ETag in the response shows it: no request is made for that."""
+    index, options = tmp_path / "index.json", remote.storage_options
+    path = put(tmp_path, EQUAL)
+    url, _ = remote.put("d/x-0.tar", content(path)), remote.put("d/x-0.tar.idx", content(f"{path}.idx"))
+    index_shards(url, index, storage_options=options)
+    READERS[reader](index, options)
+    path = put(tmp_path, EQUAL[::-1])
+    remote.put("d/x-0.tar", content(path))
+    with pytest.raises(wp.ShardError, match="was written again since it was indexed"):
+        READERS[reader](index, options)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_copy_of_shards_and_index_is_not_taken_for_shards_that_were_written_again(reader, tmp_path):
+    """Its times of modification differ, and its samples are the same."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    os.mkdir(old)
+    path = put_old(old, EQUAL)
+    index_shards(path, old / "index.json")
+    shutil.copytree(old, new, copy_function=shutil.copyfile)
+    READERS[reader](new / "index.json", None)
+    assert wp.IndexedShards(new / "x-0.tar", index=old / "index.json")[0] is not None
 
 
 def test_counting_leaves_no_file_open(tmp_path):

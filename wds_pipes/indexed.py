@@ -24,6 +24,7 @@ from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.index import Listed, list_indexed
+from wds_pipes.tar.index_formats import versions_of
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import by_numbers
@@ -55,8 +56,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
     exception: if an index points at the second member of a sample, and the shard is remote, this
     sample lacks its first one when it is read alone. The sample before it is then an error. Only an
     ``index.json`` shows that a shard was written again, with as many samples and a new index of
-    offsets: the sizes in it are compared. Without one, only the names of the shards are known, and
-    the numbers are those of other samples.
+    offsets: another size is an error, and so is another ETag of a remote shard. Another time of
+    modification of a local one is a ShardWarning. Without an ``index.json``, only the names of the
+    shards are known, and the numbers are those of other samples.
 
     Nothing is opened before the first use. A copy in another process, forked or not, opens its own
     files. Threads may share one.
@@ -292,8 +294,9 @@ class _Opened:
     """What an IndexedShards has open in this process."""
 
     def __init__(self, data: IndexedShards) -> None:
-        self._files = RangeReader(data._options, data._connections, cache=data._cache)
         listed = data._listing()
+        versions = versions_of(listed.urls, listed.facts)
+        self._files = RangeReader(data._options, data._connections, cache=data._cache, versions=versions)
         self._urls, self._facts = listed.urls, listed.facts
         self.located = Located(
             listed.urls,

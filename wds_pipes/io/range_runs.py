@@ -89,7 +89,9 @@ class Run:
         try:
             if self._error is not None:
                 raise self._error
-            return self._read(wanted)
+            part = self._read(wanted)
+            self._reader.compare(self.url, self._reader.reported(self.url).validators.get("etag"))
+            return part
         except Exception:
             self.close()
             if self.ranges:  # they are requested without it

@@ -7,17 +7,20 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.counts import Network
+from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.range_runs import GAP, Part, Range, Run
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import RangeQueue
-from wds_pipes.io.urls import at_home, local_path
+from wds_pipes.io.urls import at_home, local_path, redact
+from wds_pipes.io.versions import version_of
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -46,6 +49,9 @@ class RangeReader:
         connections: the maximum number of requests at once.
         readahead_bytes: the maximum number of bytes that are requested and not yet returned.
         cache: remote files that are stored there are read there. Nothing is stored.
+        versions: the versions of files that an index knows, by their URLs. A remote file that has
+            another one is an error. A local one, which may only have been touched, is a
+            ShardWarning, the first time.
     """
 
     def __init__(
@@ -54,7 +60,10 @@ class RangeReader:
         connections: int,
         readahead_bytes: int = 64 << 20,
         cache: ShardCache | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
+        # of the files that were not read yet; that of a local file is a number
+        self._versions = {url: text for url, text in (versions or {}).items() if text.isdigit() != is_remote(url)}
         self.reading = Reading(storage_options or {}, connections=connections, readahead_bytes=readahead_bytes)
         self.opener = Opener(self.reading, cache=cache, buffer_bytes=512)
         self._files: dict[str, _Mapped] = {}  # in the order in which they were opened
@@ -73,7 +82,7 @@ class RangeReader:
         return self.opener.stall_clock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reading": self.reading, "opener": self.opener}
+        return {"reading": self.reading, "opener": self.opener, "_versions": self._versions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _reported={})
@@ -106,6 +115,30 @@ class RangeReader:
                 if len(self._reported) > _MOST_REPORTED:
                     del self._reported[next(iter(self._reported))]
         return found
+
+    def compare(self, url: str, now: str | None) -> None:
+        """Compare the version of a file that was opened with that in its index, once.
+
+        Raises:
+            ShardError: a remote file is another one.
+        """
+        known = self._versions.get(url)
+        if known is None or now is None:
+            return
+        if _bare(known) == _bare(now):
+            self._versions.pop(url, None)
+            return
+        problem = (
+            f"shard {redact(url)} was written again since it was indexed, maybe with other samples. Run wds-pipes "
+            "index again: then a state of other samples is refused."
+        )
+        if not is_remote(url):
+            self._versions = {}
+            warnings.warn(problem, ShardWarning, stacklevel=2)
+        elif version_of(url, self.reading.storage_options).mark in (None, known):
+            self._versions = {}  # this store has two names for a version
+        else:
+            raise ShardError(problem, url=redact(url))
 
     def forget(self) -> None:
         """Forget what stores have reported: files may be others from here on."""
@@ -161,7 +194,10 @@ class RangeReader:
         if stream is None:
             return None
         with stream:
-            if not os.fstat(stream.fileno()).st_size:
+            status = os.fstat(stream.fileno())
+            if not is_remote(url):
+                self.compare(url, str(status.st_mtime_ns))
+            if not status.st_size:
                 return b""
             mapped = _Mapped(stream.fileno(), 0, access=mmap.ACCESS_READ)
             mapped.file = os.dup(stream.fileno())
@@ -179,6 +215,11 @@ class RangeReader:
     def close(self) -> None:
         """Close all files."""
         self._files.clear()
+
+
+def _bare(version: str) -> str:
+    """Return a version without the quotes of an ETag."""
+    return version.strip('"')
 
 
 class _Mapped(mmap.mmap):

@@ -24,6 +24,7 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import allowed_origins
+from wds_pipes.tar.index_formats import versions_of
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import unusable
 from wds_pipes.tar.samples import AFTER, SampleParser
@@ -86,12 +87,14 @@ class FetchSamples(Tolerant[Sample]):
         super().__init__(source, on_error, max_errors)
         self.fields = None if fields is None else read_names("fields", fields)
         self.split = check_key_split(key_split)
+        root = source.root
         options = source.storage_options if storage_options is None else storage_options
         self.files = RangeReader(
-            with_origins(options, allowed_origins(source.root)),
+            with_origins(options, allowed_origins(root)),
             check_count("connections", connections),
             check_count("readahead_bytes", readahead_bytes),
             cache=as_cache(cache),
+            versions=versions_of(getattr(root, "urls", ()), getattr(root, "facts", None)),
         )
         # while running:
         self._before: Mark | None = None  # of the source, after the last sample; None: the source is there

@@ -22,6 +22,7 @@ from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
+from wds_pipes.tar.index_formats import versions_of
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import AFTER, SampleParser
@@ -105,7 +106,8 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
         self.count = self._starts[-1]
-        self._files = RangeReader(opened.reading.storage_options, opened.reading.connections)
+        versions = versions_of(listed.urls, listed.facts)
+        self._files = RangeReader(opened.reading.storage_options, opened.reading.connections, versions=versions)
         self._parser = SampleParser(None, group.split, self._offsets.stale)
 
     def prepare(self, count: int) -> bool:

@@ -311,7 +311,8 @@ class _Matcher:
                     f"index {self._where} has one entry, {redact(self._entries[number][0])}, "
                     f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
                 )
-            found.append(self._entries[number][1])
+            name, facts = self._entries[number]
+            found.append(facts if name == url else ShardFacts(*facts))  # it may be a copy
         return found
 
     def _find(self, url: str) -> int:

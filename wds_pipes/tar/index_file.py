@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.outputs import read_small, target_of, write_small
 from wds_pipes.io.urls import at_home, local_path, plain, redact, with_variables
-from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts
+from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts, place_of
 
 _KIND = b"wids-shard-index-v1"
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -118,6 +118,8 @@ def write_index(
         }
         shardlist.append({field: value for field, value in entry.items() if value is not None})
     unusual = {name: rule for name, rule in (rules or {}).items() if rule != _RULES[name]}
+    if any("version" in entry for entry in shardlist):  # of the shards at this place, not of copies
+        unusual["place"] = place_of(path)
     content = {"__kind__": _KIND.decode(), "wids_version": 1, **unusual, "shardlist": shardlist}
     write_small(path, (json.dumps(content, indent=1) + "\n").encode("ascii"), storage_options)
 

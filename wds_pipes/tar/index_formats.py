@@ -18,10 +18,11 @@ import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.errors import ShardError
-from wds_pipes.io.urls import links_of, local_path, redact
+from wds_pipes.io.urls import at_home, identify, links_of, local_path, redact
 
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
@@ -50,6 +51,21 @@ class ShardFacts(NamedTuple):
     samples: int | None = None
     size: int | None = None
     md5: str | None = None
+
+
+class FactsHere(ShardFacts):
+    """What is known about a shard that was indexed at the place where it is.
+
+    Attributes:
+        version: its time of modification, or its ETag in a store, as ``version_of`` returned it.
+    """
+
+    version = ""
+
+
+def versions_of(urls: Sequence[str], facts: Sequence[ShardFacts] | None) -> dict[str, str]:
+    """Return the versions of shards that an index knows, by their URLs."""
+    return {url: shard.version for url, shard in zip(urls, facts or (), strict=False) if isinstance(shard, FactsHere)}
 
 
 class Index(NamedTuple):
@@ -147,6 +163,7 @@ def _parse(url: str, data: bytes) -> Index:
 def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
     if content.get("wids_version", 1) != 1:
         raise ValueError(f"its wids_version is {content['wids_version']!r:.40}, and 1 is known here")
+    here = content.get("place") == place_of(url)
     for place, part in enumerate([content, *_list("datasets", content.get("datasets", []))]):
         if not isinstance(part, dict) or (place and "source_url" in part):
             raise ValueError("one of its datasets is another index: name each index by itself, as a list")
@@ -164,7 +181,12 @@ def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]
                 samples = _count(f"nsamples of {name!r}", samples)
             if size is not None and not _is_count(size):
                 size = _count(f"filesize of {name!r}", size)
-            yield join(name), ShardFacts(samples, size, digest and digest.lower())
+            version = entry.get("version") if here or local_path(name) is None or os.path.isabs(name) else None
+            facts = ShardFacts(samples, size, digest and digest.lower())
+            if isinstance(version, str):
+                facts = FactsHere(*facts)
+                facts.version = version
+            yield join(name), facts
 
 
 def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -211,6 +233,13 @@ def folder_of(url: str) -> str:
     """The directory of a URL, with its final slash."""
     path = path_of(url)
     return path[: len(path) - len(base_name(url))]
+
+
+def place_of(index: str) -> str:
+    """16 hexadecimal digits for the directory of an index."""
+    path = local_path(index)
+    folder = identify(folder_of(index)) if path is None else os.path.realpath(os.path.dirname(at_home(path)))
+    return blake2b(os.fsencode(folder), digest_size=8).hexdigest()
 
 
 def parts_of_path(url: str) -> list[str]:

@@ -320,5 +320,6 @@ def _entries(
     for url, facts in listed:
         name = name_in(index, url)
         entry = known.entries.get(name)
-        entries[name] = url, entry if entry is not None and entry.facts == facts else Entry(facts)
+        entry = Entry(facts) if entry is None or entry.facts != facts else entry
+        entries[name] = url, entry._replace(version=getattr(facts, "version", None))  # unless they have moved
     return entries, known.rules
