@@ -1,7 +1,8 @@
 """Chains of stages and their positions: pure Python, without torch, files or threads.
 
 - ``stage`` is the contract of a stage. Bases: ``tolerant`` for stages that can meet bad data,
-  ``flat_map`` for those that make several items of one, ``composite`` for those that run chains.
+  ``reads_again`` for those that read items again at a resume, ``flat_map`` for those that make
+  several items of one, ``composite`` for those that run chains.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
   ``facts`` is what a stage says of itself, and ``checking`` checks that it is true. ``numbered``
   serves steps that find items by their numbers.
