@@ -74,8 +74,8 @@ def test_a_second_request_that_stalls_too(web, local):
 
 
 def test_at_most_one_of_twenty_is_made_again(web, local):
-    """Whatever stalls: here a server that became slow all at once. That any is made again depends on
-    the waits before, which are long beside other work.
+    """Whatever stalls: here a server that became slow all at once. How many are made again depends
+    on the waits before, which are long beside other work.
     """
     reader, url = used_to(web, local[0], connections=16)
     web.faults.rules({"match": web.reads, "latency": 0.3})
