@@ -226,8 +226,8 @@ class LaneEnds:
     """How the lanes of DataLoader's workers ended, in shared memory, since a worker sees its own
     lane only.
 
-    For each lane that yielded nothing, it stores the epoch, and whether the samples lacked the
-    fields that are kept (else there were no samples).
+    For each lane that yielded nothing, it stores the epoch, whether the samples lacked the fields
+    that are kept, and whether there were no samples, which is not allowed.
     """
 
     def __init__(self, ends: SharedNumbers | None = None) -> None:
@@ -237,19 +237,20 @@ class LaneEnds:
         # a copy has workers of its own, whose lanes have not ended
         return LaneEnds, (self._shared,) if starts_workers() else ()
 
-    def __call__(self, epoch: int, lacking: bool) -> bool:
+    def __call__(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
         """Store that the lane of this process yielded nothing.
 
         Returns:
             whether no lane yielded anything in this epoch, and samples of at least one lane lacked
-            fields.
+            fields; and whether all lanes were empty.
         """
         worker = worker_info()
         if worker is None or worker.id >= MAX_WORKERS:
-            return lacking
-        self._shared.numbers[worker.id] = 2 * (epoch + 1) + lacking
+            return lacking, empty
+        self._shared.numbers[worker.id] = 4 * (epoch + 1) + 2 * lacking + empty
         ends = self._shared.numbers[: worker.num_workers].tolist()
-        return all(end // 2 == epoch + 1 for end in ends) and any(end % 2 for end in ends)
+        ended = all(end // 4 == epoch + 1 for end in ends)
+        return ended and any(end & 2 for end in ends), ended and all(end & 1 for end in ends)
 
 
 class _WorkerStream(Stream[Any]):

@@ -130,6 +130,9 @@ WHOLE_EPOCHS = {
     "as_dataset": lambda pipe: pipe.as_dataset(),
     "PipeLoader": lambda pipe: wp.PipeLoader(pipe, batch_size=2, lanes=5),
     "workers": lambda pipe: wp.PipeLoader(pipe, batch_size=2, num_workers=2),
+    "rank": lambda pipe: wp.PipeLoader(pipe.shuffle_buffer(3), rank=1, world_size=2, epoch_end="exact"),
+    "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None, num_workers=2),
+    "StatefulDataLoader": lambda pipe: StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2),
 }
 
 
@@ -137,10 +140,16 @@ WHOLE_EPOCHS = {
 def test_shards_without_any_sample_are_an_error_unless_this_is_allowed(host, empty, urls):
     """A lane without a sample beside others is none."""
     make = WHOLE_EPOCHS[host]
-    with pytest.raises(SampleError, match=r"^this epoch gave nothing: no shard of .* has a sample.*empty_check=False"):
+    with pytest.raises(SampleError, match=r"this epoch gave nothing: no shard of .* has a sample.*empty_check=False"):
         list(make(chain(empty)))
     assert list(make(chain(empty, empty_check=False))) == []
     assert len(list(make(chain([*empty, urls[3]])))) in (1, 2)
+
+
+def test_a_rank_of_counted_shards_without_any_sample(empty):
+    loader = wp.PipeLoader(chain(empty, samples_per_shard=[0, 0, 0]), batch_size=2, rank=1, world_size=2)
+    with pytest.raises(SampleError, match="no shard of the list has a sample"):
+        list(loader)
 
 
 def test_what_leaves_out_all_samples_is_no_empty_source(urls, empty):

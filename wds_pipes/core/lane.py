@@ -111,7 +111,7 @@ class Context:
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
-    tell_end: Callable[[int, bool], bool] | None = None
+    tell_end: Callable[[int, bool, bool], tuple[bool, bool]] | None = None
     passed: Passed = field(default_factory=Passed)
     made_in: int = field(default_factory=os.getpid)
 

@@ -280,10 +280,11 @@ class StreamIterator(Generic[Out]):
         running, context = cast(Stage[Out], self._running), self._stream.stage.context
         mark, lack = running.mark(), running.lack
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
-        explained, nothing = lack.explains(counts), not any(counts.values())
-        if context.tell_end is not None and (explained or nothing):
-            explained = context.tell_end(self._epoch, explained)
-        error = lack.error() if explained else error_of_nothing(counts, lack) if context.lanes == 1 else None
+        explained, empty = lack.explains(counts), False
+        if context.tell_end is not None and (explained or not any(counts.values())):
+            explained, empty = context.tell_end(self._epoch, explained, lack.found is False)
+        alone = context.lanes == 1
+        error = lack.error() if explained else error_of_nothing(counts, lack) if alone or empty else None
         if error is not None:
             self.stop(error)
             return error

@@ -203,14 +203,15 @@ class LoaderIterator:
 
     def _all_lacking(self, at: LoaderPosition) -> Exception | None:
         """Return an error if no lane of this rank yielded anything because of missing fields, which
-        are those that ``group_by_key(fields=...)`` keeps, or because the shards of the only rank
-        have no sample. If there is another reason, warn.
+        are those that ``group_by_key(fields=...)`` keeps, or because no shard of any rank has a
+        sample. If there is another reason, warn.
         """
         if at.partition.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None
-        counts = total_counts(map(unpack, self._ended.values()), {})
-        alone = self._plan.rank.of == 1
-        return error_of_nothing(counts, self._lack if alone else self._lack._replace(found=None))
+        counts, lack = total_counts(map(unpack, self._ended.values()), {}), self._lack
+        if self._plan.rank.of > 1 and not any(counts.values()):
+            counts, lack = self._plan.look(at.epoch)
+        return error_of_nothing(counts, lack)
 
     def _commit_ends(self, at: LoaderPosition) -> None:
         """Adopt the ends of the lanes: no batch follows ``at``. If a signal handler has loaded a

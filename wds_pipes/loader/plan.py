@@ -7,9 +7,11 @@ import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from wds_pipes.core.counts import COUNTED, logger
+from wds_pipes.core.counts import COUNTED, Lack, logger
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.recipe import Recipe
+from wds_pipes.core.running import close_running
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.state import MOST_LANES, STATE_VERSION
 from wds_pipes.core.stream import Stream
@@ -280,6 +282,18 @@ class Plan:
         depth = segments_of(self.stage).depth
         positions = [lane["position"] for lane in at.states.values()]
         return at.epoch + min((0 if lane is None else lane[depth].get("epoch", 0) for lane in positions), default=0)
+
+    def look(self, epoch: int) -> tuple[dict[str, int], Lack]:
+        """Read an epoch of all ranks up to its first sample, and return what is known then.
+
+        A rank that has no samples finds out in this way whether there are any.
+        """
+        reading = next((step for step in self.stage.chain if step.ends_reading), self.source)
+        running = reading.open(Lane(self.stage.seed, epoch, 0, 1))
+        found = len(list(itertools.islice(running.items, 1)))
+        counts, lack = running.counts(running.mark(), found), running.lack
+        close_running(running)
+        return counts, lack
 
     def counts(self, at: LoaderPosition) -> dict[str, int]:
         """Count this rank's samples of an epoch up to a position, by what became of them."""

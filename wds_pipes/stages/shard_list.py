@@ -98,8 +98,8 @@ class ShardList(ShardSource[ShardRef]):
             shard are read from their first sample on, and ``shuffle_buffer`` resumes without
             reading its window again. Each is read when its shard needs it.
         empty_check: raise an error after an epoch in which no shard has a sample. Filters and other
-            steps that leave samples out do not matter. Only one process can tell: several ranks, or
-            workers of torch's DataLoader, do not check.
+            steps that leave samples out do not matter. A rank that has no sample reads the shards
+            of all ranks up to the first sample.
         storage_options: how to reach the storage: a dict, as fsspec takes it. It is used to list
             remote patterns and read a remote index, and to read the shards, unless ``open_shards``
             has storage_options of its own.
