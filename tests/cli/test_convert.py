@@ -451,6 +451,16 @@ def test_a_saved_data_set_names_no_file_outside_of_itself(tmp_path, name, where)
     assert f"'{name}' is no name of a file below" in told
 
 
+@pytest.mark.parametrize("linked", ["test", "test/data-00000-of-00001.arrow"])
+def test_a_link_out_of_a_saved_data_set_is_refused(tmp_path, linked):
+    pytest.importorskip("pyarrow")
+    shutil.copytree(DATA / "saved", tmp_path / "in")
+    (tmp_path / "in" / linked).rename(tmp_path / "outside")
+    (tmp_path / "in" / linked).symlink_to(tmp_path / "outside")
+    told = refused(tmp_path / "in", tmp_path / "out", "--from", "hf")
+    assert "test/data-00000-of-00001.arrow is a link out of SOURCE" in told
+
+
 def test_links_out_of_a_directory_are_named_by_a_pattern(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.tfrecord").symlink_to(DATA / "records.tfrecord")

@@ -16,11 +16,10 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Any, NoReturn, Protocol
 
 from wds_pipes.errors import ShardError
@@ -37,8 +36,6 @@ _PART_BYTES = 5 << 20  # the fewest that S3 takes
 _PARTS = 1000  # of equal size; then parts grow, since an object of S3 has at most 10 000
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
-_CONNECTIONS = 16
-_REMOVALS = 10  # how many times to try
 
 Options = dict[str, Any] | None
 
@@ -287,31 +284,20 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
         refuse(url, error, storage_options, "read")
 
 
-def remove(target: str, storage_options: Options = None, *, folder: bool = False) -> None:
-    """Remove a file, or a directory with all that is in it, if it exists."""
+def remove(target: str, storage_options: Options = None) -> None:
+    """Remove a file, if it exists."""
     path = local_path(target)
     if path is not None:
-        if not folder:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.unlink(path)
-            return
-        for _ in range(_REMOVALS):  # other processes may remove it too, or write there
-            shutil.rmtree(path, ignore_errors=True)
-            if not os.path.isdir(path):
-                return
-        logger.warning("%s could not be removed: remove it when no command writes there.", path)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.unlink(path)
         return
-    if not folder and not exists(target, storage_options):
+    if not exists(target, storage_options):
         return
     from wds_pipes.io.remote.file_systems import file_system
-    from wds_pipes.io.remote.metadata import ask
 
     try:
         fs, name = file_system(target, storage_options)
-        # fs.rm() would take "[" in a name for a pattern
-        names = ask(target, storage_options, lambda fs, name: list(fs.find(name))) if folder else [name]
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            list(pool.map(fs.rm_file, names))
+        fs.rm_file(name)  # fs.rm() would take "[" in a name for a pattern
     except FileNotFoundError:
         pass
     except Exception as error:

@@ -24,7 +24,7 @@ from wds_pipes.cli.converting.source import (
     opened,
     readable,
 )
-from wds_pipes.cli.creating.files import file_of
+from wds_pipes.cli.creating.files import file_of, is_in
 from wds_pipes.cli.creating.tables import check_columns
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import listed
@@ -84,14 +84,14 @@ class Saved:
         folder = local_only(source, "a saved data set")
         splits = _names(os.path.join(folder, "dataset_dict.json"), "splits", lambda name: name)
         if splits is None:
-            return divided(self._files(folder), max_samples)
+            return divided(self._files(folder, folder), max_samples)
         return [
             shard
             for name in splits
-            for shard in divided(self._files(below(folder, name)), max_samples, f"{name}/{name}")
+            for shard in divided(self._files(below(folder, name), folder), max_samples, f"{name}/{name}")
         ]
 
-    def _files(self, folder: str) -> Iterator[tuple[Any, int]]:
+    def _files(self, folder: str, source: str) -> Iterator[tuple[Any, int]]:
         names = _names(os.path.join(folder, "state.json"), "_data_files", lambda entry: entry["filename"])
         if names is None:
             raise ValueError(
@@ -105,6 +105,11 @@ class Saved:
             )
         for name in names:
             file = file_of(below(folder, name))
+            if not is_in(os.path.realpath(file.url), source):
+                raise ValueError(
+                    f"{file.url} is a link out of SOURCE, or below one: copy the data set with its files (cp -rL), and "
+                    "name the copy"
+                )
             with _arrow(file.url) as batches:
                 yield file, sum(batch.num_rows for batch in batches)
 

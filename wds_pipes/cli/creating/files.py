@@ -147,14 +147,14 @@ def check_outside(source: str, dest: str, ignore: Sequence[str]) -> None:
         return
     inside = os.path.realpath(inside)
     name = os.path.relpath(inside, os.path.realpath(folder))
-    if _is_in(inside, folder) and not _matches(f"{name}/shard-000000.tar", ignore):
+    if is_in(inside, folder) and not _matches(f"{name}/shard-000000.tar", ignore):
         mend = "" if name == "." else f", or pass --ignore '{name}/*'"
         raise ValueError(
             f"DEST {dest} is in SOURCE, so its shards would be files of the next run: write to another directory{mend}"
         )
 
 
-def _is_in(path: str, folder: str) -> bool:
+def is_in(path: str, folder: str) -> bool:
     """Whether a path without links is that of a directory, or of something in it."""
     folder = os.path.realpath(folder)
     return os.path.commonpath([folder, path]) == folder
@@ -198,7 +198,7 @@ def _local(
         if entry.name.startswith("."):
             continue
         name = prefix + entry.name
-        if links and entry.is_symlink() and not _is_in(os.path.realpath(entry.path), entry.path[: -len(name)]):
+        if links and entry.is_symlink() and not is_in(os.path.realpath(entry.path), entry.path[: -len(name)]):
             problems.add(f"{entry.path} is a link out of SOURCE, to {os.path.realpath(entry.path)}: {links}")
         elif entry.is_dir():
             yield from _local(entry.path, f"{name}/", links, problems, above)

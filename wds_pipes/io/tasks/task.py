@@ -88,10 +88,6 @@ class Place:
         """Remove a file, if it exists."""
         remove(self.at(name), self.storage_options)
 
-    def remove_folder(self, name: str) -> None:
-        """Remove a directory in it with all that is there, if it exists."""
-        remove(self.at(name), self.storage_options, folder=True)
-
     def has_file(self, name: str) -> bool:
         """Whether it may have a file of this name: on a disk one that is no directory, and in no
         directory that is a link to another place.
