@@ -164,6 +164,7 @@ DIFFERENT = {
     "mix": r"the sources of mix\(\)",
     "workers": r"lane_count \(6 instead of 3\)",
     "epoch": r"epoch \(1 instead of 0\)",
+    "cut": r"the number of batches to the next cut of with_epoch\(\) \(3 instead of 2\)",
 }
 
 
@@ -187,6 +188,8 @@ def begin_otherwise(rank, ranks, urls, path):
         )
         if changed == "epoch":
             loader.set_epoch(1)
+        if what == "cut":
+            loader.with_epoch(batches=9 if changed else 6)
         before = loader.state_dict()
         with pytest.raises(wp.StateError) as caught:
             next(iter(loader))

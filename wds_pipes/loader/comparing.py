@@ -2,7 +2,10 @@
 
 Rules:
 1. Ranks compare what they begin if the ranks are the processes of torch.distributed. The n-th
-   comparison of a loader belongs to the n-th one of the same loader on the other ranks.
+   comparison of a loader belongs to the n-th one of the same loader on the other ranks, and the
+   n-th loader that a rank compares to the n-th one of the other ranks: since each rank waits for
+   the others, ranks that begin two loaders in different orders would wait for each other under any
+   names.
 2. Ranks exchange text through the store of the process group. A collective of the group would wait
    for ever for a rank that has failed, and could meet one that another thread of the caller began.
 3. A rank waits for the others for at most ``WAIT_SECONDS``, then it warns and goes on.
@@ -114,5 +117,5 @@ def _differences(ranks: list[dict[str, Any]]) -> str:
         f"rank {some(others)} of {len(ranks)} does not begin the same iteration as the other ranks, so samples would "
         f"be lost or repeated: it differs in {', '.join(differing)}. Give all ranks the same list of shards in the "
         "same order, the same options and num_workers, and the same epoch or state; a rank that reads shards of its "
-        "own passes rank=0, world_size=1 to PipeLoader."
+        "own passes rank=0, world_size=1 to PipeLoader. All ranks begin several loaders in the same order."
     )

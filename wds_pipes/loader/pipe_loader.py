@@ -56,8 +56,9 @@ class PipeLoader:
     values of ranks x workers that will be used.
 
     Where torch.distributed is initialised, the ranks compare at the first ``next()`` what they
-    begin: the shards, the steps, the seed, the epoch. If they differ, all raise StateError. With
-    several loaders, all ranks begin them in the same order.
+    begin: the shards, the steps, the seed, the epoch, the length of ``with_epoch()``. If they
+    differ, all raise StateError. With several loaders, all ranks begin them in the same order,
+    since each waits for the others there.
 
     A ``SampleList`` has one global order: step t of an epoch yields its places t * G to (t + 1) *
     G, with G = ranks x batch size, on any ranks and workers with this G; with another G, the epoch

@@ -159,13 +159,17 @@ class Plan:
             state["partition"] = partition
         return state
 
-    def check_ranks(self, loader: object, at: LoaderPosition) -> None:
-        """Raise StateError on all ranks if they begin different iterations, see ``check_alike``."""
+    def check_ranks(self, loader: object, at: LoaderPosition, cut: int | None) -> None:
+        """Raise StateError on all ranks if they begin different iterations, see ``check_alike``.
+
+        ``cut`` is how many batches of this rank with_epoch() requests of an iteration.
+        """
         try:
             facts = self.of_all_ranks(at)
         except StateError:  # then() without holds= has no state
             return
         facts |= {"fingerprint": "", "data": self.recipe.data.identity, "sources": _sources(self.stage)}
+        facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
             facts |= {"epoch": None, "partition": None}
         check_alike(loader, self.rank, facts)

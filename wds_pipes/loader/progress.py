@@ -143,7 +143,7 @@ class Progress:
     def check_ranks_once(self) -> None:
         """Raise StateError on all ranks if they differ, and no iteration has compared them."""
         if not is_compared(self):
-            self.plan.check_ranks(self, self.position)
+            self.plan.check_ranks(self, self.position, self.cut)
 
     def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, int, Iterator[Result]]:
         """Begin a run over an epoch of the data, or over its rest.
@@ -163,7 +163,7 @@ class Progress:
         else:
             at = plan.beginning(self.epoch, self._lanes)
         if before is None:
-            plan.check_ranks(self, at)
+            plan.check_ranks(self, at, self.cut)
         else:
             at = at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
