@@ -496,6 +496,21 @@ def test_a_changed_source_is_refused_by_name(three, tmp_path):
         wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, seed=1).load_state_dict(state)
 
 
+@pytest.mark.parametrize("batches", [0, 9])
+def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three, batches):
+    def loader(of_b):
+        return wp.PipeLoader(wp.mix({"a": samples(three["a"]), "b": samples(of_b)}, exhausted="drop"), batch_size=2)
+
+    before = loader(three["b"])
+    assert len(list(itertools.islice(before, batches))) == batches
+    state = through_json(before.state_dict())
+    with pytest.raises(wp.StateError, match="'b' of this mix is not the one of the state: it had 3 shards and has 4"):
+        loader(three["a"]).load_state_dict(state)
+    after = loader(three["b"])
+    after.load_state_dict(state)
+    assert len(list(after)) == 9
+
+
 @pytest.mark.parametrize(
     "change",
     [

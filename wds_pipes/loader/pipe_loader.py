@@ -301,6 +301,8 @@ class PipeLoader:
             "lanes": lanes,
             "counts": total_counts(lanes.values(), at.partition.counts if self.rank.number == 0 else {}),
         }
+        if plan.source.branches and all(lane["position"] is None for lane in lanes.values()):
+            state["beginning"] = plan.stage.dump(None)  # the sources of mix(), which are otherwise in the lanes
         if self._progress.cut is not None:
             state["given"] = at.given
         if self._progress.cut_in_samples:

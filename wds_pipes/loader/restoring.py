@@ -8,7 +8,7 @@ from wds_pipes.core.counts import logger
 from wds_pipes.core.moved import Move
 from wds_pipes.core.recipe import check_lane, check_recipe
 from wds_pipes.core.stage import Stage, State, is_built_in
-from wds_pipes.core.state import Saved, SavedLane, are_all, damaged
+from wds_pipes.core.state import Saved, SavedLane, are_all, damaged, read_position
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.global_order import is_in_order, place_in
@@ -32,6 +32,9 @@ def restore(plan: Plan, state: State | list[State], *, moved: bool = False) -> L
         state = state_for(list(state), plan.rank, moved=moved or plan.recipe.data.moved)
     move = Move(moved)
     saved = check_recipe(state, plan.recipe, move)
+    if (beginning := state.get("beginning")) is not None:
+        stages = len(plan.stage.dump(None))
+        plan.stage.load(plan.stage.relocate(read_position(beginning, "its beginning", stages), move))
     at = _Restoring(plan, saved, move).position()
     move.log()
     # Of what all ranks gave since the cut of with_epoch(), each now counts its share.
