@@ -20,6 +20,7 @@ from documents import ROOT, TUTORIALS, Notebooks, run_script
 from packaging.requirements import Requirement
 
 import wds_pipes as wp
+from wds_pipes.codecs.encoding import encode
 
 FOLDER = ROOT / "tutorials"
 # They start processes, which must also work where these are not forked. What 03 and 07 start are
@@ -130,6 +131,40 @@ def test_it_runs(path, notebooks):
     for cell in notebooks.run(path).cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
+
+
+def write_mds(jpegs):
+    from streaming import MDSWriter
+
+    with MDSWriter(out="mds", columns={"image": "jpeg", "label": "int"}, size_limit=3000) as writer:
+        for label, jpeg in enumerate(jpegs):
+            writer.write({"image": jpeg, "label": label})
+
+
+def write_litdata(jpegs):
+    from litdata import Jpeg
+    from litdata.streaming.cache import Cache
+
+    cache = Cache("optimized", chunk_size=3)
+    for label, jpeg in enumerate(jpegs):
+        cache[label] = {"image": Jpeg(bytes=jpeg), "label": label}
+    cache.done()
+    cache.merge()
+
+
+@pytest.mark.parametrize(("library", "write"), [("streaming", write_mds), ("litdata", write_litdata)])
+def test_the_program_of_02_makes_shards_of_what_another_library_wrote(library, write, tmp_path, monkeypatch):
+    pytest.importorskip(library, reason=f"{library}, whose data set is read, is not installed")
+    import jupytext
+
+    monkeypatch.chdir(tmp_path)
+    jpegs = [encode("jpg", np.full((6, 8, 3), 20 * number, np.uint8)) for number in range(7)]
+    write(jpegs)
+    text = "".join(cell.source for cell in jupytext.read(FOLDER / "02_folder_to_shards.py").cells)
+    [program] = [code for code in re.findall(r"(?s)```python\n(.*?)```", text) if f"from {library} import" in code]
+    exec(compile(program, library, "exec"), {"__name__": "__main__"})
+    samples = [(sample["__key__"], sample["jpg"], sample["cls"]) for sample in wp.IndexedShards("train-*.tar")]
+    assert samples == [(f"{label:09d}", jpeg, str(label).encode()) for label, jpeg in enumerate(jpegs)]
 
 
 def installed_by(text):

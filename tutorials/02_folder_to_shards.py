@@ -182,6 +182,42 @@ show(
 )
 
 # %% [markdown]
+# ## From a data set of Mosaic Streaming or LitData
+#
+# Their libraries read what they wrote, and `ShardWriter` writes it. Both programs take the bytes of
+# a JPEG as they are, instead of decoding and encoding it again. With `pip install mosaicml-streaming`:
+#
+# ```python
+# from streaming import StreamingDataset
+# from streaming.base.format.mds.encodings import Bytes, _encodings
+#
+# import wds_pipes as wp
+#
+# _encodings["jpeg"] = Bytes
+# data = StreamingDataset(local="mds", shuffle=False, batch_size=1)
+# with wp.ShardWriter("train-%06d.tar", offsets=True) as writer:
+#     for number in range(len(data)):
+#         sample = data[number]
+#         writer.write({"__key__": f"{number:09d}", "jpg": sample["image"], "cls": sample["label"]})
+# ```
+#
+# With `pip install litdata`:
+#
+# ```python
+# from litdata import StreamingDataset
+# from litdata.streaming.serializers import BytesSerializer
+#
+# import wds_pipes as wp
+#
+# data = StreamingDataset("optimized", shuffle=False, serializers={"jpeg": BytesSerializer()})
+# with wp.ShardWriter("train-%06d.tar", offsets=True) as writer:
+#     for number, sample in enumerate(data):
+#         writer.write({"__key__": f"{number:09d}", "jpg": sample["image"], "cls": sample["label"]})
+# ```
+#
+# `wds-pipes convert` makes shards of TFRecord, Parquet, saved Hugging Face data sets and LMDB.
+
+# %% [markdown]
 # ## Writing on several machines
 #
 # `wds-pipes create` divides the work by itself: see `14_clusters`. In a program, let each writer

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from wds_pipes.cli.converting.source import Format
     from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
 
-_KINDS = ("tfrecord", "parquet", "hf", "mds", "litdata", "lmdb", "torchrecord")
+_KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord")
 _FIRST = 100  # records that decide what the columns are
 
 
@@ -25,7 +25,6 @@ _FIRST = 100  # records that decide what the columns are
     epilog=example(
         "wds-pipes convert 'gs://bucket/train-*.tfrecord' shards/ --from tfrecord -j 4\n"
         "wds-pipes convert imagenet.lmdb shards/ --from lmdb --max-samples 5000\n"
-        "wds-pipes convert s3://bucket/mds/train shards/ --from mds -j 4\n"
         "wds-pipes convert saved/ s3://bucket/data --from hf --value jpg=image --value cls=label"
     )
 )
@@ -70,14 +69,12 @@ def convert(
     tfrecord     files, a pattern or a directory of tf.train.Example
     parquet      files, a pattern or a directory
     hf           a directory of dataset.save_to_disk(), with its splits
-    mds          a directory of Mosaic Streaming's MDSWriter
-    litdata      a directory of LitData's optimize()
     lmdb         a database: its keys are keys; those that begin with __ are left out
     torchrecord  a directory of databases of TensorProtos: the picture, and field cls;
                  or the list that they are made of, with lines PATH LABEL
 
-    tfrecord, parquet, mds and litdata may be remote, the others are local. A pickle is a field pkl,
-    and never loaded. Run the same command again after an interruption: what is finished is kept.
+    tfrecord and parquet may be remote, the others are local. Run the same command again after an
+    interruption: what is finished is kept.
     """  # noqa: D301
     options = storage_options or None
     if kind == "tfrecord" and max_samples is not None:
@@ -171,14 +168,6 @@ def format_of(kind: str) -> Format:
         from wds_pipes.cli.converting import tables
 
         return tables.Parquet() if kind == "parquet" else tables.Saved()
-    if kind == "mds":
-        from wds_pipes.cli.converting import mds
-
-        return mds
-    if kind == "litdata":
-        from wds_pipes.cli.converting import litdata
-
-        return litdata
     from wds_pipes.cli.converting import lmdbs
 
     return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
@@ -181,20 +181,9 @@ def readable(url: str, storage_options: Options = None) -> Iterator[None]:
         raise SampleError(f"{redact(url)} cannot be read: {told}: write or fetch it again", url=redact(url)) from error
 
 
-def divided(
-    files: Iterable[tuple[Content, int]],
-    max_samples: int,
-    name: str = "shard",
-    *,
-    start: Callable[[Content, int], Any] = lambda _, record: record,
-) -> list[Shard]:
-    """Divide the records of files into shards.
-
-    Args:
-        files: the files, and how many records each has.
-        max_samples: how many of them a shard has.
-        name: what the names of the shards begin with.
-        start: where a record of a file is, by its number in the file.
+def divided(files: Iterable[tuple[Content, int]], max_samples: int, name: str = "shard") -> list[Shard]:
+    """Divide the records of files, each with how many it has, into shards of ``max_samples``, whose
+    names begin with ``name``.
     """
     shards: list[list[Run]] = []
     number = 0
@@ -205,7 +194,7 @@ def divided(
             if room == max_samples:
                 shards.append([])
             taken = min(room, count - done)
-            shards[-1].append(Run(file, start(file, done), taken, number))
+            shards[-1].append(Run(file, done, taken, number))
             done, number = done + taken, number + taken
     return [Shard(f"{name}-{place:06d}.tar", tuple(runs)) for place, runs in enumerate(shards)]
 
