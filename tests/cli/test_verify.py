@@ -56,7 +56,7 @@ def test_the_reference_says_what_each_kind_means():
 
 def test_nothing_is_wrong_with_good_shards(tmp_path):
     make_shards(tmp_path, shards=3, samples=4, fields=("txt", "cls", "jpg", "npy"))
-    index_shards(str(tmp_path), tmp_path / "index.json", offsets=True, dali=True)
+    index_shards(str(tmp_path), tmp_path / "index.json", offsets=True)
     for arguments in ([], ["--decode"], ["-j", "2"]):
         result = run(tmp_path, *arguments)
         assert (result.exit_code, result.output) == (0, "3 shards, 12 samples: nothing is wrong\n")
@@ -111,25 +111,6 @@ def test_an_index_with_a_name_that_no_file_can_have(tmp_path):
     (tmp_path / "index.json").write_text('{"wids_version": 1, "shardlist": [{"url": "\\ud800.tar", "nsamples": 1}]}')
     with pytest.raises(ValueError, match="index .*index.json cannot be used: 'utf-8' codec can't encode"):
         IndexedShards(tmp_path / "index.json")
-
-
-def test_the_index_of_dali_of_a_shard_that_ends_in_no_sample(tmp_path):
-    """It has no links and no directories, and is not stale for that."""
-    link, folder = tarfile.TarInfo("9.txt"), tarfile.TarInfo("d")
-    link.type, link.linkname, folder.type = tarfile.SYMTYPE, "0000.txt", tarfile.DIRTYPE
-    path = put(tmp_path / "a.tar", tar([*good(3), folder, (".hidden.txt", b""), link]))
-    with pytest.warns(ShardWarning, match="is a symbolic link"):
-        index_shards(path, dali=True)
-    assert {finding["kind"] for finding in found(path)} == {"link"}
-    put(tmp_path / "a.tar", tar([folder, *good(1), folder, *good(3)[2:], link]))
-    with pytest.warns(ShardWarning, match="is a symbolic link"):
-        index_shards(path, dali=True)
-    assert {finding["kind"] for finding in found(path)} == {"link"}
-    for members in ([*good(4), link], [folder, *good(1), folder, *good(3)[2:], ("0002.wav", b""), link]):
-        put(tmp_path / "a.tar", tar(members))
-        assert {finding["kind"] for finding in found(path, "--ignore", "some-fields")} == {"link", "stale-index"}
-        with pytest.raises(ShardError, match=r"index .*/a\.idx of shard .* cannot be used"):
-            list(IndexedShards(path))
 
 
 def test_an_appended_archive_is_not_overlooked(tmp_path):
@@ -425,11 +406,11 @@ def test_stale_indexes_are_mended_by_the_commands_they_name(tmp_path):
     path, other = tmp_path / "a.tar", tmp_path / "b.tar"
     put(path, tar(good(4)))
     put(other, tar(good(3, 50)))
-    index_shards([str(path)], offsets=True, dali=True)
+    index_shards([str(path)], offsets=True)
     shutil.copy(other, path)
     findings = found(path)
     assert {one["kind"] for one in findings} == {"stale-index"}
-    assert len(findings) == 3
+    assert len(findings) == 2
     for finding in findings:
         command = shlex.split(finding["mend"])
         assert CliRunner().invoke(main, command[1:]).exit_code == 0, finding

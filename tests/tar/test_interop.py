@@ -4,15 +4,18 @@ Energon, DALI and the datasets library are tried by tests/bench/interop.py.
 
 import os
 import shutil
+import struct
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tars import by_tarfile, by_webdataset
+from tars import by_tarfile, by_webdataset, pairs, put, tar
 
 import wds_pipes as wp
 from wds_pipes.cli import main
+from wds_pipes.tar import index_shards
 from wds_pipes.tar.shard_file import write_shard
 
 # Usual keys, directories, other alphabets, and names that need two kinds of long headers.
@@ -71,3 +74,17 @@ def test_everybody_reads_the_same(tmp_path, write):
         assert (done.returncode, done.stderr) == (0, ""), program
         assert [(name, (folder / name).read_bytes()) for name, _ in MEMBERS] == MEMBERS
         assert sum(path.is_file() for path in folder.rglob("*")) == len(MEMBERS)
+
+
+def test_offsets_are_the_bytes_that_energon_writes(tmp_path):
+    """The first header of each sample, and the end of the last one, with ``struct.pack("Q")``."""
+    path = put(tmp_path / "x.tar", tar([*pairs(3), *((f"{'y' * 120}{n}.txt", b"") for n in range(2))], format=1))
+    index_shards(path, offsets=True)
+    expected, last = b"", None
+    with tarfile.open(path) as archive:
+        for member in archive:
+            key = member.name.partition(".")[0]
+            expected += struct.pack("Q", member.offset) if key != last else b""
+            last = key
+        expected += struct.pack("Q", archive.offset)
+    assert Path(f"{path}.idx").read_bytes() == expected

@@ -17,9 +17,7 @@ from typing import NamedTuple
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.keys import splitter
-from wds_pipes.tar.offsets import unusable
+from wds_pipes.tar.headers import BLOCK
 
 _BLANK = re.compile(r"[ \t\n\v\f\r]")  # where DALI ends a word
 
@@ -71,53 +69,7 @@ def pack_dali(components: Sequence[Component], url: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def unpack_dali(data: bytes, url: str) -> list[int]:
-    """Return the offsets that an index of DALI implies, as ``X.tar.idx`` has them: the first byte
-    of each sample of ``group_by_key``, and the end of the last one.
-
-    A sample begins where the file before it ends, since its headers may have several blocks.
-
-    Args:
-        data: the content of the index.
-        url: where it is, for messages.
-
-    Raises:
-        ShardError: it is damaged, or of another version.
-    """
-    head = re.match(rb"v1\.2 (\d{1,18})\n", data)
-    if head is None:
-        raise unusable(url, f"its first line is {data[:24]!r}, not that of version 1.2")
-    lines = data[head.end() :].decode("utf-8", "surrogateescape").split("\n")
-    if lines.pop() or len(lines) != int(head[1]):
-        raise unusable(url, f"it has {len(lines)} lines, not one for each of {int(head[1])} samples")
-    split, offsets, key, end, before = splitter("first-dot"), list[int](), None, 0, ""
-    for number, line in enumerate(lines, 2):
-        parts, stem = line.split(" "), ""
-        if not line or len(parts) % 4:
-            raise unusable(url, f"line {number} is not of extensions, offsets, sizes and names")
-        for place in range(0, len(parts), 4):
-            name = parts[place + 3]
-            start, size = (_number(parts[place + 1]), _number(parts[place + 2]))
-            if start is None or size is None or start % BLOCK or start < end + BLOCK:
-                raise unusable(url, f"line {number}: file {name!r:.80} cannot begin at byte {parts[place + 1]!r:.40}")
-            of, extension = _take_apart(name)
-            if extension != parts[place] or (of != stem if place else of == before):
-                raise unusable(url, f"line {number}: file {name!r:.80} does not belong there")
-            stem = of
-            found = split(name)
-            if found is not None and found[0] != key:
-                key = found[0]
-                offsets.append(end)
-            end = start + size + (-size & (BLOCK - 1))
-        before = stem
-    return [*offsets, end]
-
-
 def _take_apart(name: str) -> tuple[str, str]:
     """Return the name of a sample and an extension, as DALI does, also where there is no dot."""
     dot = name.find(".", name.rfind("/") + 1)
     return name[:dot], name[dot + 1 :]
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 and int(text) <= MAX_SIZE else None

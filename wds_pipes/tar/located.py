@@ -19,24 +19,20 @@ from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import Part, RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
-from wds_pipes.tar.dali import unpack_dali
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts, dali_name, folder_of, path_of
-from wds_pipes.tar.keys import KeySplit, split_key, splitter
-from wds_pipes.tar.members import pass_link
+from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts, path_of
+from wds_pipes.tar.keys import KeySplit, split_key
 from wds_pipes.tar.offsets import (
     KEYS,
     MEND,
     OFFSETS,
     MissingIndexError,
     beside,
-    pack_offsets,
     stale_keys,
     unpack_keys,
     unpack_offsets,
     unusable,
 )
-from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import AFTER, SampleParser, first_name, name_of
 
 if TYPE_CHECKING:
@@ -99,7 +95,6 @@ class Located:
         self._facts = facts
         self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
         self._held_bytes, self._key_split = held_bytes, key_split
-        self._of_dali: dict[str, str] = {}  # the indexes of DALI that are used, by their shards
         self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the indexes that were read last, by shard and ending, and the size of each in bytes
@@ -147,7 +142,7 @@ class Located:
         except OSError:
             size = 0
         if size <= 8 or size % 8:
-            return len(self.offsets(shard)) - 1  # which reads an index of DALI, or raises; or no sample is expected
+            return len(self.offsets(shard)) - 1  # which raises, or no sample is expected
         return size // 8 - 1
 
     def compare_ends(self) -> None:
@@ -167,7 +162,7 @@ class Located:
             try:
                 size = self._files.size(url) or 0
                 end = int.from_bytes(_read_local(url, size - 8, 8), "little") if size >= 8 else 0
-            except OSError:  # there is an index of DALI, perhaps
+            except OSError:  # reading its samples will say why
                 continue
             if self._counted or size % 8 or not size or end % BLOCK or (most is not None and size > most):
                 self.offsets(shard)  # raises, or compares it
@@ -302,14 +297,6 @@ class Located:
             return cast(Found, held[0])
         url = self._place_of(self.urls[shard], ending)
         data = self._read(shard, ending, url, self._most(shard, ending))
-        if data is None and ending == OFFSETS:
-            place = self._place_of(self.urls[shard], "")
-            other = folder_of(place) + dali_name(place)
-            content = self._read(shard, ending, other, MAX_INDEX_BYTES if is_remote(other) else None) or b""
-            if content.startswith(b"v1."):
-                *starts, end = unpack_dali(content, other)
-                url, data = other, pack_offsets([*starts, self._end_after(shard, end)])
-                self._of_dali[self.urls[shard]] = other
         if data is None:
             raise self._missing(shard, url)
         found = unpack(data, url)
@@ -321,30 +308,6 @@ class Located:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
         return found
-
-    def _end_after(self, shard: int, end: int) -> int:
-        """Return where the members of a shard end, after the last one that an index of DALI has:
-        it does not have what is no file of a sample, such as a link.
-        """
-        url = self.urls[shard]
-        try:
-            with self._opener.open(url, end) as stream:
-                if not is_remote(url):  # it starts at its beginning
-                    stream.seek(end)
-                reader = TarReader(
-                    stream,
-                    url=url,
-                    offset=end,
-                    want=lambda name: False,
-                    on_truncated="ignore",
-                    on_link=pass_link,
-                )
-                for member in reader:
-                    if splitter("first-dot")(member.name) is not None:
-                        return end  # a file of a sample, which the index lacks: it is found when the end is compared
-        except ShardError:  # reading the samples will say why
-            return end
-        return reader.offset
 
     def _most(self, shard: int, ending: str) -> int | None:
         """The maximum size of an index of a shard in bytes; None: not known."""
@@ -382,8 +345,8 @@ class Located:
 
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""
-        place = self._of_dali.get(url) or self._place_of(url, OFFSETS)
-        return unusable(place, f"the shard is another than the indexed one: {what}", shard=url)
+        what = f"the shard is another than the indexed one: {what}"
+        return unusable(self._place_of(url, OFFSETS), what, shard=url)
 
 
 def _begins_archive(data: bytes) -> bool:

@@ -22,13 +22,12 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.dali import pack_dali, unpack_dali
-from wds_pipes.tar.index_formats import ShardFacts, dali_name, folder_of, make_opener
+from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offsets
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples, scan
+from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples
 
 MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
 _MOST_SETS = 1000  # different sets of fields of a shard that are kept
@@ -315,39 +314,22 @@ class _Check:
         """Compare the indexes beside the shard with where its samples are."""
         if self._url == "-" or self._url.startswith("pipe:"):
             return
-        right = [*scanned.starts, scanned.end]
-        dali = folder_of(self._url) + dali_name(self._url)
-        for place, option in dict.fromkeys(((beside(self._url, OFFSETS), "--offsets"), (dali, "--dali"))):
-            content = self._content(opener, place)
-            of_dali = content is not None and content.startswith(b"v1.")
-            if content is None or of_dali > (self._options.key_split == "first-dot") or of_dali < (option == "--dali"):
-                continue  # the indexes of DALI split names at the first dot
-            try:
-                offsets = unpack_dali(content, place) if of_dali else unpack_offsets(content, place).tolist()
-            except ShardError as error:
-                self._stale(option, str(error).partition(" Make it with")[0])
-                continue
-            if offsets != right and not (of_dali and content == self._dali(opener)):
-                text = f"index {redact(place)} is not of shard {self._found.url}: {_differ(offsets, right)}"
-                self._stale(option, text)
+        place, right = beside(self._url, OFFSETS), [*scanned.starts, scanned.end]
+        content = self._content(opener, place)
+        try:
+            offsets = right if content is None else unpack_offsets(content, place).tolist()
+            if offsets != right:
+                self._stale(f"index {redact(place)} is not of shard {self._found.url}: {_differ(offsets, right)}")
+        except ShardError as error:
+            self._stale(str(error).partition(" Make it with")[0])
         place = beside(self._url, KEYS)
         content = self._content(opener, place)
         if content is not None and content != pack_keys(scanned.keys):
-            self._stale("--offsets", f"index {redact(place)} has other keys than shard {self._found.url}")
+            self._stale(f"index {redact(place)} has other keys than shard {self._found.url}")
 
-    def _dali(self, opener: Opener) -> bytes | None:
-        """Return the index of DALI of the shard; None: it can have none. Such an index does not
-        have links and directories, so its offsets may be others than those of samples.
-        """
-        try:
-            found = scan(self._url, Rules("first-dot", "ignore"), opener, threading.Event(), components=True)
-            return pack_dali(found.components, self._url)
-        except WdsError:
-            return None
-
-    def _stale(self, option: str, text: str) -> None:
+    def _stale(self, text: str) -> None:
         found = self._found
-        where = [f"{option}-to", "DIRECTORY"] if is_remote(self._url) else [option]
+        where = ["--offsets-to", "DIRECTORY"] if is_remote(self._url) else ["--offsets"]
         found.add(Finding("stale-index", text, found.url, None, None, self._options.indexing(found.url, *where)))
 
     def _content(self, opener: Opener, place: str) -> bytes | None:

@@ -75,8 +75,8 @@ def verify(
     that no sample can have: links, and names that are kept for metadata; shards of which no file
     makes a sample, and chunks of zarr trees, which make none; fields that only some
     samples have; keys with dots; with --decode, fields that cannot be decoded; sizes
-    and MD5s other than those of the index.json beside the shards; indexes of offsets, of keys and
-    of DALI that are of other shards. A note says what was not looked at. Bytes are those of the
+    and MD5s other than those of the index.json beside the shards; indexes of offsets and of keys
+    that are of other shards. A note says what was not looked at. Bytes are those of the
     tar, after decompression.
 
     The exit code is 0 if nothing was found, 1 if something was, and 2 if the command was not called
