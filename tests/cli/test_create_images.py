@@ -150,17 +150,8 @@ def test_two_images_of_one_sample(source, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("encode", "message"),
-    [
-        ("gif", "--encode is one of jpg, png, webp"),
-        ("jpg:q=0", "'0' is no number from 1 to 100"),
-        ("png:q=9", "--encode png takes size, fit"),
-        ("jpg:sise=9", "Did you mean 'size'?"),
-        ("jpg:size=1x2x3", "a size is one number, or HEIGHTxWIDTH"),
-        ("jpg:size=8,size=9", "says size twice"),
-        ("jpg:fit=cover", "add one, such as size=256"),
-        ("jpg:size=8,fit=x", "fit is cover, contain or stretch, not 'x'"),
-    ],
+    "encode",
+    ["gif", "jpg:q=0", "png:q=9", "jpg:sise=9", "jpg:size=1x2x3", "jpg:size=8,size=9", "jpg:fit=cover", "png:fit=x"],
 )
-def test_wrong_usage(tmp_path, encode, message):
-    assert message in refused(tmp_path, tmp_path / "out", "--encode", encode)
+def test_wrong_usage(tmp_path, encode):
+    assert f"and not {encode!r}" in refused(tmp_path, tmp_path / "out", "--encode", encode)

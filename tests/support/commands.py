@@ -4,6 +4,7 @@ import os
 import stat
 from pathlib import Path
 
+import fsspec
 from click.testing import CliRunner
 
 from wds_pipes.cli import main
@@ -31,3 +32,11 @@ def outputs(folder):
         for path in sorted(Path(folder).rglob("*"))
         if path.is_file() and ".wds-pipes" not in path.parts
     }
+
+
+def stored(store, folder):
+    """As ``outputs``, of a directory in a store of the tests."""
+    fs = fsspec.filesystem("s3", **store.storage_options)
+    fs.invalidate_cache()
+    url = f"{store.url}/{folder}/".removeprefix("s3://")
+    return {name.removeprefix(url): fs.cat(name) for name in fs.find(url) if ".wds-pipes" not in name}

@@ -13,9 +13,16 @@ from wds_pipes.cli.options import check_dest, echo, example, shard_limits, share
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job
 
-_KINDS = ("files", "classes", "list", "csv", "tsv", "jsonl", "parquet")
-_UNSURE = {".json": ("jsonl", "an object on each line"), ".pq": ("parquet", "Parquet")}  # kinds to ask for
-_ENDINGS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_FOLDERS, _TABLES = ("files", "classes"), ("csv", "tsv", "jsonl", "parquet")
+_KINDS = (*_FOLDERS, "list", *_TABLES)
+# What SOURCE may be with an option, besides those that are for all.
+_FOR = {
+    **dict.fromkeys(("--ignore", "--include", "--follow-symlinks"), _FOLDERS),
+    "--key-split": (*_FOLDERS, "list"),
+    "--root": ("list", *_TABLES),
+    **dict.fromkeys(("--key", "--file", "--value", "--group"), _TABLES),
+}
+_ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": "parquet"}
 
 
 @click.command(
@@ -127,27 +134,27 @@ def create(
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
     sizes are as in decode_by_ext. --max-bytes counts the files as they were.
     """  # noqa: D301
-    options, columns = storage_options or None, (key, files, values, root)
+    options = storage_options or None
     hinted, kind = kind is None, kind or _kind(source)
-    if source == "-" and kind in ("files", "classes"):
+    if source == "-" and kind in _FOLDERS:
         raise click.UsageError(f"standard input is a list or a table, and --from {kind} reads a directory")
-    if os.path.isdir(source) is not (kind in ("files", "classes")) and os.path.exists(source):
+    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS):
         what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
         raise click.UsageError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
-    if kind in ("files", "classes", "list"):
-        if key or files or values or (root and kind != "list"):
-            raise click.UsageError(f"--key, --file, --value and --root are for tables, and SOURCE is {kind}")
-    elif key_split or ignore:
-        raise click.UsageError("--key-split and --ignore are for files and lists")
-    if follow_symlinks and kind not in ("files", "classes"):
-        raise click.UsageError("--follow-symlinks is for directories")
-    links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-    if group and (kind in ("files", "classes", "list") or key or files or values):
+    given = {
+        **{"--ignore": ignore, "--include": include, "--follow-symlinks": follow_symlinks, "--key-split": key_split},
+        **{"--root": root, "--key": key, "--file": files, "--value": values, "--group": group},
+    }
+    for option, kinds in _FOR.items():
+        if given[option] and kind not in kinds:
+            raise click.UsageError(f"{option} is for {', '.join(kinds)}, and SOURCE is {kind}")
+    if group and (key or files or values):
         raise click.UsageError("--group is for whole rows of a table, without --key, --file and --value")
-    if include and kind not in ("files", "classes"):
-        raise click.UsageError(f"--include is for directories, and SOURCE is {kind}")
+    links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
 
     from wds_pipes.cli.creating.encoding import read_encode
+    from wds_pipes.cli.creating.plan import planned
+    from wds_pipes.cli.shards import summary
 
     try:
         images = None if encode is None else read_encode(encode)
@@ -163,8 +170,6 @@ def create(
 
         place, problems, chosen = Place(dest, options), Problems(), of_files.Files(ignore, include, links)
         classes: list[str] = []
-        if kind in ("files", "classes"):
-            of_files.check_outside(source, place.url, ignore)
         if kind == "files":
             records = of_files.of_directory(source, key_split, chosen, problems, options)
             if hinted and (hint := of_files.hint_of_classes(records)):
@@ -174,7 +179,7 @@ def create(
         elif kind == "list":
             records, classes = tables.of_list(source, root, key_split, problems, options)
         else:
-            records, classes = tables.of_table(source, kind, _columns(*columns), problems, options)
+            records, classes = tables.of_table(source, kind, _columns(key, files, values, root), problems, options)
             records = tables.grouped(records, group) if group else records
         if note := chosen.note():
             echo(note, err=True)
@@ -189,9 +194,6 @@ def create(
             max_bytes=max_bytes,
             encode=images,
         )
-
-    from wds_pipes.cli.creating.plan import planned
-    from wds_pipes.cli.shards import summary
 
     run_job(make, running, planned, summary)
 
@@ -211,18 +213,15 @@ def _kind(source: str) -> str:
 
     if source == "-":
         raise click.UsageError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
+    if not os.path.exists(source) and "://" not in source:
+        raise click.UsageError(f"SOURCE {source!r} does not exist")
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
         raise click.UsageError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
     ending = os.path.splitext(source.partition("?")[0])[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
-        if not os.path.exists(source) and "://" not in source:
-            raise click.UsageError(f"SOURCE {source!r} does not exist")
         return "files"
-    if not os.path.exists(source) and "://" not in source:
-        raise click.UsageError(f"SOURCE {source!r} does not exist")
-    if ending in _UNSURE:
-        kind, what = _UNSURE[ending]
-        raise click.UsageError(f"{source} may be anything: pass --from {kind} if it is {what}, or --from list")
+    if ending == ".json":
+        raise click.UsageError(f"{source} may be anything: pass --from jsonl if it is an object on each line")
     return _ENDINGS.get(ending, "list")
 
 

@@ -346,8 +346,6 @@ def split_numbers(hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -
     """
     import numpy as np
 
-    from wds_pipes.core.words import plural
-
     found = {name: np.flatnonzero(part.has(hashes)) for name, part in split_by_key(shares).items()}
     for name, places in found.items():
         if not len(places):
@@ -359,8 +357,6 @@ def split_numbers(hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -
 
 def summary(report: Report) -> str:
     """How many shards, samples and bytes a job has written, in words."""
-    from wds_pipes.core.words import plural
-
     facts = report.facts.values()
     samples, size = sum(fact["samples"] for fact in facts), sum(fact["size"] for fact in facts)
     return f"{plural(len(facts), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,14 @@ import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import dest, example, storage_options, values_option
+from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from wds_pipes.cli.converting.rows import Columns
     from wds_pipes.cli.converting.source import Format
-    from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
+    from wds_pipes.io.tasks.task import Facts, Job, Place, Task
 
 _KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord")
 _FIRST = 100  # records that decide what the columns are
@@ -84,17 +86,30 @@ def convert(
         )
 
     def make() -> Job:
-        from wds_pipes.cli.converting.source import is_list, listed_job
         from wds_pipes.io.tasks.task import Place
 
         place = Place(dest, options)
-        if kind == "torchrecord" and is_list(source):
+        is_list = source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
+        if kind == "torchrecord" and is_list:
             if key or values:
                 raise ValueError("a list has a path and a label in each line: leave --key and --value out")
-            return listed_job(source, place, max_samples or 10_000, options)
+            return _of_list(source, place, max_samples or 10_000, options)
         return plan(source, place, kind, max_samples or 10_000, key=key, values=values, storage_options=options)
 
-    run_job(make, running, _planned, _summary)
+    from wds_pipes.cli.shards import summary
+
+    run_job(make, running, _planned, summary)
+
+
+def _of_list(source: str, place: Place, max_samples: int, storage_options: dict[str, Any] | None) -> Job:
+    """The job that writes the shards of a list, as ``create --from list`` does."""
+    from wds_pipes.cli.creating.plan import plan
+    from wds_pipes.cli.creating.records import Problems
+    from wds_pipes.cli.creating.tables import of_list
+
+    problems = Problems()
+    records, classes = of_list(source, None, None, problems, storage_options)
+    return plan(records, place, problems, classes=classes, max_samples=max_samples, max_bytes=1 << 60)
 
 
 def plan(
@@ -160,29 +175,20 @@ def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, t
 
 def format_of(kind: str) -> Format:
     """The reader of a format."""
-    if kind == "tfrecord":
-        from wds_pipes.cli.converting import tfrecord
+    from wds_pipes.cli.converting import lmdbs, tables, tfrecord
 
-        return tfrecord
-    if kind in ("parquet", "hf"):
-        from wds_pipes.cli.converting import tables
-
-        return tables.Parquet() if kind == "parquet" else tables.Saved()
-    from wds_pipes.cli.converting import lmdbs
-
-    return lmdbs.Database() if kind == "lmdb" else lmdbs.TorchRecord()
+    formats: dict[str, Format] = {
+        "tfrecord": tfrecord,
+        "parquet": tables.Parquet(),
+        "hf": tables.Saved(),
+        "lmdb": lmdbs.Database(),
+        "torchrecord": lmdbs.TorchRecord(),
+    }
+    return formats[kind]
 
 
 def _planned(task: Task) -> str:
-    from wds_pipes.core.words import plural
-
     if isinstance(task.arguments, list):  # of a list
         return f"{task.name}: {plural(len(task.arguments), 'sample')}"
     counts = [run.records for run in task.arguments.runs]
     return f"{task.name}: " + ("all records of a file" if None in counts else plural(sum(counts), "sample"))
-
-
-def _summary(report: Report) -> str:
-    from wds_pipes.cli.shards import summary
-
-    return summary(report)

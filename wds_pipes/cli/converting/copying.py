@@ -16,8 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import md5
-from itertools import chain
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from wds_pipes.cli.creating.files import file_of
 from wds_pipes.cli.creating.records import Content
@@ -81,26 +80,22 @@ def plan(urls: Sequence[str], place: Place, storage_options: Options, note: Call
     facts = known or _facts_of(shards, storage_options, note)
     with ThreadPoolExecutor(_REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
-        beside = list(pool.map(_finder(shards, storage_options), shards))
+        beside = list(pool.map(lambda url: _beside(url, storage_options), shards))
     for file, of in zip(files, facts, strict=True):
         check_size(file.url, file.size, of)
     tasks = []
     for name, file, of, found in zip(names, files, facts, beside, strict=True):
-        folder = name[: len(name) - len(os.path.basename(name))]
-        also = tuple((url, folder + os.path.basename(url)) for url in found)
+        also = tuple((url, folder_of(name) + os.path.basename(url)) for url in found)
         outputs = (name, *(other for _, other in also))
         mark = fingerprint(file.size, file.identity or of.md5, outputs)
         tasks.append(Task(name, outputs, Copy(file, of, also), mark, file.size))
-    folders = {folder_of(url): name[: len(name) - len(os.path.basename(name))] for url, name in zip(shards, names)}
-    for folder, into in folders.items():
-        for url in (folder + name for name in _OF_FOLDER):
-            if exists(url, storage_options):
-                file, name = file_of(url, storage_options), into + os.path.basename(url)
+    for folder, into in dict(zip(map(folder_of, shards), map(folder_of, names), strict=True)).items():
+        for known_name in _OF_FOLDER:
+            if exists(folder + known_name, storage_options):
+                file, name = file_of(folder + known_name, storage_options), into + known_name
                 tasks.append(Task(name, (name,), Copy(file, None), fingerprint(file.size, file.identity), file.size))
-    counted = [name for name, of in zip(names, facts, strict=True) if of.samples is not None]
-    extras = index_names(counted)
-    work = partial(copy, storage_options)
-    return Job("download", place, work, tasks, {}, finish, extras, unit="B")
+    indexed = index_names([name for name, of in zip(names, facts, strict=True) if of.samples is not None])
+    return Job("download", place, partial(copy, storage_options), tasks, {}, finish, indexed, unit="B")
 
 
 def copy(storage_options: Options, task: Task, place: Place) -> Facts:
@@ -136,41 +131,12 @@ def _facts_of(shards: Sequence[str], storage_options: Options, note: Callable[[s
     return [found.get(url, ShardFacts()) for url in shards]
 
 
-def _finder(shards: Sequence[str], storage_options: Options) -> Callable[[str], list[str]]:
-    """A function that returns the files beside a shard; stores that list are asked once for each
-    directory.
-    """
-    listed: dict[str, set[str] | None] = {}
-    for folder in dict.fromkeys(map(folder_of, shards)):
-        listed[folder] = _listed(folder, storage_options)
-
-    def find(shard: str) -> list[str]:
-        folder, stem = folder_of(shard), first_dot(shard)
-        base = os.path.basename(shard.partition("?")[0] if local_path(shard) is None else shard)
-        names = [base + OFFSETS, base + KEYS, dali_name(shard), *(stem + end for end in (".parquet", ".jsonl"))]
-        names.append(f"{stem}_stats.json")
-        inside = listed[folder]
-        if inside is not None:
-            return [folder + name for name in names if name in inside]
-        return [folder + name for name in names if exists(folder + name, storage_options)]
-
-    return find
-
-
-def _listed(folder: str, storage_options: Options) -> set[str] | None:
-    """The names in a directory; None: it cannot be listed."""
-    path = local_path(folder)
-    if path is not None:
-        return {entry.name for entry in os.scandir(path or ".") if entry.is_file()}
-    if folder.startswith(("http://", "https://")):
-        return None  # what a page links to need not be all
-    from wds_pipes.io.remote.metadata import ask
-
-    try:
-        found = ask(folder, storage_options, lambda fs, name: fs.ls(name, detail=True))
-        return {entry["name"].rpartition("/")[2] for entry in found if entry["type"] == "file"}
-    except Exception:  # not every store lists
-        return None
+def _beside(shard: str, storage_options: Options) -> list[str]:
+    """The files that belong to a shard and exist."""
+    folder, stem = folder_of(shard), first_dot(shard)
+    base = os.path.basename(shard.partition("?")[0] if local_path(shard) is None else shard)
+    names = [base + OFFSETS, base + KEYS, dali_name(shard), f"{stem}.parquet", f"{stem}.jsonl", f"{stem}_stats.json"]
+    return [folder + name for name in names if exists(folder + name, storage_options)]
 
 
 def _copy_shard(file: Content, expected: str | None, name: str, place: Place, storage_options: Options) -> str:
@@ -204,14 +170,6 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
     return digest
 
 
-def _read_head(stream: IO[bytes]) -> bytes:
-    """Read the first block of a shard."""
-    head = b""
-    while len(head) < BLOCK and (more := stream.read(BLOCK - len(head))):
-        head += more
-    return head
-
-
 def _check_head(head: bytes, url: str) -> None:
     """Raise ShardError if a file begins with this and is no shard, such as the page of a server."""
     if not head or not (detect(head) or (len(head) == BLOCK and is_header(head)) or not head.strip(b"\0")):
@@ -232,21 +190,20 @@ def _transfer(
         ShardError: it cannot be read; or it is no shard, and no MD5 is expected.
     """
     size, digest = 0, md5(usedforsecurity=False)
-    if not file.size and expected is None:
-        _check_head(b"", file.url)
     if part is not None:
         os.lseek(part.fd, 0, os.SEEK_SET)
         while chunk := os.read(part.fd, _CHUNK):
             digest.update(chunk)
             size += len(chunk)
+    if not file.size and expected is None:
+        _check_head(b"", file.url)
     if size < file.size:
         with make_opener(storage_options).open(file.url, size, size=file.size) as stream:
             if local_path(file.url) is not None:
                 stream.seek(size)
-            head = b"" if size else _read_head(stream)
-            if not size and expected is None:  # else the MD5 says whether it is what it should be
-                _check_head(head, file.url)
-            for chunk in chain([head] if head else [], iter(lambda: stream.read(_CHUNK), b"")):
+            while chunk := stream.read(_CHUNK):
+                if not size and expected is None:  # else the MD5 says whether it is what it should be
+                    _check_head(chunk[:BLOCK], file.url)
                 write(chunk)
                 digest.update(chunk)
                 size += len(chunk)

@@ -8,6 +8,7 @@ import click
 
 from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import dest, echo, example, storage_options, urls
+from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -48,14 +49,10 @@ def download(*, urls: tuple[str, ...], dest: str, storage_options: dict[str, Any
 
 
 def _planned(task: Task) -> str:
-    from wds_pipes.core.words import plural
-
     return f"{task.name}: {plural(task.size, 'byte')}"
 
 
 def _summary(report: Report) -> str:
-    from wds_pipes.core.words import plural
-
     facts = report.facts.values()
     shards = sum("shard" in fact for fact in facts)
     return f"{plural(shards, 'shard')}, {plural(sum(fact['size'] for fact in facts), 'byte')}"

@@ -9,6 +9,7 @@ import click
 from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import dest, example, key_split, storage_options, urls
 from wds_pipes.cli.options import fields as fields_option
+from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
     from wds_pipes.io.tasks.task import Job, Report, Task
@@ -87,9 +88,7 @@ def _planned(task: Task) -> str:
 
 
 def _summary(report: Report) -> str:
-    from wds_pipes.core.words import plural
-
     facts = report.facts.values()
     text = f"{plural(len(facts), 'file')}, {plural(sum(fact['samples'] for fact in facts), 'sample')}"
-    without = sum(fact.get("without_fields", 0) for fact in facts)
+    without = sum(fact["without_fields"] for fact in facts)
     return f"{text}; {plural(without, 'sample')} left out, which had none of the fields" if without else text

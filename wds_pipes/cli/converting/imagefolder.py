@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -78,16 +77,13 @@ def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sampl
     text = data.decode("utf-8", "surrogateescape").strip()
     if classes is None:
         return text
-    try:
-        number = int(text)
-        if not 0 <= number < len(classes):
-            raise ValueError
-    except ValueError:
+    number = int(text) if text.isascii() and text.isdecimal() else len(classes)
+    if number >= len(classes):
         raise unfit(
             sample,
             f"field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and classes.json has the names of "
             f"{len(classes):,} classes, from 0 on: mend or remove it",
-        ) from None
+        )
     return classes[number]
 
 
@@ -96,9 +92,10 @@ def read_classes(folder: str, storage_options: Options) -> list[str] | None:
     content = classes_of(folder, storage_options)
     if content is None:
         return None
-    names = None
-    with contextlib.suppress(ValueError):
+    try:
         names = json.loads(content)
+    except ValueError:
+        names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"classes.json of the shards in {redact(folder)} is no list of names: mend or remove it")
     return names

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import groupby
 from typing import Any
 
 from wds_pipes.cli.converting.messages import tensor_protos
@@ -19,7 +19,6 @@ from wds_pipes.cli.converting.source import (
     Row,
     Run,
     Shard,
-    divided,
     local_only,
 )
 from wds_pipes.cli.creating.files import file_of
@@ -28,20 +27,19 @@ from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots
 
 _DATA = "data.mdb"
-_FIRST = 16  # entries, by which it is known whether they are databases, and the size of these
-_DATABASE_BYTES = 48
 # The fields of a TensorProto with its data, by its type, and their types in numpy.
-_FLOAT, _INT32, _BYTE, _STRING, _BOOL, _FLOAT16 = 1, 2, 3, 4, 5, 12
+_FLOAT, _BYTE, _STRING, _FLOAT16 = 1, 3, 4, 12
 _NUMBERS = {
     _FLOAT: ("float_data", "float32"),
-    _INT32: ("int32_data", "int32"),
-    _BOOL: ("int32_data", "bool"),
+    2: ("int32_data", "int32"),
+    _BYTE: ("int32_data", "uint8"),
+    5: ("int32_data", "bool"),
     6: ("int32_data", "uint8"),
     7: ("int32_data", "int8"),
     8: ("int32_data", "uint16"),
     9: ("int32_data", "int16"),
     10: ("int64_data", "int64"),
-    _FLOAT16: ("int32_data", "uint16"),  # as their bits
+    _FLOAT16: ("int32_data", "float16"),  # as their bits
     13: ("double_data", "float64"),
 }
 
@@ -114,26 +112,19 @@ class TorchRecord:
 
 
 def _divided(paths: Sequence[str], max_samples: int) -> list[Shard]:
-    starts: dict[str, list[bytes]] = {}
-    files, before = [], 0
+    begun, number = list[Run](), 0
     for path in paths:
         file = file_of(os.path.join(path, _DATA) if os.path.isdir(path) else path)
-        found, count = [], 0
         with _cursor(file.url) as cursor:
-            for key in cursor.iternext(keys=True, values=False):
-                if not key.startswith(b"__"):
-                    # a shard ends where the number of all entries says, so one may begin here
-                    if not count or not (before + count) % max_samples:
-                        found.append(key)
-                    count += 1
-        starts[file.url] = found
-        files.append((file, count))
-        before += count
-    shards = divided(files, max_samples)
-    return [
-        shard._replace(runs=tuple(run._replace(start=starts[run.file.url].pop(0)) for run in shard.runs))
-        for shard in shards
-    ]
+            keys = (key for key in cursor.iternext(values=False) if not key.startswith(b"__"))
+            for place, key in enumerate(keys):
+                if not place or not number % max_samples:
+                    begun.append(Run(file, key, 0, number))
+                number += 1
+    ends = [*(run.number for run in begun[1:]), number]
+    runs = [run._replace(records=end - run.number) for run, end in zip(begun, ends, strict=False)]
+    shards = groupby(runs, lambda run: run.number // max_samples)
+    return [Shard(f"shard-{place:06d}.tar", tuple(group)) for place, group in shards]
 
 
 def _entries(run: Run) -> Iterator[tuple[bytes, bytes]]:
@@ -153,7 +144,7 @@ def _entries(run: Run) -> Iterator[tuple[bytes, bytes]]:
 def _cursor(path: str) -> Iterator[Any]:
     lmdb = library("lmdb", "lmdb", "LMDB", extra="convert")
     try:
-        opened = lmdb.open(path, subdir=False, readonly=True, lock=False, readahead=True, max_dbs=1)
+        opened = lmdb.open(path, subdir=False, readonly=True, lock=False)
     except lmdb.Error as error:
         raise ValueError(f"{path} is no LMDB: {error}") from error
     try:
@@ -167,26 +158,9 @@ def _cursor(path: str) -> Iterator[Any]:
                     url=path,
                 )
             with opened.begin() as transaction, transaction.cursor() as cursor:
-                _check_unnamed(opened, transaction, path)
                 yield cursor
     except lmdb.Error as error:
         raise SampleError(f"{path} is damaged: {error}: copy the database again", url=path) from error
-
-
-def _check_unnamed(opened: Any, transaction: Any, path: str) -> None:
-    """Raise ValueError if entries are databases of their own, by the first of them."""
-    lmdb = library("lmdb", "lmdb", "LMDB", extra="convert")
-    with transaction.cursor() as cursor:
-        for key, value in islice(cursor, _FIRST):
-            if len(value) == _DATABASE_BYTES:
-                try:
-                    opened.open_db(key, transaction, create=False)
-                except lmdb.Error:  # it is a value
-                    continue
-                raise ValueError(
-                    f"{path} has databases with names, such as {key.decode('utf-8', 'replace')!r}, which are not "
-                    "converted: copy the entries of one to an LMDB of their own, without a name"
-                )
 
 
 def _value(proto: Any) -> Any:
@@ -195,38 +169,30 @@ def _value(proto: Any) -> Any:
 
     kind, shape = proto.data_type or _FLOAT, tuple(proto.dims)
     if kind == _BYTE and proto.byte_data:
-        data = proto.byte_data
-        size = math.prod(shape)
-        if extension_of(data) is None and len(shape) == 2 and len(data) == 3 * size:
-            # the size of a picture is first its width, and it has three colours
-            return np.frombuffer(data, np.uint8).reshape(shape[1], shape[0], 3)
-        if extension_of(data) is None and len(shape) > 1 and len(data) == size:
-            return np.frombuffer(data, np.uint8).reshape(shape)
-        return data
+        data, area = proto.byte_data, math.prod(shape)
+        if extension_of(data) is None and len(shape) == 2 and len(data) == 3 * area:
+            shape = (shape[1], shape[0], 3)  # the size of a picture is first its width, and it has three colours
+        elif extension_of(data) is not None or len(shape) < 2 or len(data) != area:
+            return data
+        return np.frombuffer(data, np.uint8).reshape(shape)
     if kind == _STRING:
         return proto.string_data[0] if len(proto.string_data) == 1 else list(proto.string_data)
-    field, of = ("int32_data", "uint8") if kind == _BYTE else _NUMBERS[kind]
-    array = np.array(getattr(proto, field), "uint32" if kind == _FLOAT16 else None).astype(of)
+    field, of = _NUMBERS[kind]
     if kind == _FLOAT16:
-        array = array.view(np.float16)
+        array = np.array(proto.int32_data, np.uint16).view(np.float16)
+    else:
+        array = np.array(getattr(proto, field)).astype(of)
     if math.prod(shape) == array.size:
         array = array.reshape(shape)
     return int(array.reshape(-1)[0]) if array.size == 1 and array.dtype.kind in "iu" else array
 
 
 def _field(value: Any) -> tuple[str, Any]:
+    """The extension of a field of a value, and what is written."""
     if isinstance(value, bytes):
-        if (extension := extension_of(value)) is not None:
-            return extension, value
-        number = re.fullmatch(rb"\s*-?\d{1,18}\s*", value)
-        return ("cls", value.strip()) if number else ("txt" if is_text(value) else "bin", value)
-    if isinstance(value, int):
-        return "cls", value
-    return (
-        ("json", [item.decode("utf-8", "backslashreplace") for item in value])
-        if isinstance(value, list)
-        else (
-            "npy",
-            value,
-        )
-    )
+        if re.fullmatch(rb"\s*-?\d{1,18}\s*", value):
+            return "cls", value.strip()
+        return extension_of(value) or ("txt" if is_text(value) else "bin"), value
+    if isinstance(value, list):
+        return "json", [item.decode("utf-8", "backslashreplace") for item in value]
+    return ("cls" if isinstance(value, int) else "npy"), value

@@ -1,6 +1,6 @@
-"""The protobuf messages in records of other formats, made from the fields that their definitions
-list: ``tf.train.Example`` of TensorFlow, and ``TensorProtos`` of Caffe2. TensorFlow and Caffe2 are
-not needed.
+"""The protobuf messages in records of other formats, by their published definitions:
+``tf.train.Example`` of TensorFlow, and ``TensorProtos`` of Caffe2. TensorFlow and Caffe2 are not
+needed.
 """
 
 from __future__ import annotations
@@ -10,75 +10,76 @@ from typing import Any
 
 from wds_pipes.core.importing import library
 
-# By message: the name, number and type of each field; "*" is repeated, "map" one of ``Feature``.
-_EXAMPLE = {
-    "BytesList": [("value", 1, "bytes*")],
-    "FloatList": [("value", 1, "float*")],
-    "Int64List": [("value", 1, "int64*")],
-    "Feature": [("bytes_list", 1, "BytesList"), ("float_list", 2, "FloatList"), ("int64_list", 3, "Int64List")],
-    "Features": [("feature", 1, "map")],
-    # a tf.train.SequenceExample is one that also has lists of features
-    "Example": [("features", 1, "Features"), ("feature_lists", 2, "bytes")],
+# proto3 packs repeated numbers, as the definitions say. A tf.train.SequenceExample is an Example
+# that also has lists of features.
+_EXAMPLE = """
+name: "wds_pipes/example.proto" package: "wds_pipes" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".wds_pipes.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".wds_pipes.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".wds_pipes.Int64List" oneof_index: 0 }
 }
-_TENSORS = {
-    "TensorProto": [
-        ("dims", 1, "int64*"),
-        ("data_type", 2, "int32"),  # an enum
-        ("float_data", 3, "float*"),
-        ("int32_data", 4, "int32*"),
-        ("byte_data", 5, "bytes"),
-        ("string_data", 6, "bytes*"),
-        ("name", 7, "string"),
-        ("double_data", 9, "double*"),
-        ("int64_data", 10, "int64*"),
-    ],
-    "TensorProtos": [("protos", 1, "TensorProto*")],
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".wds_pipes.Feature" }
+  }
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".wds_pipes.Features.FeatureEntry"
+  }
 }
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".wds_pipes.Features" }
+  field { name: "feature_lists" number: 2 label: LABEL_OPTIONAL type: TYPE_BYTES }
+}
+"""
+_TENSORS = """
+name: "wds_pipes/tensors.proto" package: "wds_pipes" syntax: "proto3"
+message_type {
+  name: "TensorProto"
+  field { name: "dims" number: 1 label: LABEL_REPEATED type: TYPE_INT64 }
+  field { name: "data_type" number: 2 label: LABEL_OPTIONAL type: TYPE_INT32 }
+  field { name: "float_data" number: 3 label: LABEL_REPEATED type: TYPE_FLOAT }
+  field { name: "int32_data" number: 4 label: LABEL_REPEATED type: TYPE_INT32 }
+  field { name: "byte_data" number: 5 label: LABEL_OPTIONAL type: TYPE_BYTES }
+  field { name: "string_data" number: 6 label: LABEL_REPEATED type: TYPE_BYTES }
+  field { name: "name" number: 7 label: LABEL_OPTIONAL type: TYPE_STRING }
+  field { name: "double_data" number: 9 label: LABEL_REPEATED type: TYPE_DOUBLE }
+  field { name: "int64_data" number: 10 label: LABEL_REPEATED type: TYPE_INT64 }
+}
+message_type {
+  name: "TensorProtos"
+  field { name: "protos" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".wds_pipes.TensorProto" }
+}
+"""
 
 
 @cache
 def example() -> Any:
     """The class of ``tf.train.Example``."""
-    return _classes("example", _EXAMPLE)["Example"]
+    return _message(_EXAMPLE, "Example")
 
 
 @cache
 def tensor_protos() -> Any:
     """The class of Caffe2's ``TensorProtos``."""
-    return _classes("tensors", _TENSORS)["TensorProtos"]
+    return _message(_TENSORS, "TensorProtos")
 
 
-def _classes(package: str, messages: dict[str, list[tuple[str, int, str]]]) -> dict[str, Any]:
-    what = "this format"
-    descriptors = library("google.protobuf.descriptor_pb2", "protobuf", what, extra="convert")
-    pools = library("google.protobuf.descriptor_pool", "protobuf", what, extra="convert")
-    factory = library("google.protobuf.message_factory", "protobuf", what, extra="convert")
-    # proto3 packs repeated numbers, as the definitions say
-    file = descriptors.FileDescriptorProto(
-        name=f"wds_pipes/{package}.proto", package=f"wds_pipes.{package}", syntax="proto3"
+def _message(definition: str, name: str) -> Any:
+    descriptors, pools, factory, texts = (
+        library(f"google.protobuf.{module}", "protobuf", "this format", extra="convert")
+        for module in ("descriptor_pb2", "descriptor_pool", "message_factory", "text_format")
     )
-    kinds = descriptors.FieldDescriptorProto
-    for name, fields in messages.items():
-        message = file.message_type.add(name=name)
-        for field, number, kind in fields:
-            repeated = kind == "map" or kind.endswith("*")
-            of, label = kind.rstrip("*"), kinds.LABEL_REPEATED if repeated else kinds.LABEL_OPTIONAL
-            made = message.field.add(name=field, number=number, label=label)
-            if of == "map":
-                entry = message.nested_type.add(name="FeatureEntry")
-                entry.options.map_entry = True
-                entry.field.add(name="key", number=1, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_STRING)
-                value = entry.field.add(name="value", number=2, label=kinds.LABEL_OPTIONAL, type=kinds.TYPE_MESSAGE)
-                value.type_name = f".{file.package}.Feature"
-                of = f"{name}.FeatureEntry"
-            if hasattr(kinds, f"TYPE_{of.upper()}"):
-                made.type = getattr(kinds, f"TYPE_{of.upper()}")
-            else:
-                made.type, made.type_name = kinds.TYPE_MESSAGE, f".{file.package}.{of}"
-        if name == "Feature":
-            message.oneof_decl.add(name="kind")
-            for made in message.field:
-                made.oneof_index = 0
     pool = pools.DescriptorPool()
-    pool.Add(file)
-    return {name: factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{name}")) for name in messages}
+    pool.Add(texts.Parse(definition, descriptors.FileDescriptorProto()))
+    return factory.GetMessageClass(pool.FindMessageTypeByName(f"wds_pipes.{name}"))

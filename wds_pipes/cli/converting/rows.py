@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from wds_pipes.codecs.encoding import encode
@@ -98,11 +98,7 @@ def columns_of(rows: Sequence[Row], key: str | None, values: Mapping[str, str], 
     if not rows:
         raise ValueError(f"{source} has no records, so there is nothing to write")
     known = dict.fromkeys(name for row in rows for name in row)
-    for name in [*([key] if key else []), *values.values()]:
-        if name not in known:
-            near = nearest(name, known)
-            mean = f". Did you mean {near!r}?" if near else f"; it has: {', '.join(known)}"
-            raise ValueError(f"{source} has no column {name!r}{mean}")
+    check_known([*([key] if key else []), *values.values()], known, source)
     binary, text = [], []
     for name in known:
         found = [value for row in rows for value in _contents(row.get(name))]
@@ -111,6 +107,15 @@ def columns_of(rows: Sequence[Row], key: str | None, values: Mapping[str, str], 
         elif found:
             binary.append(name)
     return Columns(key, tuple(values.items()), binary[0] if len(binary) == 1 else None, tuple(text))
+
+
+def check_known(named: Iterable[str], known: Collection[str], source: str) -> None:
+    """Raise ValueError if a column that is named is not among the known ones."""
+    for name in named:
+        if name not in known:
+            near = nearest(name, known)
+            mean = f". Did you mean {near!r}?" if near else f"; it has: {', '.join(known)}"
+            raise ValueError(f"{source} has no column {name!r}{mean}")
 
 
 def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
@@ -125,27 +130,48 @@ def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
         SampleError: it cannot be a sample.
     """
     if KEY in row and columns.key is None and not columns.values:
-        return _sample_again(row)
-    key = number if columns.key is None else _key(row.get(columns.key), columns.key, number)
+        return _sample_again(row, number)
+    key = number if columns.key is None else without_dots(key_of(row.get(columns.key), columns.key, number))
     fields: dict[str, Any] = {}
-    for field, column in columns.values:
-        if row.get(column) is not None:
-            content = _encoded(field, row[column], column, key)
-            _add(fields, by_content(field, content), content, column, key)
-    if not columns.values:
-        rest = {}
-        for name, value in row.items():
-            found = _own_fields(name, value, columns, key)
-            if found is None:
-                rest[name] = plain_value(value)
-            for field, content in found or ():
-                _add(fields, field, content, name, key)
-        if rest:
-            fields["json" if "json" not in fields else "columns.json"] = encode("json", rest)
+    add_chosen(fields, row, columns.values, key)
+    rest = {}
+    for name, value in {} if columns.values else row.items():
+        found = _own_fields(name, value, columns, key)
+        if found is None:
+            rest[name] = plain_value(value)
+        for field, content in found or ():
+            add_field(fields, field, content, name, key)
+    if rest:
+        fields["json" if "json" not in fields else "columns.json"] = encode("json", rest)
     return {KEY: key, **fields}
 
 
-def _add(fields: dict[str, Any], field: str, content: Any, column: str, key: str) -> None:
+def add_chosen(fields: dict[str, Any], row: Row, values: Iterable[tuple[str, str]], key: str) -> None:
+    """Add the fields of the columns that are chosen, encoded.
+
+    Args:
+        fields: the fields that the sample has.
+        row: the values of a record.
+        values: the new fields and their columns.
+        key: the key of the record.
+
+    Raises:
+        SampleError: a value cannot be such a field, or there is one of this name.
+    """
+    for field, column in values:
+        value = row.get(column)
+        if value is not None:
+            try:
+                data = _content(value, column, key)[0] if is_file(value) else encode(field, _arrayed(field, value))
+            except Exception as error:
+                raise SampleError(
+                    f"record {key!r}: column {column!r} cannot be field {field!r}: {str(error).rstrip('.')}", key=key
+                ) from error
+            add_field(fields, by_content(field, data), data, column, key)
+
+
+def add_field(fields: dict[str, Any], field: str, content: Any, column: str, key: str) -> None:
+    """Add a field of a column; SampleError if there is one of this name."""
     if field in fields:
         raise SampleError(
             f"record {key!r} has two values for field {field!r}: choose the columns, as in --value {field}={column}",
@@ -186,13 +212,9 @@ def by_content(field: str, data: bytes) -> str:
 
 def _contents(value: Any) -> list[bytes | None]:
     """The bytes in a value; None for those of a file, which are no text."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return [bytes(value)]
-    if is_file(value):
-        return [None]
     if isinstance(value, list):
         return [content for item in value for content in _contents(item)]
-    return []
+    return [value] if isinstance(value, bytes) else [None] if is_file(value) else []
 
 
 def is_file(value: Any) -> bool:
@@ -209,50 +231,41 @@ def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tup
     if isinstance(value, Numbers) and value.inner is not None:
         with contextlib.suppress(ValueError, TypeError):  # some are null
             return [(_named(column, "npy"), encode("npy", value.array()))]
+    items = {column: value}
     if isinstance(value, list):
-        items = [(f"{column}.{place}", item) for place, item in enumerate(value) if item is not None]
-        if items and all(is_file(item) for _, item in items):
-            return [(_field(name, *_content(item, column, key)), item["bytes"]) for name, item in items]
-        if items and all(isinstance(item, bytes) for _, item in items) and column not in columns.text:
-            return [(_field(name, item, None), item) for name, item in items]
-        if items and all(_is_array(item) for _, item in items):
-            return [(_named(name, "npy"), encode("npy", item)) for name, item in items]
+        items = {f"{column}.{place}": item for place, item in enumerate(value) if item is not None}
+    if not items or not all(isinstance(item, bytes) or is_file(item) or _is_array(item) for item in items.values()):
         return None
-    if _is_array(value):
-        return [(_named(column, "npy"), encode("npy", value))]
-    if not isinstance(value, (bytes, bytearray, memoryview)) and not is_file(value):
-        return None
-    if is_file(value) and value["bytes"] is None and value["path"] is None:
-        return []
-    data, path = _content(value, column, key)
-    if path is None and column in columns.text:
-        if not is_text(data):
+    if column in columns.text and all(isinstance(item, bytes) for item in items.values()):
+        if not all(map(is_text, items.values())):
             raise SampleError(
                 f"record {key!r}: column {column!r} has bytes that are no text, and was text in the first records: "
                 f"name its field, as in --value bin={column}",
                 key=key,
             )
         return None
-    if column == columns.alone:
-        return [(extension_of(data, path) or _last_known(column) or "bin", data)]
-    return [(_field(column, data, path), data)]
+    fields = []
+    for name, item in items.items():
+        if _is_array(item):
+            fields.append((_named(name, "npy"), encode("npy", item)))
+        elif item != {"bytes": None, "path": None}:
+            data, path = _content(item, column, key)
+            extension = extension_of(data, path) or _last_known(name) or "bin"
+            fields.append((extension if name == columns.alone else _named(name, extension), data))
+    return fields
 
 
 def _content(value: Any, column: str, key: str) -> tuple[bytes, str | None]:
-    """The bytes of a value, and the path of a file, "" if it has none; None: it is no file."""
+    """The bytes of a value, and the path if it is a file that has one."""
     if not is_file(value):
-        return bytes(value), None
+        return value, None
     if not isinstance(value["bytes"], bytes):
         raise SampleError(
             f"record {key!r}: column {column!r} has the path of a file, and not its bytes: save the data set again "
             "with the files in it",
             key=key,
         )
-    return value["bytes"], value["path"] or ""
-
-
-def _field(column: str, data: bytes, path: str | None) -> str:
-    return _named(column, extension_of(data, path) or _last_known(column) or "bin")
+    return value["bytes"], value["path"]
 
 
 def _named(column: str, extension: str) -> str:
@@ -265,48 +278,31 @@ def _last_known(column: str) -> str | None:
     return last if last in ROWS else None
 
 
-def _key(value: Any, column: str, number: str) -> str:
-    """The key in a column; a dot in its last part would end it, so dots become underscores."""
-    if isinstance(value, (bytes, bytearray)):
-        value = bytes(value).decode("utf-8", "surrogateescape")
-    elif hasattr(value, "item") and getattr(value, "shape", None) == ():
-        value = value.item()
-    if not isinstance(value, (str, int)) or value == "":
+def key_of(value: Any, column: str, number: str) -> str:
+    """The key in a column of a record.
+
+    Raises:
+        SampleError: it has none.
+    """
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "surrogateescape")
+    if not isinstance(value, (str, int)) or isinstance(value, bool) or value == "":
         raise SampleError(f"record {number} has no key in column {column!r}, but {value!r:.80}: give it one")
-    return without_dots(str(value))
+    return str(value)
 
 
-def _encoded(field: str, value: Any, column: str, key: str) -> bytes:
-    try:
-        if is_file(value):
-            return _content(value, column, key)[0]
-        return encode_list(field, value)
-    except Exception as error:
-        raise SampleError(
-            f"record {key!r}: column {column!r} cannot be field {field!r}: {str(error).rstrip('.')}", key=key
-        ) from error
-
-
-def encode_list(field: str, value: Any) -> bytes:
-    """Encode a value, which may be a list where the field is an array."""
-    return encode(field, _array(value) if isinstance(value, list) and field.rpartition(".")[2] == "npy" else value)
-
-
-def _array(value: list[Any]) -> Any:
-    """An array of a list, without loss: numpy makes floats of integers beyond 2^63."""
+def _arrayed(field: str, value: Any) -> Any:
+    """A list as the array that a field of arrays needs."""
+    if not isinstance(value, list) or field.rpartition(".")[2] != "npy":
+        return value
     import numpy as np
 
-    if isinstance(value, Numbers):
-        return value.array()
-    array = np.array(value)
-    if array.dtype.kind == "f" and all(isinstance(each, int) for each in np.array(value, object).flat) and array.size:
-        return np.array(value, np.uint64)
-    return array
+    return value.array() if isinstance(value, Numbers) else np.array(value)
 
 
-def _sample_again(row: Row) -> dict[str, Any]:
+def _sample_again(row: Row, number: str) -> dict[str, Any]:
     """The sample that a record was before it was exported."""
-    sample: dict[str, Any] = {KEY: _key_again(row[KEY])}
+    sample: dict[str, Any] = {KEY: key_of(row[KEY], KEY, number)}
     for field, value in row.items():
         if field == KEY or value is None:
             continue
@@ -320,17 +316,10 @@ def _sample_again(row: Row) -> dict[str, Any]:
     return sample
 
 
-def _key_again(value: Any) -> str:
-    if not isinstance(value, (bytes, str, int)) or isinstance(value, bool):
-        raise SampleError(f"a record has no key in column {KEY!r}, but {value!r:.80}: give it one")
-    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
-
-
 def plain_value(value: Any) -> Any:
     """A value as JSON can hold it."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
-        return data.decode("utf-8") if is_text(data) else {"base64": base64.b64encode(data).decode()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8") if is_text(value) else {"base64": base64.b64encode(value).decode()}
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return plain_value(value.tolist())
     if value is None or isinstance(value, (str, int, float)):  # json writes and reads NaN and Infinity

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import io
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from itertools import chain, islice
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from wds_pipes.cli.creating.files import file_of, listed
 from wds_pipes.cli.creating.records import Content, Problems
@@ -26,9 +25,6 @@ from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import refuse
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import local_path, redact
-
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Job, Place
 
 _READ = 1 << 20  # bytes that are read at once from a store
 Options = dict[str, Any] | None
@@ -75,9 +71,6 @@ class Format(Protocol):
         """Read records: their values by the names of columns."""
 
 
-_OF_A_TABLE = re.compile(r"(^|/)(_delta_log/|metadata/[^/]+\.metadata\.json$)")
-
-
 def found_files(source: str, endings: Sequence[str], storage_options: Options) -> list[tuple[str, Content]]:
     """The files of a directory with these endings, or those that a path or pattern names, with
     their names relative to their common directory.
@@ -89,15 +82,9 @@ def found_files(source: str, endings: Sequence[str], storage_options: Options) -
     path = local_path(source)
     if source.endswith("/") or (path is not None and os.path.isdir(path)):
         problems = Problems()
-        everything = list(
-            listed(source, (), f"name such files by a pattern, 'SOURCE/*{endings[0]}'", problems, storage_options)
-        )
+        links = f"name such files by a pattern, 'SOURCE/*{endings[0]}'"
+        everything = list(listed(source, (), links, problems, storage_options))
         problems.check()
-        if logs := [name for name, _ in everything if _OF_A_TABLE.search(name)]:
-            raise ValueError(
-                f"{redact(source)} is a table of Delta Lake or Iceberg, as {logs[0]} shows, and some of its files may "
-                "not be part of it any more: write what it has to Parquet files in another directory"
-            )
         files = [
             (name, file)
             for name, file in everything
@@ -114,13 +101,11 @@ def local_only(source: str, what: str) -> str:
     """The local path of a source that is read by mapping its files into memory.
 
     Raises:
-        ValueError: it is not local, or does not exist.
+        ValueError: it is not local.
     """
     path = local_path(source)
     if path is None:
         raise ValueError(f"{what} is read from a local disk: copy {redact(source)} there, and name the copy")
-    if not os.path.exists(path):
-        raise ValueError(f"SOURCE {source!r} does not exist: check the path")
     return path
 
 
@@ -220,25 +205,4 @@ def read(reader: Format, shard: Shard, storage_options: Options) -> Iterator[tup
 def first_rows(reader: Format, shards: Sequence[Shard], count: int, storage_options: Options) -> list[Row]:
     """The first records of a data set."""
     runs = chain.from_iterable(shard.runs for shard in shards)
-    found = []
-    for run in runs:
-        for row in reader.rows(run, storage_options):
-            found.append(row)
-            if len(found) >= count:
-                return found
-    return found
-
-
-def is_list(source: str) -> bool:
-    """Whether a TorchRecord is the list that one is made of."""
-    return source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
-
-
-def listed_job(source: str, place: Place, max_samples: int, storage_options: Options) -> Job:
-    """The job that writes the shards of a list, as ``create --from list`` does."""
-    from wds_pipes.cli.creating.plan import plan
-    from wds_pipes.cli.creating.tables import of_list
-
-    problems = Problems()
-    records, classes = of_list(source, None, None, problems, storage_options)
-    return plan(records, place, problems, classes=classes, max_samples=max_samples, max_bytes=1 << 60)
+    return list(islice(chain.from_iterable(reader.rows(run, storage_options) for run in runs), count))

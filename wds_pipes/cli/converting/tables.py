@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 from wds_pipes.cli.converting.rows import Numbers
@@ -25,13 +25,10 @@ from wds_pipes.cli.converting.source import (
     readable,
 )
 from wds_pipes.cli.creating.files import file_of, is_in
-from wds_pipes.cli.creating.tables import check_columns
 from wds_pipes.core.importing import library
-from wds_pipes.core.words import listed
+from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import below, redact
 
-# A file of a data set of Hugging Face.
-_SPLIT = re.compile(r"(train|validation|valid|val|dev|test)-[0-9]{5}-of-[0-9]{5}\.parquet")
 _ROWS = 64  # that are converted to Python objects at a time
 
 
@@ -40,19 +37,8 @@ class Parquet:
 
     def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
         """Divide the rows of files into shards; only their ends are read."""
-        files, found = [], found_files(source, (".parquet",), storage_options)
-        if named := [name for name, _ in found if "=" in name.rpartition("/")[0]]:
-            raise ValueError(
-                f"{named[0]} is in a directory that is the value of a column, which its rows do not have: write the "
-                "columns into the files, as with pyarrow.dataset.dataset(SOURCE, partitioning='hive').to_batches()"
-            )
-        splits = {split[1] for name, _ in found if (split := _SPLIT.fullmatch(name.rpartition("/")[2]))}
-        if len(splits) > 1:
-            raise ValueError(
-                f"{redact(source)} has the splits {listed(sorted(splits))}, which would be mixed: convert one after "
-                f"the other, such as 'SOURCE/{min(splits)}-*.parquet'"
-            )
-        for _, file in found:
+        files = []
+        for _, file in found_files(source, (".parquet",), storage_options):
             with _parquet(file.url, storage_options) as table:
                 files.append((file, table.metadata.num_rows))
         return divided(files, max_samples)
@@ -60,15 +46,10 @@ class Parquet:
     def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
         """Read rows of a file."""
         with _parquet(run.file.url, storage_options) as table:
-            skip, groups = run.start, list[int]()
-            for group in range(table.metadata.num_row_groups):
-                count = table.metadata.row_group(group).num_rows
-                if not groups and skip >= count:
-                    skip -= count
-                else:
-                    groups.append(group)
-            batches = table.iter_batches(batch_size=_ROWS, row_groups=groups)
-            yield from rows_of(batches, skip, run.records, run.file.url)
+            counts = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
+            passed = sum(end <= run.start for end in accumulate(counts))  # groups before the first row
+            batches = table.iter_batches(batch_size=_ROWS, row_groups=list(range(passed, len(counts))))
+            yield from rows_of(batches, run.start - sum(counts[:passed]), run.records, run.file.url)
 
     def classes(self, run: Run, storage_options: Options) -> dict[str, list[str]]:
         """The names of the classes of columns that have numbers of classes."""
@@ -82,28 +63,16 @@ class Saved:
     def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
         """Divide the rows into shards, those of each split by themselves."""
         folder = local_only(source, "a saved data set")
-        splits = _names(os.path.join(folder, "dataset_dict.json"), "splits", lambda name: name)
-        if splits is None:
+        if not os.path.isfile(os.path.join(folder, "dataset_dict.json")):
             return divided(self._files(folder, folder), max_samples)
         return [
             shard
-            for name in splits
+            for name in _names(folder, "dataset_dict.json", "splits")
             for shard in divided(self._files(below(folder, name), folder), max_samples, f"{name}/{name}")
         ]
 
     def _files(self, folder: str, source: str) -> Iterator[tuple[Any, int]]:
-        names = _names(os.path.join(folder, "state.json"), "_data_files", lambda entry: entry["filename"])
-        if names is None:
-            raise ValueError(
-                f"{folder} has no state.json of a data set: name the directory that dataset.save_to_disk() has "
-                "written, or its Parquet files with --from parquet"
-            )
-        if _selects(os.path.join(folder, "state.json")):
-            raise ValueError(
-                f"{folder} has a selection of its rows beside them, as old versions of datasets saved it: load it and "
-                "save it again with a new version"
-            )
-        for name in names:
+        for name in _names(folder, "state.json", "_data_files"):
             file = file_of(below(folder, name))
             if not is_in(os.path.realpath(file.url), source):
                 raise ValueError(
@@ -124,6 +93,32 @@ class Saved:
             return _classes(batches.schema)
 
 
+def _names(folder: str, file: str, of: str) -> list[str]:
+    """The names of splits or files in a list of a JSON file."""
+    path = os.path.join(folder, file)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            content = json.load(stream)
+        names = [str(one["filename"] if isinstance(one, dict) else one) for one in content[of]]
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(
+            f"{folder} has no {file} of a data set: name the directory that dataset.save_to_disk() has written, or its "
+            "Parquet files with --from parquet"
+        ) from error
+    except (ValueError, TypeError, LookupError) as error:
+        raise ValueError(f"{path} has no names in {of!r} ({error}): save the data set again") from error
+    if content.get("_indices_data_files"):
+        raise ValueError(f"{folder} has a selection of its rows beside them: load it, and save it with a new version")
+    return names
+
+
+def check_columns(names: Sequence[str], source: str) -> None:
+    """Raise SampleError if two columns of a table have one name: one of them would be lost."""
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SampleError(f"{redact(source)} has two columns {twice!r}: rename one of them", url=redact(source))
+
+
 def _classes(schema: Any) -> dict[str, list[str]]:
     """What the features of Hugging Face say of columns of labels."""
     known = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -135,16 +130,13 @@ def rows_of(batches: Any, skip: int, count: int | None, url: str) -> Iterator[Ro
     """Read ``count`` rows of Arrow's batches, after the first ``skip``."""
     left = count or 0
     for batch in batches:
-        if skip >= batch.num_rows:
-            skip -= batch.num_rows
-            continue
         check_columns(batch.schema.names, url)
-        batch, skip = batch.slice(skip, left), 0
-        left -= batch.num_rows
-        for start in range(0, batch.num_rows, _ROWS):
-            part = batch.slice(start, _ROWS)
-            part.validate(full=True)  # offsets that are damaged would be read anywhere in memory
-            yield from values_of(part)
+        part = batch.slice(min(skip, batch.num_rows), left)
+        skip, left = max(0, skip - batch.num_rows), left - part.num_rows
+        for start in range(0, part.num_rows, _ROWS):
+            some = part.slice(start, _ROWS)
+            some.validate(full=True)  # offsets that are damaged would be read anywhere in memory
+            yield from values_of(some)
         if not left:
             return
 
@@ -154,22 +146,18 @@ def values_of(batch: Any) -> list[Row]:
     durations numbers. Tensors are arrays, and lists of numbers are ``Numbers``.
     """
     arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
-    columns = []
+    types, columns = arrow.types, []
     for column in batch.columns:
-        if arrow.types.is_duration(column.type) and column.type.unit == "ns":
-            column = column.cast(arrow.int64())
-        elif (arrow.types.is_timestamp(column.type) or arrow.types.is_time64(column.type)) and column.type.unit == "ns":
-            column = column.cast(arrow.string())
+        if getattr(column.type, "unit", "") == "ns":
+            column = column.cast(arrow.int64() if types.is_duration(column.type) else arrow.string())
         columns.append(column)
     rows: list[Row] = arrow.RecordBatch.from_arrays(columns, names=batch.schema.names).to_pylist()
     for field, column in zip(batch.schema, columns, strict=True):
-        name = field.name
-        if isinstance(column.type, arrow.FixedShapeTensorType):
-            for row, tensor in zip(rows, column.to_numpy_ndarray() if len(column) else (), strict=True):
-                row[name] = None if row[name] is None else tensor
-        elif (numbers := _numbers(arrow.types, field)) is not None:
-            for row in rows:
-                row[name] = None if row[name] is None else Numbers(row[name], *numbers)
+        tensors = isinstance(column.type, arrow.FixedShapeTensorType) and len(column)
+        arrays, numbers = column.to_numpy_ndarray() if tensors else (), _numbers(types, field)
+        for place, row in enumerate(rows if tensors or numbers else ()):
+            if row[field.name] is not None:
+                row[field.name] = Numbers(row[field.name], *numbers) if numbers else arrays[place]
     return rows
 
 
@@ -202,23 +190,3 @@ def _arrow(path: str) -> Iterator[Any]:
     arrow = library("pyarrow", "pyarrow", "a saved data set", extra="parquet")
     with readable(path), arrow.memory_map(path) as mapped, arrow.ipc.open_stream(mapped) as batches:
         yield batches
-
-
-def _names(path: str, of: str, name: Callable[[Any], Any]) -> list[str] | None:
-    """The names in a list of a JSON file; None: there is no such file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            names = list(map(name, json.load(file)[of]))
-        if not all(isinstance(one, str) for one in names):
-            raise TypeError("they are no strings")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, TypeError, LookupError) as error:
-        raise ValueError(f"{path} has no names in {of!r} ({error}): save the data set again") from error
-    return names
-
-
-def _selects(path: str) -> bool:
-    """Whether a state says that only some rows are of the data set, as old versions saved it."""
-    with open(path, encoding="utf-8") as file:
-        return bool(json.load(file).get("_indices_data_files"))

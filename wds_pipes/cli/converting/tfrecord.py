@@ -28,68 +28,58 @@ _MASK = 0xA282EAD8
 def shards(source: str, max_samples: int, storage_options: Options) -> list[Shard]:
     """Each file is a shard."""
     example()  # whether the libraries are installed
-    found: dict[str, str] = {}
-    shards = []
+    found: dict[str, Shard] = {}
     for name, file in found_files(source, _ENDINGS, storage_options):
         stem = without_dots(re.sub(r"\.(tfrecords?|tfrec|gz)(?=[.-]|$)", "", name, flags=re.IGNORECASE))
         if stem in found:
-            raise ValueError(f"{found[stem]} and {name} would both be {stem}.tar: rename one of them")
-        found[stem] = name
-        shards.append(Shard(f"{stem}.tar", (Run(file),), f"{stem}/"))
-    return shards
+            raise ValueError(f"{redact(found[stem].runs[0].file.url)} and {name} would both be {stem}.tar: rename one")
+        found[stem] = Shard(f"{stem}.tar", (Run(file),), f"{stem}/")
+    return list(found.values())
 
 
 def rows(run: Run, storage_options: Options) -> Iterator[Row]:
     """Read the records of a file."""
     from wds_pipes.io.open import open_url
 
-    message, shown = example()(), redact(run.file.url)
-    damaged: tuple[type[Exception], ...] = (EOFError, *damage())
+    message, byte = example()(), 0
+    decode_error = library("google.protobuf.message", "protobuf", "TFRecord", extra="convert").DecodeError
     with open_url(run.file.url, storage_options=storage_options) as raw:
         try:
-            for byte, data in records(decompressed(raw), shown):
-                try:
-                    message.ParseFromString(data)
-                except Exception as error:
-                    raise SampleError(
-                        f"{shown}, byte {byte}: the record is no tf.train.Example ({error}): other records cannot be "
-                        "converted",
-                        url=shown,
-                        offset=byte,
-                    ) from error
+            stream, _ = unpacked(raw)
+            while (data := _record(stream)) is not None:
+                message.ParseFromString(data)
                 if message.feature_lists:
-                    raise SampleError(
-                        f"{shown}, byte {byte}: the record is a tf.train.SequenceExample, whose lists of features are "
-                        "not converted: write them as features of a tf.train.Example",
-                        url=shown,
-                        offset=byte,
-                    )
+                    raise ValueError("it is a tf.train.SequenceExample, whose lists of features are not converted")
                 yield {name: _value(feature) for name, feature in sorted(message.features.feature.items())}
-        except damaged as error:
-            raise SampleError(f"{shown} cannot be decompressed: {error}: write or fetch it again", url=shown) from error
+                byte += len(data) + 16
+        except (ValueError, EOFError, *damage(), decode_error) as error:
+            shown = redact(run.file.url)
+            raise SampleError(
+                f"{shown}, byte {byte}: no record of tf.train.Example can be read there: {error}",
+                url=shown,
+                offset=byte,
+            ) from error
 
 
-def records(stream: BinaryIO, shown: str) -> Iterator[tuple[int, bytes]]:
-    """Read the records of a TFRecord file, each with the byte where it begins.
+def _record(stream: BinaryIO) -> bytes | None:
+    """The next record of a TFRecord file; None at its end.
 
     Raises:
-        SampleError: it is cut or damaged.
+        ValueError: it is cut or damaged.
     """
-    byte = 0
-    while head := _read(stream, 12):
-        if len(head) < 12 or masked_crc(head[:8]) != head[8:]:
-            what = "it is cut there" if len(head) < 12 else "the checksum of a length is wrong"
-            kind = "or it is no TFRecord file" if byte == 0 else "write or fetch it again"
-            raise SampleError(f"{shown}, byte {byte}: {what}, {kind}", url=shown, offset=byte)
-        (size,) = struct.unpack("<Q", head[:8])
-        if size > _MOST:
-            raise SampleError(f"{shown}, byte {byte}: a record of {size:,} bytes is too large", url=shown, offset=byte)
-        data, check = _read(stream, size), _read(stream, 4)
-        if len(check) < 4 or masked_crc(data) != check:
-            what = "it is cut in this record" if len(check) < 4 else "the checksum of this record is wrong"
-            raise SampleError(f"{shown}, byte {byte}: {what}: write or fetch it again", url=shown, offset=byte)
-        yield byte, data
-        byte += size + 16
+    head = stream.read(12)
+    if not head:
+        return None
+    if len(head) == 12 and masked_crc(head[:8]) != head[8:]:
+        raise ValueError("the checksum of a length is wrong, or it is no TFRecord file")
+    if (size := int.from_bytes(head[:8], "little")) > _MOST:
+        raise ValueError(f"a record of {size:,} bytes is too large")
+    data, check = stream.read(size), stream.read(4)
+    if len(check) < 4:
+        raise ValueError("the file is cut: write or fetch it again")
+    if masked_crc(data) != check:
+        raise ValueError("the checksum of the record is wrong: write or fetch the file again")
+    return data
 
 
 def framed(data: bytes) -> bytes:
@@ -111,21 +101,6 @@ def packed(fields: dict[str, Any]) -> bytes:
         feature = message.features.feature[name]
         (feature.int64_list if isinstance(value, int) else feature.bytes_list).value.append(value)
     return bytes(message.SerializeToString(deterministic=True))
-
-
-def decompressed(raw: BinaryIO) -> BinaryIO:
-    """The stream itself, or that of the bytes that are compressed in it."""
-    first = raw.peek(12)[:12]  # type: ignore[attr-defined]
-    if len(first) < 12 or masked_crc(first[:8]) == first[8:]:
-        return raw  # a length may look like the beginning of a compressed file
-    return unpacked(raw)[0]
-
-
-def _read(stream: BinaryIO, size: int) -> bytes:
-    data = stream.read(size)
-    while data and len(data) < size and (more := stream.read(size - len(data))):
-        data += more
-    return data
 
 
 def _value(feature: Any) -> Any:

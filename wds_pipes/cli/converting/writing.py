@@ -6,28 +6,26 @@ Rules of the columns of Parquet and TFRecord:
    again: ``7``, but not ``007`` or a 7 with the end of a line. Else it is a column of text, or of
    bytes if it is no text.
 3. The first samples of a shard that have the field decide. A later one that does not fit is an
-   error. Shards may differ: then there is a warning.
+   error. Shards may differ.
 """
 
 from __future__ import annotations
 
 import io
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, BinaryIO, NamedTuple, cast
+from itertools import chain
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from wds_pipes.cli.converting.imagefolder import check_lists, read_classes, unfit, write_images
 from wds_pipes.cli.converting.rows import is_text
-from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.shards import changed, check_names, check_size, names_of
+from wds_pipes.cli.shards import check_names, marks, names_of, unchanged
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.importing import library
-from wds_pipes.errors import ShardWarning
+from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
@@ -35,12 +33,14 @@ from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import folder_of
 from wds_pipes.tar.keys import is_metadata
 
+if TYPE_CHECKING:
+    from wds_pipes.cli.look.reading import Source
+
 _ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression, and of the samples that come first
 _TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl"))
 _INTEGERS = frozenset(extension for extension, row in ROWS.items() if row.decode is int)
-_REQUESTS = 16
 
 Options = dict[str, Any] | None
 Sample = dict[str, Any]
@@ -53,7 +53,6 @@ class Export(NamedTuple):
         kind: the format.
         fields: those that are written; None: all.
         label: the field of the class, for imagefolder.
-        classes: the names of the classes by shard.
         key_split: as in ``group_by_key``.
         storage_options: how to reach the shards.
     """
@@ -88,24 +87,21 @@ def plan(
     elif kind == "parquet":
         library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     shards, known = list_shards(list(urls), storage_options)
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        files = list(pool.map(lambda url: file_of(url, storage_options), shards))
-    for file, facts in zip(files, known or (), strict=known is not None):
-        check_size(file.url, file.size, facts)
+    found = marks(shards, storage_options, known)
     classes = {}
     if kind == "imagefolder":
         classes = {folder: read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
     tasks = []
     outputs = [_TAR.sub("", name) + _ENDINGS[kind] for name in names_of(shards)]
     check_names(shards, outputs)
-    for url, output, file in zip(shards, outputs, files, strict=True):
+    for url, output, mark in zip(shards, outputs, found, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
             raise ValueError(
                 f"the list {output} of {redact(url)} would be among the images: export each directory by itself, into "
                 "a directory of its own"
             )
         names = classes.get(folder_of(url))
-        tasks.append(Task(output, (output,), (url, names), fingerprint(file.size, file.identity, names)))
+        tasks.append(Task(output, (output,), (url, mark, names), fingerprint(mark, names)))
     options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
     work = partial(write, Export(kind, fields, label, key_split, storage_options))
     finish = partial(_finish, kind, fields, [task.name for task in tasks])
@@ -119,88 +115,51 @@ def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place
         NothingKeptError: no sample of any shard has one of the fields that are written.
         SampleError: two images have one name.
     """
-    if any("without_fields" in fact for fact in facts) and not any(fact["samples"] for fact in facts):
+    if any(fact["without_fields"] for fact in facts) and not any(fact["samples"] for fact in facts):
         raise NothingKeptError(
             f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite"
         )
     if kind == "imagefolder":
         check_lists(names, place)
-    else:
-        _warn_of_columns(names, facts)
-
-
-def _warn_of_columns(names: Sequence[str], facts: Sequence[Facts]) -> None:
-    """Warn of fields that are of one type in a file and of another one in another file: what reads
-    all files as one table may change or refuse them.
-    """
-    first: dict[str, tuple[str, str]] = {}
-    told: set[str] = set()
-    for name, fact in zip(names, facts, strict=True):
-        for field, kind in fact.get("columns", {}).items():
-            before, other = first.setdefault(field, (kind, name))
-            if kind != before and field not in told:
-                told.add(field)
-                warnings.warn(
-                    f"field {field!r} is a column of {before} in {other}, and of {kind} in {name}, since not all of "
-                    "its values are plain integers: read these files one by one, or leave it out with --fields",
-                    ShardWarning,
-                    stacklevel=2,
-                )
 
 
 def write(export: Export, task: Task, place: Place) -> Facts:
     """Write what is made of a shard."""
     from wds_pipes.cli.look.reading import Source
 
-    url, classes = task.arguments
-    fields = export.fields
+    url, mark, classes = task.arguments
+    fields, facts = export.fields, {"samples": 0}
     if export.kind == "imagefolder" and fields is not None and export.label not in fields:
         fields = (*fields, export.label)
-    source, kinds = Source([url], export.storage_options or {}, export.key_split, fields), dict[str, str]()
+    source = Source([url], export.storage_options or {}, export.key_split, fields)
+    samples = unchanged(_kept(source, facts), {url: mark}, export.storage_options)
     with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
-        count = _Counted(_unchanged(source.read(), task, export.storage_options))
         if export.kind == "jsonl":
             from wds_pipes.cli.look.output import write_lines
 
             base = redact(url).partition("?")[0].rpartition("/")[2]
-            write_lines(({**sample, "__url__": base} for sample in count), cast(BinaryIO, stream), {})
+            write_lines(({**sample, "__url__": base} for sample in samples), cast(BinaryIO, stream), {})
         elif export.kind == "parquet":
-            kinds = _write_parquet(count, stream, export.fields)
-            kinds = kinds if count.number else {}
+            _write_parquet(samples, stream, export.fields)
         elif export.kind == "tfrecord":
-            kinds = _write_tfrecord(count, stream)
+            _write_tfrecord(samples, stream)
         else:
-            for line in write_images(count, export.label, classes, place):
+            for line in write_images(samples, export.label, classes, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
-    facts: Facts = {"samples": count.number, **({"columns": kinds} if kinds else {})}
-    if without := count.without_fields or source.without_fields:
-        facts["without_fields"] = without
-    return facts
+    return {"without_fields": source.without_fields, **facts}
 
 
-def _unchanged(samples: Iterator[Sample], task: Task, storage_options: Options) -> Iterator[Sample]:
-    """Yield samples; StateError at the end if the shard is another one than when it was listed."""
-    yield from samples
-    url, names = task.arguments
-    file = file_of(url, storage_options)
-    if fingerprint(file.size, file.identity, names) != task.fingerprint:
-        raise changed(url)
-
-
-class _Counted:
-    """Samples, how many there were, and if none had a field to keep, how many were left out."""
-
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        self._samples, self.number, self.without_fields = samples, 0, 0
-
-    def __iter__(self) -> Iterator[Sample]:
-        try:
-            for sample in self._samples:
-                self.number += 1
-                yield sample
-        except NothingKeptError as error:  # other shards may have the fields: see ``_finish``
-            self.without_fields = error.samples
+def _kept(source: Source, facts: dict[str, int]) -> Iterator[Sample]:
+    """Yield and count the samples of a shard; none, if none has a field to keep: other shards may
+    have it.
+    """
+    try:
+        for sample in source.read():
+            facts["samples"] += 1
+            yield sample
+    except NothingKeptError as error:
+        facts["without_fields"] = error.samples
 
 
 class _Stream(io.RawIOBase):
@@ -231,15 +190,6 @@ class _Stream(io.RawIOBase):
         super().close()
 
 
-def _columns(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
-    """The key and the fields of a sample; fields of integers are integers, others are bytes."""
-    columns: dict[str, Any] = {"__key__": sample["__key__"].encode("utf-8", "surrogateescape")}
-    for field, data in sample.items():
-        if not is_metadata(field):
-            columns[field] = _integer(sample, field, data) if kinds[field] == "int64" else data
-    return columns
-
-
 def _kind(field: str, group: list[Sample]) -> str:
     """What the column of a field is, by the samples that come first, as Arrow names it."""
     extension = field.rpartition(".")[2]
@@ -253,47 +203,38 @@ def _kind(field: str, group: list[Sample]) -> str:
     return "string" if all(map(is_text, values)) else "binary"
 
 
-def _integer(sample: Sample, field: str, data: bytes) -> int:
-    number = exact_integer(data)
-    if number is None:
-        raise unfit(
-            sample,
-            f"field {field!r} of sample {sample['__key__']!r} is {data!r:.80}, and the first samples have integers in "
-            "it: leave it out with --fields, or divide the shard with wds-pipes reshard --max-bytes 64MB",
-        )
-    return number
-
-
-def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> dict[str, str]:
-    """Write samples; return what the column of each field is."""
+def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> None:
     from wds_pipes.cli.converting.tfrecord import framed, packed
 
     kinds: dict[str, str] = {}
     for group in _groups(samples):
-        for name in {name for sample in group for name in sample if name not in kinds}:
-            kinds[name] = _kind(name, group)
+        kinds |= {name: _kind(name, group) for name in _fields(group) if name not in kinds}
         for sample in group:
-            stream.write(framed(packed(_columns(sample, kinds))))
-    return kinds
+            stream.write(framed(packed(_row(sample, kinds))))
 
 
-def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> dict[str, str]:
-    """Write samples; return what the column of each field is."""
+def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> None:
     arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     groups = _groups(samples)
-    group = next(groups, [])
-    names = (
-        fields if fields is not None else sorted({name for sample in group for name in sample if not is_metadata(name)})
-    )
-    kinds = {name: _kind(name, group) for name in names}
+    first = next(groups, [])
+    kinds = {name: _kind(name, first) for name in (_fields(first) if fields is None else fields)}
     schema = arrow.schema([("__key__", "string"), *kinds.items()])
     with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema) as writer:
-        while group:
+        for group in chain([first], groups):
             rows = [_row(sample, kinds) for sample in group]
-            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
-            group = next(groups, [])
-    return kinds
+            try:
+                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+            except arrow.ArrowInvalid as error:
+                shown = redact(group[0]["__url__"])
+                raise SampleError(
+                    f"shard {shown}: keys and fields of text must be UTF-8: {error}. Leave the field out with --fields",
+                    url=shown,
+                ) from error
+
+
+def _fields(group: Iterable[Sample]) -> list[str]:
+    return sorted({name for sample in group for name in sample if not is_metadata(name)})
 
 
 def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
@@ -310,8 +251,9 @@ def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
 
 
 def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
+    """The key and the fields of a sample; fields of integers are integers, others are bytes."""
     key = sample["__key__"]
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"__key__": key.encode("utf-8", "surrogateescape")}
     for field, data in sample.items():
         if is_metadata(field):
             continue
@@ -321,16 +263,11 @@ def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
                 f"sample {key!r} has field {field!r}, which the first samples do not have: name the columns, as in "
                 f"--fields {','.join([*kinds, field])}",
             )
-        row[field] = _integer(sample, field, data) if kinds[field] == "int64" else data
-        if kinds[field] == "string":
-            try:
-                row[field] = data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise unfit(
-                    sample, f"field {field!r} of sample {key!r} is no UTF-8 ({error}): leave it out with --fields"
-                ) from error
-    try:
-        key.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise unfit(sample, f"key {key!r} is no UTF-8, which parquet needs") from error
-    return {"__key__": key, **row}
+        row[field] = exact_integer(data) if kinds[field] == "int64" else data
+        if row[field] is None:
+            raise unfit(
+                sample,
+                f"field {field!r} of sample {key!r} is {data!r:.80}, and the first samples have integers in it: leave "
+                "it out with --fields, or divide the shard with wds-pipes reshard --max-bytes 64MB",
+            )
+    return row

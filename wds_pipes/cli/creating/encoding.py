@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from wds_pipes.core.suggest import nearest
 from wds_pipes.errors import DecodeError
 
 _FORMATS = ("jpg", "png", "webp")
-_LOSSY = ("jpg", "webp")
+_OPTIONS = {
+    "q": re.compile("[1-9][0-9]?|100"),
+    "size": re.compile("[1-9][0-9]{0,4}(x[1-9][0-9]{0,4})?"),
+    "fit": re.compile("cover|contain|stretch"),
+}
 _MOST_PIXELS = 1 << 26  # as decode_by_ext
 _QUALITY = 95
+
+
+def is_image(field: str) -> bool:
+    """Whether a field is encoded again. Names of several parts are mostly of masks, of which each
+    pixel counts.
+    """
+    from wds_pipes.codecs.table import IMAGE
+
+    return field in IMAGE
 
 
 @dataclass(frozen=True)
@@ -33,14 +46,6 @@ class Encode:
     size: int | tuple[int, int] | None = None
     fit: Literal["cover", "contain", "stretch"] = "cover"
 
-    def is_image(self, field: str) -> bool:
-        """Whether a field is encoded again. Names of several parts are mostly of masks, of which
-        each pixel counts.
-        """
-        from wds_pipes.codecs.table import IMAGE
-
-        return field in IMAGE
-
     def apply(self, sample: dict[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
         """Return a sample with other images.
 
@@ -53,7 +58,7 @@ class Encode:
         """
         found = {}
         for field, data in sample.items():
-            if not self.is_image(field):
+            if not is_image(field):
                 found[field] = data
                 continue
             try:
@@ -96,19 +101,14 @@ def _resized(image: Any, encode: Encode) -> Any:
     """Resize as ``decode_by_ext(size=)``, by Pillow alone: the bytes must not depend on whether
     torch is installed.
     """
-    from PIL import Image
-
-    from wds_pipes.codecs.resizing import Resize
+    from PIL import Image, ImageOps
 
     assert encode.size is not None
-    resize = Resize(encode.size, encode.fit)
-    box, width, height, left, top = resize.place(*image.size)
-    resized = image.resize((width, height), Image.Resampling.BILINEAR, box)
-    if (width, height) == (resize.width, resize.height):
-        return resized
-    whole = Image.new(image.mode, (resize.width, resize.height))
-    whole.paste(resized, (left, top))
-    return whole
+    height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
+    if encode.fit == "stretch":
+        return image.resize((width, height), Image.Resampling.BILINEAR)
+    fitted = ImageOps.fit if encode.fit == "cover" else ImageOps.pad
+    return fitted(image, (width, height), Image.Resampling.BILINEAR)
 
 
 def read_encode(text: str) -> Encode:
@@ -118,35 +118,16 @@ def read_encode(text: str) -> Encode:
         ValueError: it says something else.
     """
     form, _, rest = text.partition(":")
-    if form not in _FORMATS:
-        raise ValueError(f"--encode is one of {', '.join(_FORMATS)}, as in jpg:q=90,size=256, not {text!r}")
-    options: dict[str, Any] = {}
-    for part in rest.split(",") if rest else ():
-        name, _, value = part.partition("=")
-        if name in options:
-            raise ValueError(f"--encode {text} says {name} twice")
-        if name == "q" and form in _LOSSY:
-            options[name] = _number(text, value, 100)
-        elif name == "size":
-            sides = [_number(text, side, 1 << 16) for side in value.split("x")]
-            if len(sides) > 2:
-                raise ValueError(f"--encode {text}: a size is one number, or HEIGHTxWIDTH")
-            options[name] = sides[0] if len(sides) == 1 else (sides[0], sides[1])
-        elif name == "fit" and value in ("cover", "contain", "stretch"):
-            options[name] = value
-        elif name == "fit":
-            raise ValueError(f"--encode {text}: fit is cover, contain or stretch, not {value!r}")
-        else:
-            known = [*(["q"] if form in _LOSSY else []), "size", "fit"]
-            near = nearest(name, known)
-            mean = f". Did you mean {near!r}?" if near else ""
-            raise ValueError(f"--encode {form} takes {', '.join(known)}, as in size=256, and not {part!r}{mean}")
-    if "fit" in options and "size" not in options:
-        raise ValueError(f"--encode {text}: fit says how images become one size, so add one, such as size=256")
-    return Encode(text, form, options.get("q", _QUALITY), options.get("size"), options.get("fit", "cover"))
-
-
-def _number(text: str, value: str, most: int) -> int:
-    if not (value.isascii() and value.isdecimal() and 1 <= int(value) <= most):
-        raise ValueError(f"--encode {text}: {value!r} is no number from 1 to {most}")
-    return int(value)
+    pairs = [part.partition("=")[::2] for part in rest.split(",") if rest]
+    options: dict[str, Any] = dict(pairs)
+    right = form in _FORMATS and len(options) == len(pairs) and ("fit" not in options or "size" in options)
+    right = right and not (form == "png" and "q" in options)  # which has no quality
+    if not right or not all(name in _OPTIONS and _OPTIONS[name].fullmatch(value) for name, value in pairs):
+        raise ValueError(
+            f"--encode is FORMAT[:OPTIONS], where FORMAT is {', '.join(_FORMATS)}, and OPTIONS are q=1 to 100 (not of "
+            f"png), size=PIXELS or HEIGHTxWIDTH, and with it fit=cover, contain or stretch, as in "
+            f"jpg:q=90,size=256, and not {text!r}"
+        )
+    sides = tuple(map(int, options.get("size", "").split("x"))) if "size" in options else None
+    size = sides[0] if sides and len(sides) == 1 else cast("tuple[int, int] | None", sides)
+    return Encode(text, form, int(options.get("q", _QUALITY)), size, options.get("fit", "cover"))

@@ -136,24 +136,6 @@ def hint_of_classes(records: Sequence[Record]) -> str | None:
     )
 
 
-def check_outside(source: str, dest: str, ignore: Sequence[str]) -> None:
-    """Refuse to write into the directory of the source, where shards would be read as files.
-
-    Raises:
-        ValueError: a local DEST is there, and is not ignored.
-    """
-    folder, inside = local_path(source), local_path(dest)
-    if folder is None or inside is None:
-        return
-    inside = os.path.realpath(inside)
-    name = os.path.relpath(inside, os.path.realpath(folder))
-    if is_in(inside, folder) and not _matches(f"{name}/shard-000000.tar", ignore):
-        mend = "" if name == "." else f", or pass --ignore '{name}/*'"
-        raise ValueError(
-            f"DEST {dest} is in SOURCE, so its shards would be files of the next run: write to another directory{mend}"
-        )
-
-
 def is_in(path: str, folder: str) -> bool:
     """Whether a path without links is that of a directory, or of something in it."""
     folder = os.path.realpath(folder)
@@ -221,13 +203,13 @@ def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Conten
             entries: dict[str, Any] = {name: {} for name in _linked(path, storage_options)}
         else:
             entries = ask(source, storage_options, lambda fs, _: dict(fs.find(path, detail=True)))
-        entries = {name: entry for name, entry in entries.items() if name[len(path) + 1 :] and name[-1] != "/"}
     except Exception as error:
         refuse(source, error, storage_options, "listed")
-    if not entries:
-        raise ValueError(f"there are no files in {redact(source)}: check the URL")
     start = len(path) + 1
-    found = {unquote(name[start:]) if linked else name[start:]: name for name in entries}
+    files = [name for name in entries if name[start:] and name[-1] != "/"]
+    if not files:
+        raise ValueError(f"there are no files in {redact(source)}: check the URL")
+    found = {unquote(name[start:]) if linked else name[start:]: name for name in files}
     names = sorted(found, key=lambda name: name.split("/"))  # the order of a disk
     if linked:
         with ThreadPoolExecutor(_REQUESTS) as pool:

@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+
+from wds_pipes.cli.creating.records import Problems, Record
 
 LABEL = "cls"  # the field of a label
-# what programs write where there is none
-_MISSING = {"nan", "none", "null", "na", "n/a", "<na>"}
+_INTEGER = re.compile("-?[0-9]+")
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?|nan", re.IGNORECASE)
 
 
-def classes_of(labels: Iterable[str]) -> tuple[list[str], dict[str, bytes]]:
-    """The sorted names of classes, if not all labels are integers; and the field of each label.
+def add_labels(records: Sequence[Record], labels: Sequence[str | None], problems: Problems) -> list[str]:
+    """Add its label to each sample: the integer, or the number of the name.
+
+    Returns:
+        The sorted names of the classes, which is empty if labels are integers.
 
     Raises:
-        ValueError: they are nearly integers, as programs write them where one is missing.
+        ValueError: only some labels are numbers, or they are no integers.
     """
-    found = {label for label in labels if label}
-    if all(map(_is_integer, found)):
+    found = [label for label in labels if label is not None]
+    if found and len(found) < len(records):
+        bare = records[labels.index(None)]
+        problems.add(f"sample {bare.key!r} has no label, and others have: give it one")
+    classes, of_names = _classes_of(found)
+    for record, label in zip(records, labels, strict=True):
+        if label is not None:
+            record.fields[LABEL] = of_names[label]
+    return classes
+
+
+def _classes_of(labels: Iterable[str]) -> tuple[list[str], dict[str, bytes]]:
+    """The names of the classes, and the field of each label."""
+    found = sorted(set(labels))
+    odd = [label for label in found if not _INTEGER.fullmatch(label)]
+    if not odd:
         return [], {label: str(int(label)).encode() for label in found}
-    missing = {label for label in found if label.lower() in _MISSING}
-    if found - missing and all(map(_is_number, found - missing)):
-        odd = min(missing) if missing else min(label for label in found if not _is_integer(label))
+    if any(map(_NUMBER.fullmatch, found)):
         raise ValueError(
-            f"the labels are numbers, and one of them is {odd!r}: write integers, such as 3 and not 3.0, and leave out "
-            "samples without a label"
+            f"some labels are numbers, and {odd[0]!r} is no integer: write integers, such as 3 and not 3.0, or names, "
+            "and leave out samples without a label"
         )
-    classes = sorted(found)
-    return classes, {name: str(number).encode() for number, name in enumerate(classes)}
-
-
-def _is_integer(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
-
-
-def _is_number(label: str) -> bool:
-    try:
-        float(label)
-    except ValueError:
-        return False
-    return True
+    return found, {name: str(number).encode() for number, name in enumerate(found)}

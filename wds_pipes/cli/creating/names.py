@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from unicodedata import normalize
 
 from wds_pipes.cli.creating.records import Content, Problems, Record
 from wds_pipes.tar.keys import split_key, without_dots
 
-_RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot"
+_RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot, which writes v1.0_a.jpg as v1_0_a.jpg"
 
 
 class Grouping:
@@ -33,13 +32,10 @@ class Grouping:
         """Add a file by its name relative to the source; return its key, or None if it has none."""
         parts = split_key(name, self._rule)
         if parts is None:
-            base = name.rpartition("/")[2]
-            why = (
-                "it has no extension, which names its field: rename it, such as to NAME.txt"
-                if "." not in base
-                else "files in '__NAME__/' and names that begin with a dot belong to no sample: rename it"
+            self._problems.add(
+                f"{name} belongs to no sample: it has no extension, which names its field, its name begins with a dot, "
+                f"or it is in '__NAME__/'. Rename it, or leave it out with --ignore {name.rpartition('/')[2]!r}"
             )
-            self._problems.add(f"{name}: {why}, or leave it out with --ignore {base!r}")
             return None
         stem, field = parts
         key = without_dots(stem) if self._rule == "last-dot" else stem
@@ -57,14 +53,6 @@ class Grouping:
     def records(self) -> list[Record]:
         """The samples, in the order in which their first files were added."""
         records = [Record(key, fields) for key, fields in self._found.items()]
-        composed: dict[str, str] = {}
-        for key in self._found:
-            other = key if key.isascii() else composed.setdefault(normalize("NFC", key), key)
-            if other != key:
-                self._problems.add(
-                    f"the keys {other!r} and {key!r} look the same, and have other bytes (NFC and NFD, as of a Mac): "
-                    "rename their files"
-                )
         if not self._sure:
             self._doubt(records)
         return records
@@ -80,11 +68,5 @@ class Grouping:
                 if dotted[field] == 1 and (not alone or endings[field.rpartition(".")[2]] > 1):
                     self._problems.add(
                         f"{self._names[record.key, field]}: a key ends at the first dot of a name, so this would be "
-                        f"field {field!r} of sample {record.key!r}, which no other sample has: {_RULES}, which "
-                        f"writes it as {_with_underscores(record.key, field)!r}"
+                        f"field {field!r} of sample {record.key!r}, which no other sample has: {_RULES}"
                     )
-
-
-def _with_underscores(key: str, field: str) -> str:
-    inner, _, last = field.rpartition(".")
-    return f"{key}_{inner.replace('.', '_')}.{last}"

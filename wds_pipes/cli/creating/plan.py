@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wds_pipes.cli.creating.encoding import Encode, is_image
 from wds_pipes.cli.creating.records import Content, Problems, Record, samples
 from wds_pipes.cli.shards import (
     CLASSES,
@@ -26,9 +27,6 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.tar.encoded import check_name, stored_size
 from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.writer import whole
-
-if TYPE_CHECKING:
-    from wds_pipes.cli.creating.encoding import Encode
 
 
 def plan(
@@ -119,7 +117,7 @@ def _check(records: Sequence[Record], problems: Problems, encode: Encode | None)
                 check_name(key, field)
             except SampleError as error:
                 problems.add(str(error))
-        images = [] if encode is None else [name for name in fields if encode.is_image(name)]
+        images = [] if encode is None else list(filter(is_image, fields))
         if len(images) > 1:
             problems.add(
                 f"sample {key!r} has the images {', '.join(images)}, which --encode would make one field: leave all "
@@ -150,20 +148,11 @@ def _size(record: Record) -> int:
 
 
 def _fingerprint(records: Sequence[Record], encode: Encode | None) -> str:
-    return fingerprint(
-        *([encode.text] if encode is not None else []),
-        [
-            [
-                key,
-                [
-                    [field, *([value.size, value.identity] if isinstance(value, Content) else [_hash(value)])]
-                    for field, value in sorted(fields.items())
-                ],
-            ]
-            for key, fields in records
-        ],
-    )
+    marks = [[key, [[field, *_mark(value)] for field, value in sorted(fields.items())]] for key, fields in records]
+    return fingerprint(*([encode.text] if encode is not None else []), marks)
 
 
-def _hash(value: bytes) -> str:
-    return blake2b(value, digest_size=16).hexdigest()
+def _mark(value: Content | bytes) -> list[Any]:
+    if isinstance(value, Content):
+        return [value.size, value.identity]
+    return [blake2b(value, digest_size=16).hexdigest()]

@@ -114,16 +114,10 @@ def samples(
 
 
 def _read_local(content: Content, key: str) -> bytes:
-    fd = os.open(local_path(content.url) or content.url, os.O_RDONLY)  # open() makes three more calls
-    try:
-        if str(os.fstat(fd).st_mtime_ns) != content.mark:
+    with open(local_path(content.url) or content.url, "rb") as file:
+        if str(os.fstat(file.fileno()).st_mtime_ns) != content.mark:
             raise _changed(content, key)
-        data = os.read(fd, content.size + 1)
-        while len(data) < content.size and (more := os.read(fd, content.size + 1 - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(fd)
+        return file.read(content.size + 1)
 
 
 def _read_remote(contents: Sequence[Content], reader: RangeReader) -> dict[str, bytes | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+import csv
 import io
 import json
 import os
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec, module_from_spec
 from itertools import chain, islice
 from typing import IO, Any, cast
 
-from wds_pipes.cli.creating.labels import LABEL, classes_of
+from wds_pipes.cli.converting.rows import add_chosen, add_field, check_known, key_of, plain_value
+from wds_pipes.cli.converting.source import opened
+from wds_pipes.cli.converting.tables import check_columns, values_of
+from wds_pipes.cli.creating.labels import LABEL, add_labels
 from wds_pipes.cli.creating.names import Grouping
 from wds_pipes.cli.creating.records import Content, Problems, Record
-from wds_pipes.cli.shards import check_complete
+from wds_pipes.codecs.encoding import encode
 from wds_pipes.core.importing import library
-from wds_pipes.core.suggest import nearest
-from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
@@ -31,6 +31,7 @@ _REQUESTS, _AHEAD = 16, 1024
 _MOST_OF_FIELD = 1 << 30  # characters
 
 Options = dict[str, Any] | None
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,51 +51,43 @@ class Columns:
     values: Mapping[str, str] = field(default_factory=dict)
     root: str | None = None
 
+    @property
+    def names(self) -> list[str]:
+        """Those that are named."""
+        return [*([self.key] if self.key else []), *(name for _, name in self.files), *self.values.values()]
+
 
 def of_list(
     source: str, root: str | None, key_split: str | None, problems: Problems, storage_options: Options
 ) -> tuple[list[Record], list[str]]:
     """The samples of a list: lines with a path or URL, and a label after a tab or the last blank.
-    The label is the field ``cls``: the integer, or if not all are integers, the number of the name.
+    The label is the field ``cls``: the integer, or the number of the name.
 
     Returns:
         The samples, and the sorted names of the classes, which is empty if labels are integers.
     """
     base, grouping = _base(source, root), Grouping(key_split, problems)
     labels: dict[str, str] = {}
-    lines: list[tuple[int, str, str | None]] = []
-    whole: dict[int, str] = {}  # lines in which a blank may also be one of the path, by their numbers
     with _text(source, storage_options) as text:
-        for number, line in enumerate(text, 1):
-            if line := line.strip():
-                path, *rest = line.rsplit("\t", 1) if "\t" in line else line.rsplit(None, 1)
-                if rest and "\t" not in line:
-                    whole[number] = line
-                lines.append((number, path.strip(), rest[0].strip() if rest else None))
-    contents = _contents([path for _, path, _ in lines], source, base, storage_options)
-    for (number, path, label), content in zip(lines, contents, strict=True):
-        if content is None and number in whole:
-            [content] = _contents([whole[number]], source, base, storage_options)
-            path, label = (path, label) if content is None else (whole[number], None)
+        lines = {number: line.strip() for number, line in enumerate(text, 1) if line.strip()}
+    pairs = [line.rsplit("\t" if "\t" in line else None, 1) for line in lines.values()]
+    contents = _contents([pair[0].strip() for pair in pairs], source, base, storage_options)
+    for (number, line), (path, *label), content in zip(lines.items(), pairs, contents, strict=True):
+        if content is None and label and "\t" not in line:  # the blank may be one of the path
+            [content] = _contents([line], source, base, storage_options)
+            path, label = (path, label) if content is None else (line, [])
         if content is None:
             problems.add(
-                f"line {number}: {redact(_join(base, path))} is no file that can be found: check the path, write a tab "
-                "before a label that has blanks, or pass --root DIRECTORY if paths are relative to another one than "
-                "that of the list"
+                f"line {number}: {redact(_join(base, path.strip()))} is no file that can be found: check the path, "
+                "write a tab before a label that has blanks, or pass --root DIRECTORY if paths are relative to another "
+                "one than that of the list"
             )
             continue
-        key = grouping.add(_name(path, base), content)
-        if key is not None and label is not None and labels.setdefault(key, label) != label:
-            problems.add(f"line {number}: sample {key!r} has the labels {labels[key]!r} and {label!r}")
+        key = grouping.add(_name(path.strip(), base), content)
+        if key is not None and label and labels.setdefault(key, label[0].strip()) != label[0].strip():
+            problems.add(f"line {number}: sample {key!r} has the labels {labels[key]!r} and {label[0].strip()!r}")
     records = grouping.records()
-    if labels and len(labels) < len(records):
-        bare = next(record.key for record in records if record.key not in labels)
-        problems.add(f"sample {bare!r} has no label, and others have: write 'PATH LABEL' in each line, or in none")
-    classes, of_names = classes_of(labels.values())
-    for record in records:
-        if (label := labels.get(record.key)) is not None:
-            record.fields[LABEL] = of_names[label]
-    return records, classes
+    return records, add_labels(records, [labels.get(record.key) for record in records], problems)
 
 
 def of_table(
@@ -109,91 +102,59 @@ def of_table(
     Raises:
         ValueError: the table has no such column, or is none.
     """
-    from wds_pipes.cli.converting.rows import by_content, encode_list, plain_value
-    from wds_pipes.codecs.encoding import NoEncoderError
-
-    base, records = _base(source, columns.root), list[Record]()
-    numbers: list[int] = []  # the rows of the records
-    labels: dict[int, str] = {}  # by the row
-    unlabelled: list[int] = []  # rows
-    rows, number = enumerate(_rows(source, kind, columns, storage_options), 1), 0
+    base, records, labels = _base(source, columns.root), list[Record](), list[str | None]()
+    rows = enumerate(_checked(_rows(source, kind, storage_options), columns, source), 1)
     while ahead := list(islice(rows, _AHEAD)):
+        paths = list({str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)})
+        found = dict(zip(paths, _contents(paths, source, base, storage_options), strict=True))
         for number, row in ahead:
-            for name, column in columns.files:
-                if isinstance(row.get(column), (bytes, dict, list)):
-                    bare = isinstance(row[column], bytes)
-                    mend = f"pass --value {name or 'jpg'}={column}" if bare else "write it with wds-pipes convert"
-                    raise ValueError(
-                        f"row {number} of {redact(source)} has no path in column {column!r}, but "
-                        f"{type(row[column]).__name__}: {mend}"
-                    )
-        wanted = [str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)]
-        found = dict(zip(wanted, _contents(wanted, source, base, storage_options), strict=True))
-        for number, row in ahead:
-            fields: dict[str, Content | bytes] = {}
-            before = problems.count
-            for name, column in columns.files:
-                if not row.get(column):
-                    continue
-                path = str(row[column])
-                content, label = found[path], name or path.rpartition("/")[2].rpartition(".")[2].lower()
-                if content is None:
-                    problems.add(
-                        f"row {number}: {redact(_join(base, path))} cannot be found: check the path, or pass --root "
-                        "DIRECTORY if paths are relative to another one than that of the table"
-                    )
-                elif not name and "." not in path.rpartition("/")[2]:
-                    problems.add(f"row {number}: {path} has no extension: name its field, as in --file jpg={column}")
-                elif label in fields:
-                    problems.add(f"row {number}: two files are field {label!r}: name them, as in --file jpg={column}")
-                else:
-                    fields[label] = content
-            values: dict[str, Any] = {name: row.get(column) for name, column in columns.values.items()}
-            if not columns.values and not columns.files:
-                values["json"] = row if kind != "parquet" else plain_value(row)
-            for name, value in values.items():
-                if name == LABEL and isinstance(value, (str, int)) and not isinstance(value, bool):
-                    labels[number] = str(value).strip()
-                    if not labels[number]:
-                        problems.add(f"row {number} has no label in column {columns.values[LABEL]!r}: give it one")
-                elif name == LABEL and value is None:
-                    unlabelled.append(number)
-                elif value is not None:
-                    try:
-                        data = encode_list(name, value)
-                        name = by_content(name, data)
-                        if name in fields:
-                            problems.add(f"row {number}: two values are field {name!r}: name one of them otherwise")
-                        fields[name] = data
-                    except NoEncoderError as error:
-                        raise ValueError(
-                            f"--value {name}={columns.values.get(name)}: there is no encoder for a field {name!r} and "
-                            f"{type(value).__name__}. The end of its name says how it is written, such as {name}.txt"
-                        ) from error
-                    except Exception as error:
-                        problems.add(f"row {number}: field {name!r} cannot be encoded: {error}")
-            key = f"{number - 1:09d}" if columns.key is None else row.get(columns.key)
-            key = key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key
-            if key is None or key == "":
-                problems.add(f"row {number} has no key in column {columns.key!r}: give it one")
-            elif not isinstance(key, (str, int)):
-                problems.add(
-                    f"row {number} has the key {key!r:.80} in column {columns.key!r}: keys are texts or integers"
+            try:
+                label = _label(row, columns.values.get(LABEL))
+                records.append(_record(row, f"{number - 1:09d}", columns, base, found))
+                labels.append(label)
+            except SampleError as error:
+                problems.add(f"row {number}: {error}")
+    return records, add_labels(records, labels, problems)
+
+
+def _record(row: Row, number: str, columns: Columns, base: str, found: Mapping[str, Content | None]) -> Record:
+    """The sample of a row, without its label.
+
+    Raises:
+        SampleError: it has no such sample.
+    """
+    key = number if columns.key is None else without_dots(key_of(row.get(columns.key), columns.key, number))
+    fields: dict[str, Content | bytes] = {}
+    for name, column in columns.files:
+        path = row.get(column)
+        if isinstance(path, (bytes, dict, list)):
+            raise SampleError(
+                f"column {column!r} has no path, but {type(path).__name__}: pass --value {name or 'jpg'}={column} for "
+                "bytes, or write the table with wds-pipes convert"
+            )
+        if path:
+            content, extension = found[str(path)], os.path.splitext(str(path))[1][1:].lower()
+            if content is None:
+                raise SampleError(
+                    f"{redact(_join(base, str(path)))} cannot be found: check the path, or pass --root DIRECTORY if "
+                    "paths are relative to another one than that of the table"
                 )
-            elif problems.count == before:  # else its sample would have further problems
-                records.append(Record(without_dots(str(key)), fields))
-                numbers.append(number)
-    if labels and unlabelled:
-        problems.add(
-            f"row {unlabelled[0]} has no label in column {columns.values[LABEL]!r}, and others have: give it one"
-        )
-    if not problems.count:  # which are an error
-        check_complete(redact(source), "row", number, len(records))
-    classes, of_names = classes_of(labels.values())
-    for number, record in zip(numbers, records, strict=True):
-        if labels.get(number):
-            record.fields[LABEL] = of_names[labels[number]]
-    return records, classes
+            if not name and not extension:
+                raise SampleError(f"{path} has no extension: name its field, as in --file jpg={column}")
+            add_field(fields, name or extension, content, column, key)
+    add_chosen(fields, row, [(name, column) for name, column in columns.values.items() if name != LABEL], key)
+    if not columns.values and not columns.files:
+        fields["json"] = encode("json", plain_value(row))
+    return Record(key, fields)
+
+
+def _label(row: Row, column: str | None) -> str | None:
+    value = None if column is None else row.get(column)
+    if value is None:
+        return None
+    if not isinstance(value, (str, int)) or isinstance(value, bool) or not str(value).strip():
+        raise SampleError(f"column {column!r} has no label, but {value!r:.80}: give it a text or an integer")
+    return str(value).strip()
 
 
 def grouped(records: Sequence[Record], count: int) -> list[Record]:
@@ -205,151 +166,80 @@ def grouped(records: Sequence[Record], count: int) -> list[Record]:
     ]
 
 
-def _rows(source: str, kind: str, columns: Columns, storage_options: Options) -> Iterator[dict[str, Any]]:
-    named = [*([columns.key] if columns.key else []), *(name for _, name in columns.files), *columns.values.values()]
+def _checked(rows: Iterator[Row], columns: Columns, source: str) -> Iterator[Row]:
+    """Yield rows; ValueError if the first has not the columns that are named."""
+    for first in rows:
+        check_known(columns.names, first, redact(source))
+        yield first
+        yield from rows
+
+
+def _rows(source: str, kind: str, storage_options: Options) -> Iterator[Row]:
     if kind == "parquet":
         pyarrow = library("pyarrow.parquet", "pyarrow", "parquet")
-        with _bytes(source, storage_options) as file:
-            content = file.read()  # its footer is at the end
-        try:
-            table = pyarrow.ParquetFile(io.BytesIO(content))
-        except ValueError as error:  # pyarrow.ArrowInvalid
-            raise ValueError(f"{redact(source)} is no Parquet file: {error}") from error
-        check_columns(table.schema_arrow.names, source)
-        _check(named, table.schema_arrow.names, source)
-        from wds_pipes.cli.converting.tables import values_of
-
-        for batch in table.iter_batches():
-            yield from values_of(batch)
+        with opened(source, storage_options) if source != "-" else io.BytesIO(sys.stdin.buffer.read()) as file:
+            table = pyarrow.ParquetFile(file)
+            check_columns(table.schema_arrow.names, source)
+            for batch in table.iter_batches():
+                yield from values_of(batch)
         return
     with _text(source, storage_options) as text:
-        if kind == "jsonl":
-            checked = False
-            for number, line in enumerate(text, 1):
-                if line.strip():
-                    try:
-                        row = json.loads(line, object_pairs_hook=_object)
-                        if not isinstance(row, dict):
-                            raise ValueError("it is no object")
-                    except ValueError as error:
-                        raise ValueError(f"line {number} of {redact(source)} is no JSON object: {error}") from error
-                    if not checked:
-                        _check(named, row, source)
-                        checked = True
-                    yield row
-            return
-        lines, comma = _separated(text, kind)
-        csv = _csv_of_long_fields()
-        table, start = csv.reader(lines, delimiter=comma, strict=True), 1  # start: the first line of a row
-        try:
-            names: list[str] = next(table, [])
-            # Spreadsheets write columns without names at the end of each line.
-            unnamed = [place for place, name in enumerate(names) if not name][1:]
-            kept = [place for place in range(len(names)) if place not in unnamed]
-            check_columns(list(filter(None, names)), source)
-            _check(named, names, source)
-            start = table.line_num + 1
-            for values in table:
-                if values and len(values) != len(names):
-                    raise ValueError(
-                        f"line {start} of {redact(source)} has {plural(len(values), 'column')}, and the first line "
-                        f"has {len(names)}: mend it, with quotes around a value that has a {comma!r}"
-                    )
-                if lost := [values[place] for place in unnamed if values and values[place]]:
-                    raise ValueError(
-                        f"line {start} of {redact(source)} has {lost[0]!r:.80} in a column without a name, and there "
-                        "are several of these: name it in the first line"
-                    )
-                if kind == "tsv" and (table.line_num > start or any("\t" in value for value in values)):
-                    raise ValueError(
-                        f"line {start} of {redact(source)} has a value in quotes that has a tab or goes on to the next "
-                        "line: if its quote is one of the text, remove it, else write the table as CSV"
-                    )
-                if values:
-                    yield {names[place]: values[place] for place in kept}
-                start = table.line_num + 1
-        except csv.Error as error:
-            more = f", in the row that begins there and goes on to line {table.line_num}" * (table.line_num > start)
-            raise ValueError(f"line {start} of {redact(source)} is no {kind.upper()}: {error}{more}") from error
+        yield from _json_lines(text, source) if kind == "jsonl" else _separated(text, kind, source)
 
 
-def _csv_of_long_fields() -> Any:
-    """The C module of csv, with a limit of its own: that of ``csv`` is for the whole process."""
-    spec: Any = find_spec("_csv")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.field_size_limit(_MOST_OF_FIELD)
-    return module
+def _json_lines(text: Iterable[str], source: str) -> Iterator[Row]:
+    for number, line in enumerate(text, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} of {redact(source)} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {redact(source)} is no JSON object")
+            yield row
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of JSON; ValueError if two of its values have one name: one would be lost."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} comes twice in it")
-    return found
-
-
-def _separated(text: Iterable[str], kind: str) -> tuple[Iterator[str], str]:
-    """The lines of a table, and what separates its columns: spreadsheets write semicolons into CSV
-    where commas are in numbers.
+def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
+    """The rows of CSV or TSV. Spreadsheets separate columns by semicolons where commas are in
+    numbers.
     """
-    lines = iter(text)
-    first = next(lines, "")
+    csv.field_size_limit(_MOST_OF_FIELD)
+    first = next(text, "")
     comma = "\t" if kind == "tsv" else ";" if ";" in first and "," not in first else ","
-    return chain([first], lines), comma
-
-
-def check_columns(names: Sequence[str], source: str) -> None:
-    """Raise SampleError if two columns of a table have one name: one of them would be lost."""
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise SampleError(f"{redact(source)} has two columns {twice!r}: rename one of them", url=redact(source))
-
-
-def _check(named: list[str], known: Any, source: str) -> None:
-    for name in named:
-        if name not in known:
-            near = nearest(name, known)
-            mean = f". Did you mean {near!r}?" if near else f"; it has: {', '.join(map(str, known))}"
-            raise ValueError(f"{redact(source)} has no column {name!r}{mean}")
-
-
-@contextmanager
-def _bytes(source: str, storage_options: Options) -> Iterator[IO[bytes]]:
-    path = local_path(source)
-    if source == "-":
-        yield sys.stdin.buffer
-    elif path is not None:
-        with open(path, "rb") as file:
-            yield file
-    else:
-        from wds_pipes.io.open import open_url
-
-        with open_url(source, storage_options=storage_options) as stream:
-            yield stream
+    table = csv.DictReader(chain([first], text), delimiter=comma, strict=True)
+    try:
+        check_columns(table.fieldnames or [], source)
+        for row in table:
+            wrong = None
+            if None in row or None in row.values():
+                wrong = f"not as many columns as the first line, {len(table.fieldnames or [])}"
+            elif kind == "tsv" and any("\t" in value or "\n" in value for value in row.values()):
+                wrong = "a value in quotes that has a tab or several lines"
+            if wrong:
+                raise ValueError(f"line {table.line_num} of {redact(source)} ends a row that has {wrong}: mend it")
+            yield row
+    except csv.Error as error:
+        raise ValueError(f"line {table.reader.line_num} of {redact(source)} is no {kind.upper()}: {error}") from error
 
 
 @contextmanager
 def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
-    with _bytes(source, storage_options) as file:
-        buffered = io.BufferedReader(file) if isinstance(file, io.RawIOBase) else file
-        text = io.TextIOWrapper(buffered, "utf-8-sig", newline="")
-        try:
-            yield text
-        except UnicodeDecodeError as error:
-            if b"\0" in error.object and error.object[:2] not in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                raise ValueError(
-                    f"{redact(source)} is no text, and a list or table is: name one, or a directory of files"
-                ) from error
-            known = "UTF-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "WINDOWS-1252"
-            raise ValueError(
-                f"{redact(source)} is not UTF-8 text ({error.reason}): save it as UTF-8, as with iconv -f {known} -t "
-                "UTF-8"
-            ) from error
-        finally:
-            text.detach()  # closing is up to the owner
+    from wds_pipes.io.open import open_url
+
+    owned = source != "-"
+    file = open_url(source, storage_options=storage_options) if owned else sys.stdin.buffer
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    try:
+        yield text
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{redact(source)} is not UTF-8 text ({error.reason}): save a list or table as UTF-8, as with iconv -f "
+            "UTF-16 -t UTF-8"
+        ) from error
+    finally:
+        text.detach()
+        if owned:
+            file.close()
 
 
 def _contents(names: list[str], source: str, base: str, storage_options: Options) -> list[Content | None]:
@@ -370,15 +260,10 @@ def _contents(names: list[str], source: str, base: str, storage_options: Options
                 )
 
     def look(url: str) -> Content | None:
-        path = local_path(url)
-        if path is not None:
-            try:
-                status = os.stat(path)
-            except OSError:
-                return None
-            return Content(path, status.st_size, str(status.st_mtime_ns)) if os.path.isfile(path) else None
-        size, mark, _ = version_of(url, storage_options)
-        return None if size is None else Content(url, size, mark or "")
+        (size, mark, _), path = version_of(url, storage_options), local_path(url)
+        if size is None or (path is not None and not os.path.isfile(path)):
+            return None
+        return Content(path or url, size, mark or "")
 
     if len(inside) == len(urls):
         return [look(url) for url in urls]
