@@ -546,6 +546,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path, kind):
     ("arguments", "message"),
     [
         (["nowhere", "out"], "SOURCE 'nowhere' does not exist"),
+        (["nowhere", "out", "--from", "csv"], "SOURCE 'nowhere' does not exist"),
         (["-", "out"], "standard input may be anything: pass --from"),
         (["t.json", "out"], "pass --from jsonl if it is an object on each line"),
         ([".", "out.tar"], "'out.tar' is the name of a file: name a directory"),

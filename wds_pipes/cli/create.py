@@ -135,6 +135,8 @@ def create(
     sizes are as in decode_by_ext. --max-bytes counts the files as they were.
     """  # noqa: D301
     options = storage_options or None
+    if source != "-" and "://" not in source and not os.path.exists(source):
+        raise click.UsageError(f"SOURCE {source!r} does not exist")
     hinted, kind = kind is None, kind or _kind(source)
     if source == "-" and kind in _FOLDERS:
         raise click.UsageError(f"standard input is a list or a table, and --from {kind} reads a directory")
@@ -213,8 +215,6 @@ def _kind(source: str) -> str:
 
     if source == "-":
         raise click.UsageError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
-    if not os.path.exists(source) and "://" not in source:
-        raise click.UsageError(f"SOURCE {source!r} does not exist")
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
         raise click.UsageError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
     ending = os.path.splitext(source.partition("?")[0])[1].lower()
