@@ -631,3 +631,14 @@ def test_any_row_is_a_sample_that_can_be_written_or_an_error(rows):
             for name in ("a", "b/C"):
                 if isinstance(row[name], bytes) and name not in columns.text:
                     assert row[name] in sample.values()
+
+
+def test_a_selection_of_rows_is_not_ignored(tmp_path):
+    """Old versions of datasets saved one beside all rows."""
+    pytest.importorskip("pyarrow")
+    shutil.copytree(DATA / "saved/test", tmp_path / "in")
+    state = json.loads((tmp_path / "in/state.json").read_text())
+    (tmp_path / "in/state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "x.arrow"}]}))
+    assert f"{tmp_path}/in has a selection of its rows beside them" in refused(
+        tmp_path / "in", tmp_path / "out", "--from", "hf"
+    )
