@@ -1,7 +1,6 @@
-"""The public names: sorted, importable, documented, and suggested for a misspelt one."""
+"""The public names: sorted, importable and documented."""
 
 import pydoc
-import re
 import sys
 import tarfile
 from pathlib import Path
@@ -54,23 +53,6 @@ def test_errors_are_also_those_that_scripts_for_other_libraries_catch(tmp_path):
     with pytest.raises(wp.ShardError) as caught:
         list(wp.ShardList(tmp_path / "gone.tar").open_shards().load_tar())
     assert not isinstance(caught.value, tarfile.ReadError)
-
-
-@pytest.mark.parametrize(
-    ("name", "mend"),
-    [
-        ("Pipeloader", "Did you mean PipeLoader?"),
-        ("merge_state", "Did you mean merge_states?"),
-        ("Mix", "Did you mean mix?"),
-        ("OpenShards", "open_shards() is a method of pipes"),
-        ("ShardListSampler", "webdataset is SampleOrder(len(dataset), shuffle=True, block_samples=64) here"),
-        ("WebDataset", "WebDataset of webdataset is ShardList(urls).open_shards().load_tar().group_by_key() here"),
-        ("zebra", "module 'wds_pipes' has no attribute 'zebra'"),
-    ],
-)
-def test_an_error_of_a_misspelt_name_suggests_the_right_one(name, mend):
-    with pytest.raises(AttributeError, match=re.escape(mend) + "$" * (name != "OpenShards")):
-        getattr(wp, name)
 
 
 def test_modules_are_attributes():

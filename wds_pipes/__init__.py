@@ -138,11 +138,11 @@ if not _TYPE_CHECKING:  # type checkers see only the names above
         if name not in _MODULE_OF:
             from importlib.util import find_spec
 
-            from wds_pipes.core.suggest import no_name
+            from wds_pipes.core.suggest import unknown
 
             if name.isidentifier() and not name.startswith("_") and find_spec(f"wds_pipes.{name}") is not None:
                 return _import_module(f"wds_pipes.{name}")
-            raise AttributeError(no_name(__name__, name, __all__), name=name)
+            raise AttributeError(unknown(f"module {__name__!r} has no attribute", name, __all__), name=name)
         try:
             value = getattr(_import_module(f"wds_pipes.{_MODULE_OF[name]}"), name)
         except ModuleNotFoundError as error:

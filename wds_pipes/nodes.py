@@ -29,14 +29,14 @@ except ModuleNotFoundError as error:
     ) from None
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import make_skin
+from wds_pipes.core.hosts import build, make_skin
 from wds_pipes.core.lane import Context, Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Mark, begin, own_copy, running_copy
 from wds_pipes.core.stage import Stage, State, find_stage, functional_name
 from wds_pipes.core.state import read_flag
 from wds_pipes.core.stream import Stream, StreamIterator
-from wds_pipes.core.suggest import build, no_name
+from wds_pipes.core.suggest import unknown
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.loader.callers import forget_old_state
@@ -289,7 +289,7 @@ else:
     def __getattr__(name: str) -> type[WdsNode]:
         kind = find_stage(functional_name(name))
         if kind is None or kind.__name__ != name or kind.run is Stage.run:  # else a stage of the user's
-            raise AttributeError(no_name(__name__, name, __all__), name=name)
+            raise AttributeError(unknown(f"module {__name__!r} has no attribute", name, __all__), name=name)
         return _node_class(kind)
 
 

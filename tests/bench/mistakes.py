@@ -115,14 +115,14 @@ ARGUMENTS = [
     mistake(
         "no size of a shuffle",
         "samples().shuffle_buffer()",
-        "shuffle_buffer(): missing a required argument: 'size'.",
+        "missing 1 required positional argument: 'size'",
     ),
     mistake("a size as text", "samples().shuffle_buffer('1000')", "must be an int, not '1000'"),
     mistake("a size of 0", "samples().shuffle_buffer(0)", "must be at least 1, not 0"),
     mistake(
         "an option that is not there",
         "samples().shuffle_buffer(1000, initial=100)",
-        "shuffle_buffer() has no option 'initial': initial= of webdataset is here nothing: ",
+        "shuffle_buffer() has no option 'initial'. Here it is not needed: ",
     ),
     mistake("a batch of 0", "samples().batch_samples(0)", "must be at least 1, not 0"),
     mistake("an unknown way to decode", "samples().decode_by_ext('rgb9')", "'rgb9'", "rgb8"),
@@ -193,7 +193,7 @@ ARGUMENTS = [
     mistake(
         "PipeLoader with shuffle",
         "wp.PipeLoader(samples(), batch_size=4, shuffle=True)",
-        "PipeLoader() has no option 'shuffle'. It has: pipe, batch_size",
+        "PipeLoader() has no option 'shuffle'. Here it is ShardList(shuffle=True)",
     ),
     mistake(
         "drop_last without batch_size",
@@ -758,10 +758,10 @@ COMMANDS = [
 ]
 
 NAMES = [
-    mistake("a step that is misspelt", "samples().shufle_buffer(1000)", "Did you mean shuffle_buffer()?"),
-    mistake("webdataset's decode", "samples().decode('rgb8')", "decode() of webdataset is .decode_by_ext("),
-    mistake("webdataset's batched", "samples().batched(4)", "batched() of webdataset is .batch_samples(size) here"),
-    mistake("webdataset's select", "samples().select(bool)", "select() of webdataset is .filter_samples(fn) here"),
+    mistake("a step that is misspelt", "samples().shufle_buffer(1000)", "Did you mean shuffle_buffer?"),
+    mistake("webdataset's decode", "samples().decode('rgb8')", "'decode'. Here it is .decode_by_ext("),
+    mistake("webdataset's batched", "samples().batched(4)", "'batched'. Here it is .batch_samples(size)."),
+    mistake("webdataset's select", "samples().select(bool)", "'select'. Here it is .filter_samples(fn)."),
     mistake("webdataset's shuffle", "list(samples().shuffle(1000))", "shuffle_buffer("),
     mistake("a name that is misspelt", "wp.Shardlist('data')", "Did you mean ShardList?"),
     *in_workers(

@@ -85,7 +85,7 @@ def test_it_is_a_method_and_a_node(urls):
     assert [sample["tag"] for sample in pipe(urls)] == tags
     chain = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls))))
     assert [sample["tag"] for sample in Loader(nodes.TagSamples(chain, start=100))] == tags
-    with pytest.raises(TypeError, match="'strt'. Did you mean start="):
+    with pytest.raises(TypeError, match=r"'strt'. Did you mean start\?"):
         nodes.TagSamples(chain, strt=100)
     with pytest.raises(AttributeError, match="TagSample"):
         nodes.TagSample(chain)
@@ -180,14 +180,13 @@ def test_check_resume_finds_the_classical_mistakes(kind, urls):
         check_resume(lambda: pipe_of(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
 
 
-@pytest.mark.parametrize("name", ["start", "seed"])  # a method and a property
-def test_an_attribute_that_means_something_else_is_refused(name, urls):
-    class SetName(wp.Stage):
+def test_an_attribute_with_the_name_of_a_method_is_refused(urls):
+    class SetName(TagSamples):
         def __init__(self, source):
             super().__init__(source)
-            setattr(self, name, 1)
+            self.start = 1
 
-    with pytest.raises(TypeError, match=rf"set_name\(\) sets self.{name}, which means something else in a Stage"):
+    with pytest.raises(TypeError, match="sets self.start, which is a method of Stage"):
         wp.register_stage(SetName)(wp.ShardList(urls))
 
 

@@ -7,9 +7,10 @@ A host is a thin skin around the stages, which do not know it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from wds_pipes.core.stage import Stage, shown_signature
+from wds_pipes.core.suggest import check_options
 
 Skin = TypeVar("Skin")
 
@@ -42,6 +43,20 @@ def stage_of(pipe: object, what: str) -> Stage[Any]:
     name = type(pipe).__name__
     hint = ": pass SampleList(urls, where=data.numbers).fetch_samples()" if name == "IndexedShards" else ""
     raise TypeError(f"{what.removesuffix('()')} takes a pipe, not {name}{hint}")
+
+
+def build(kind: type[Stage[Any]], name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Stage[Any]:
+    """Return a stage for a pipe; ``name``: what the caller wrote.
+
+    Raises:
+        TypeError: an option is unknown, an argument is missing or too many, or a stage written by
+            the user is unfinished.
+    """
+    check_options(name, kind.__init__, options)
+    stage = cast(Callable[..., Stage[Any]], kind)(*args, **options)
+    if (unfinished := stage.unfinished()) is not None:
+        raise TypeError(unfinished)
+    return stage
 
 
 def make_skin(kind: type[Stage[Any]], base: type[Skin], module: str) -> type[Skin]:

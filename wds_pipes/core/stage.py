@@ -192,6 +192,9 @@ class Stage(StageFacts, Generic[Out]):
         for name in names:
             if not hasattr(self, name):
                 return f"{kind.__name__}.order_options names {name!r}, and __init__ sets no self.{name}"
+        for name in vars(self):
+            if callable(getattr(kind, name, None)):
+                return f"{kind.__name__}.__init__ sets self.{name}, which is a method of Stage: give it another name"
         return None
 
     def run(self) -> Iterator[Out]:

@@ -10,16 +10,18 @@ Rules:
 from __future__ import annotations
 
 import copyreg
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import add_pipes, make_skin
+from wds_pipes.core.hosts import add_pipes, build, make_skin
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
-from wds_pipes.core.suggest import build, no_method, signature_of
+from wds_pipes.core.suggest import unknown
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
 from wds_pipes.datapipes.epochs import count_epoch
@@ -50,6 +52,7 @@ else:
     Base = IterDataPipe
 
 _COPIERS = (copyreg.__newobj__, copyreg._reconstructor)  # type: ignore[attr-defined]
+_signature = functools.lru_cache(maxsize=256)(inspect.signature)  # a third of the time to build a pipe, otherwise
 _MODULE = "wds_pipes.datapipes"  # the module of all classes of pipes
 
 
@@ -192,7 +195,9 @@ class WdsPipe(Countable, Base[T_co]):
     def __getattr__(self, name: str) -> Any:
         method = IterDataPipe.functions.get(name)
         if method is None and not name.startswith("_"):
-            raise AttributeError(no_method(type(self).__name__, name, dir(self)), name=name)
+            raise AttributeError(
+                unknown(f"{type(self).__name__!r} object has no attribute", name, dir(self)), name=name
+            )
         # torch would return a partial here, whose help shows neither the name nor the arguments
         return (
             MethodType(method, self)
@@ -300,7 +305,7 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     """Return how a pipe was built, to show it: without its source, and for ShardList with the
     number of shards.
     """
-    signature = signature_of(kind)  # type: ignore[arg-type]  # mypy takes the __hash__ of instances
+    signature = _signature(kind)  # type: ignore[arg-type]  # mypy takes the __hash__ of instances
     values, said = stage.shown_options(signature.bind(*args, **options).arguments)
     if not kind.is_source:
         del values[next(iter(signature.parameters))]

@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST
-from wds_pipes.core.suggest import checks_options, signature_of
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
@@ -170,7 +171,7 @@ class PipeLoader:
     ) -> None:
         stage = stage_of(pipe, "PipeLoader()")
         options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
-        call = graph.Call.of("PipeLoader", signature_of(PipeLoader), options)
+        call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
         stage.root.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
