@@ -37,8 +37,9 @@ urls = make_shards("data", shards=4, samples=25)
 #
 # ## Datapipes
 #
-# `import wds_pipes` registers the methods. So a pipeline may start with one of torch's pipes, and
-# torch's `.map`, `.filter`, `.batch` and `.collate` may come between our steps or after them.
+# `import wds_pipes` after `import torch` registers the methods. So a pipeline may start with one of
+# torch's pipes, and torch's `.map`, `.filter`, `.batch` and `.collate` may come between our steps
+# or after them.
 
 
 # %%

@@ -365,9 +365,8 @@ print(wp.describe_state(state))
 # ### An error in your function
 #
 # The error is raised in the main process as it was raised in the worker, with a note that names the
-# sample. The traceback shows the lines of your function, also from a worker, and one frame of
-# `wds_pipes`; with `WDS_PIPES_FULL_TRACEBACK=1` in the environment it shows all frames. The state
-# is that before the failed batch: correct the function, load the state, and continue.
+# sample, and one with the traceback of the worker. The state is that before the failed batch:
+# correct the function, load the state, and continue.
 
 
 # %%

@@ -1,18 +1,18 @@
 """Stream training data into PyTorch from WebDataset tar shards, and resume exactly.
 
-Importing this package makes the stages methods of every torch IterDataPipe:
+The stages are methods of every torch IterDataPipe:
 ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch, only ``wds_pipes.tar``,
 ``wds_pipes.tasks``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
 
-The import is fast: each public name is loaded at its first use, and the methods are registered as
-soon as torch is imported.
+The import is fast: each public name is loaded at its first use. The methods are registered by the
+import, if torch was imported before, or else at the first use of a name that needs torch, such as
+``ShardList`` or ``wds_pipes.datapipes``.
 """
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
-
-from wds_pipes.core.importing import after_import as _after_import
 
 if _TYPE_CHECKING:
     from wds_pipes import checkpoint as checkpoint
@@ -130,7 +130,8 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
-_after_import("torch", "wds_pipes.datapipes")  # which registers the methods of torch's pipes
+if _sys.modules.get("torch") is not None:  # None blocks the import
+    _import_module("wds_pipes.datapipes")  # which registers the methods of torch's pipes
 
 if not _TYPE_CHECKING:  # type checkers see only the names above
 

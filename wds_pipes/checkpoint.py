@@ -39,7 +39,6 @@ from typing import Any
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import State
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import (
     FORMAT,
@@ -130,7 +129,6 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     return path.parent
 
 
-@shortened
 @checks_options
 def load(
     directory: str | os.PathLike[str],

@@ -14,14 +14,12 @@ ShardWarning        a shard is odd but was read to its end
 
 Every message says what happened, where, and what to do. The facts are also attributes (None if
 unknown). All errors can be pickled, so a worker process can send them to its parent.
-
-Tracebacks show your own lines, and leave out the frames of this package and its libraries. To see
-all frames, for example for a bug report, set ``WDS_PIPES_FULL_TRACEBACK=1`` in the environment.
 """
 
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Iterator
 from typing import Any
 
 _MOST_TEXT = 4000  # characters of a message: a longer one is shown without its middle
@@ -44,6 +42,16 @@ class WdsError(Exception):
 
 def _rebuild(kind: type[WdsError], message: str, facts: dict[str, Any]) -> WdsError:
     return kind(message, **facts)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its cause, and so on; each once, since some are ``from`` themselves."""
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and not any(each is one for one in seen):
+        yield each
+        seen.append(each)
+        each = each.__cause__
 
 
 class ShardError(WdsError, OSError):

@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 
 from wds_pipes.core.options import check_count, check_storage_options
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import SampleError
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
@@ -88,7 +87,6 @@ class IndexedShards(Dataset[dict[str, Any]]):
         DecodeError: a field cannot be decoded.
     """
 
-    @shortened
     @checks_options
     def __init__(
         self,
@@ -196,7 +194,6 @@ class IndexedShards(Dataset[dict[str, Any]]):
         """
         return range(self._open().count) if self._numbers is None else self._numbers
 
-    @shortened
     def select(
         self,
         where: Selection | None = None,
@@ -253,7 +250,6 @@ class IndexedShards(Dataset[dict[str, Any]]):
         bare.__dict__.update(self.__dict__, _fields=frozenset(), _decode=None, _opened=None)
         return bare
 
-    @shortened
     def by_key(self, key: str) -> dict[str, Any]:
         """Return the sample with a key. The index of keys, ``X.tar.keys``, finds it.
 
@@ -277,7 +273,6 @@ class IndexedShards(Dataset[dict[str, Any]]):
             raise KeyError(key)
         return found[0]
 
-    @shortened
     def split(self, shares: Mapping[str, float]) -> dict[str, IndexedShards]:
         """Divide the samples by the hashes of their keys, such as ``{"train": 0.9, "val": 0.1}``.
 

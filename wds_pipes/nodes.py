@@ -37,7 +37,6 @@ from wds_pipes.core.stage import Stage, State, find_stage, functional_name
 from wds_pipes.core.state import read_flag
 from wds_pipes.core.stream import Stream, StreamIterator
 from wds_pipes.core.suggest import unknown
-from wds_pipes.core.tracebacks import shortened
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.loader.callers import forget_old_state
 from wds_pipes.loader.lengths import Countable
@@ -52,7 +51,6 @@ class WdsNode(Countable, BaseNode[Any]):
 
     _kind: type[Stage[Any]]
 
-    @shortened
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
         if not self._kind.is_source:
@@ -249,7 +247,6 @@ def _stage_for(node: BaseNode[Any], what: str) -> Stage[Any]:
 class _MixedNode(WdsNode):
     """A node over several nodes, by name."""
 
-    @shortened
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
         BaseNode.__init__(self)
         nodes = sources if isinstance(sources, Mapping) else {}

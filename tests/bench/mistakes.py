@@ -4,17 +4,14 @@ went wrong, where, and what to do.
     python tests/bench/mistakes.py [WORDS]      (only the mistakes whose names hold these words; all
     take some three minutes on 2 cores)
 
-Prints a table in Markdown: the mistake, the last lines that it prints, how many lines these are in
-all, and how many of them are frames of this package and of the libraries. Exits with 1 if a message
-lacks the text that is expected of it, which was chosen by hand: what went wrong, where, and what to
-do. Also if there are more than 15 lines of frames that are not the user's; of frames of a host
-(DataLoader, Lightning) only those of this package count.
+Prints a table in Markdown: the mistake, and the last lines that it prints. Exits with 1 if a
+message lacks the text that is expected of it, which was chosen by hand: what went wrong, where, and
+what to do.
 """
 
 import http.server
 import multiprocessing
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -25,7 +22,6 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import NamedTuple
 
-MOST = 15  # lines of frames that are not the user's
 SECONDS = 120  # that a script may take
 AT_ONCE = 2
 
@@ -39,29 +35,15 @@ def samples(urls="data/shard-*.tar", **options):
 
 
 class Mistake(NamedTuple):
-    """A script that is wrong, and what it must print; ``by_host``: a library calls the pipe, and
-    its frames are above those of this package.
-    """
+    """A script that is wrong, and what it must print."""
 
     name: str
     code: str
     expected: tuple[str, ...]
-    by_host: bool = False
 
 
-class Seen(NamedTuple):
-    """What a script printed: its last lines, and how many lines there are in all, of frames of
-    this package, and of frames of libraries.
-    """
-
-    text: str
-    lines: int
-    ours: int
-    libraries: int
-
-
-def mistake(name, code, *expected, by_host=False):
-    return Mistake(name, code, expected, by_host)
+def mistake(name, code, *expected):
+    return Mistake(name, code, expected)
 
 
 def in_workers(name, code, *expected):
@@ -371,7 +353,6 @@ FUNCTIONS = [
             f"batch_size=None, num_workers={workers}))",
             *(["KeyError"] if workers else []),
             *OF_FUNCTION[bool(workers) :],
-            by_host=True,
         )
         for module, loader in (
             ("torch.utils.data", "DataLoader"),
@@ -383,7 +364,6 @@ FUNCTIONS = [
         "a function that raises, node",
         FUNCTION + "from torchdata.nodes import Loader\nlist(Loader(pipe.as_node()))",
         *OF_FUNCTION,
-        by_host=True,
     ),
     mistake(
         "a function that raises, before ParallelMapper",
@@ -391,7 +371,6 @@ FUNCTIONS = [
         "ParallelMapper\nlist(Loader(ParallelMapper(pipe.as_node(), str, num_workers=2)))",
         "KeyError",
         *OF_FUNCTION[1:],
-        by_host=True,
     ),
     *in_workers(
         "a filter that raises",
@@ -552,7 +531,6 @@ CHECKPOINTS = [
         "from torchdata.stateful_dataloader import "
         "StatefulDataLoader\nlist(StatefulDataLoader(samples(), batch_size=None))",
         "Give it pipe.as_dataset()",
-        by_host=True,
     ),
     mistake(
         "StatefulDataLoader with other workers",
@@ -568,7 +546,6 @@ second.load_state_dict(first.state_dict())
 next(iter(second))
 """,
         "workers",
-        by_host=True,
     ),
     mistake(
         "no checkpoint",
@@ -719,20 +696,17 @@ HOSTS = [
         "WdsDataModule without train",
         LIGHTNING + "fit(WdsDataModule(val=samples()))",
         "no train= to train on",
-        by_host=True,
     ),
     mistake(
         "WdsDataModule of no shards",
         LIGHTNING + "fit(WdsDataModule('date/*.tar', batch_size=4))",
         "no shard matches 'date/*.tar'",
-        by_host=True,
     ),
     *[
         mistake(
             name,
             LIGHTNING + FUNCTION + f"fit(WdsDataModule(pipe, batch_size=4, num_workers={workers}))",
             *OF_FUNCTION,
-            by_host=True,
         )
         for name, workers in (
             ("a function that raises, Lightning, 0 workers", 0),
@@ -872,30 +846,6 @@ def script(chosen, path, web):
         sys.stderr.flush()
 
 
-def look(path):
-    """What a script has printed."""
-    lines = path.with_suffix(".out").read_text().splitlines()
-    package = str(Path(sys.modules["wds_pipes"].__file__).parent)
-    ours = libraries = 0
-    owner = None
-    for line in lines:
-        frame = re.match(r'\s*File "([^"]+)", line \d+', line)
-        if frame:
-            owner = "user" if frame[1] == str(path) else "ours" if frame[1].startswith(package) else "library"
-        elif not line.startswith("    "):
-            owner = None
-        ours += owner == "ours"
-        libraries += owner == "library"
-    return Seen("\n".join(lines), len(lines), ours, libraries)
-
-
-def problems(chosen, seen):
-    """What is wrong with what a mistake prints."""
-    found = [f"it does not say {text!r}" for text in chosen.expected if text not in seen.text]
-    count = seen.ours + (0 if chosen.by_host else seen.libraries)
-    return [*found, f"{count} lines of frames"] if count > MOST else found
-
-
 def last_lines(text):
     """What a reader sees last: the message with its notes, and no frame."""
     lines = [line for line in text.splitlines() if line.strip()]
@@ -922,7 +872,7 @@ def run(chosen, directory, web):
                 process.kill()
             process.join()
             del running[sentinel]
-            seen[number] = look(directory / f"{number:03d}" / "train.py")
+            seen[number] = (directory / f"{number:03d}" / "train.out").read_text()
     return [seen[number] for number in range(len(chosen))]
 
 
@@ -945,18 +895,15 @@ def main(words):
         seen = run(chosen, Path(directory), f"http://127.0.0.1:{server.server_address[1]}")
     web.kill()
     bad = 0
-    print("| mistake | what it prints last | lines | of ours | of libraries | |")
-    print("|---|---|---|---|---|---|")
+    print("| mistake | what it prints last | |")
+    print("|---|---|---|")
     for one, printed in zip(chosen, seen, strict=True):
-        wrong = problems(one, printed)
+        wrong = [text for text in one.expected if text not in printed]
         bad += bool(wrong)
-        last = last_lines(printed.text).replace("|", "\\|")
-        print(
-            f"| {one.name} | {last:.400} | {printed.lines} | {printed.ours} | {printed.libraries} "
-            f"| {'; '.join(wrong) or 'ok'} |"
-        )
+        last = last_lines(printed).replace("|", "\\|")
+        print(f"| {one.name} | {last:.400} | {f'it does not say {wrong}' if wrong else 'ok'} |")
         if words:
-            print(f"\n{printed.text}\n")
+            print(f"\n{printed}\n")
     print(f"\n{len(chosen)} mistakes, {bad} of them not as they should be")
     return bool(bad)
 

@@ -69,7 +69,7 @@ def test_the_message(call, message, pipe):
 
 
 def test_methods_of_other_libraries(pipe):
-    """Those of webdataset; the table of the tutorial has the same names; and those of torchdata's pipes."""
+    """Those of webdataset, as in the table of the tutorial, and those of torchdata's pipes."""
     webdataset = pytest.importorskip("webdataset")
     methods = {name for name in dir(webdataset.WebDataset) if not name.startswith("_")} - OURS - INNER
     for name in [*methods, *TORCHDATA.split()]:

@@ -16,7 +16,6 @@ from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
 from wds_pipes.core.running import Ended, Mark, Out, close_running
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import MOST, STATE_VERSION
-from wds_pipes.core.tracebacks import shorten, shortened
 from wds_pipes.core.words import some
 from wds_pipes.errors import SampleError, StateError
 
@@ -175,7 +174,6 @@ class Stream(Generic[Out]):
         graph = tuple(self.stage.graph())
         return Recipe(self.stage.seed, *self.stage.shards(), graph, self.stage.which_data(), samples)
 
-    @shortened
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
         """Make the next ``iter()`` continue from ``state``.
 
@@ -238,8 +236,8 @@ class StreamIterator(Generic[Out]):
                 raise lacking from None
             raise
         except Exception as error:
-            self.stop(shorten(error))
-            raise error  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
+            self.stop(error)
+            raise
         except BaseException as error:
             self.stop(
                 RuntimeError(

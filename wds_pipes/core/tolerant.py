@@ -11,8 +11,7 @@ from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.core.tracebacks import causes
-from wds_pipes.errors import WdsError
+from wds_pipes.errors import WdsError, causes
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
 _MOST_TEXT = 500  # how much of the message of the first one is kept

@@ -22,7 +22,6 @@ from wds_pipes.core.hosts import add_pipes, build, make_skin
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
-from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
 from wds_pipes.datapipes.epochs import count_epoch
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
@@ -74,7 +73,6 @@ class WdsPipe(Countable, Base[T_co]):
 
         def __iter__(self) -> Iterator[T_co]: ...  # rule 2: see below
 
-    @shortened
     def __init__(self, *args: Any, **options: Any) -> None:
         given = args  # with pipes; args gets stages instead
         name = _written(self._kind)
@@ -324,7 +322,6 @@ class TorchEnded(WdsPipe):
 class MixedPipe(WdsPipe):
     """A pipe over several, by name."""
 
-    @shortened
     def __init__(self, sources: Mapping[str, IterDataPipe[Any]], *args: Any, **options: Any) -> None:
         pipes = sources if isinstance(sources, Mapping) else {}
         for name, pipe in pipes.items():

@@ -7,7 +7,6 @@ from typing import Any
 
 from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.hosts import is_pipe
-from wds_pipes.core.tracebacks import shortened
 from wds_pipes.datapipes import ShardList, WdsPipe
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.lightning.host import pl
@@ -192,7 +191,6 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         for loader in self._built.values():
             loader.close()
 
-    @shortened
     def _loader(self, name: str) -> PipeLoader:
         """Return the loader of ``train``, ``val`` or ``test``, which is made once."""
         if name not in self._built:

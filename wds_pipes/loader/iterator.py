@@ -14,7 +14,6 @@ import torch
 from torch.profiler import record_function
 
 from wds_pipes.core.counts import LIMITED, Lack, error_of_nothing
-from wds_pipes.core.tracebacks import shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.loader.joining import Joining
@@ -103,7 +102,7 @@ class LoaderIterator:
             raise
         if isinstance(found, Exception):
             progress.inside = False
-            raise self._to_raise(found)  # all frames: set WDS_PIPES_FULL_TRACEBACK=1
+            raise self._to_raise(found)
         # From here to the return no signal handler runs. So an interrupt comes either before the
         # loader adopts the position, or after the caller has the batch.
         batch, self._at = found
@@ -311,7 +310,7 @@ class LoaderIterator:
             the error that ``next()`` will raise.
         """
         if self._error is None:
-            self._error = shorten(error)
+            self._error = error
             self._trace = error.__traceback__
             self.tally.end()
             if self._bar is not None:

@@ -27,7 +27,6 @@ from wds_pipes.core.options import check_count, check_seconds
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.core.tracebacks import shortened
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import LoaderIterator
 from wds_pipes.loader.joining import Joining
@@ -145,7 +144,6 @@ class PipeLoader:
             ``timeout_seconds``, or cannot pickle a batch. The state remains valid.
     """
 
-    @shortened
     @checks_options
     def __init__(
         self,
@@ -310,7 +308,6 @@ class PipeLoader:
             state["given_samples"] = at.samples
         return state
 
-    @shortened
     def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
         """Make the next ``iter()`` continue from a state.
 

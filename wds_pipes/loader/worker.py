@@ -17,7 +17,6 @@ from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
-from wds_pipes.core.tracebacks import in_words, shorten
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.secret import hide
@@ -186,16 +185,12 @@ class _Running:
 
 def _portable(error: Exception) -> Any:
     """Return ``error`` in a form that can be pickled, with its traceback as text."""
+    story = hide("".join(traceback.format_exception(error))).rstrip()
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(
-            f"{type(error).__name__} in a worker:\n{hide(''.join(traceback.format_exception(shorten(error))))}"
-        )
-    notes = list(getattr(error, "__notes__", []))
-    if story := in_words(error):
-        notes.insert(0, f"In the worker:\n{hide(story).rstrip()}")
-    return _Portable(error, notes)
+        return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
+    return _Portable(error, [f"In the worker:\n{story}", *getattr(error, "__notes__", [])])
 
 
 class _Portable(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import NamedTuple
 
-from wds_pipes.core.tracebacks import causes
+from wds_pipes.errors import causes
 from wds_pipes.io.remote.responses import RefusedError, refused_by_s3
 from wds_pipes.io.secret import words
 
