@@ -568,7 +568,7 @@ def test_a_state_of_another_view_is_refused(tabled):
     other = ["clip > 0.3", "width >= 100"]
     for options in ({}, {"where": other[0]}, {"where": BIG, "exclude": [20]}, {"where": slice(0, 30)}):
         with pytest.raises(
-            wp.StateError, match=r"its pipeline was sample_list\(shuffle=True, view='\d+ of 50 samples, f"
+            wp.StateError, match=r"step 1 of its pipeline was sample_list\(shuffle=True, view='\d+ of 50 samples, f"
         ):
             pipe(**options).load_state_dict(state)
     numbers = [number for number in range(50) if is_big(number)]

@@ -126,7 +126,7 @@ else:
 #
 # This is the main rule: **a stage that holds items when it yields must resume from a position where
 # it can read them again.** It keeps an *earlier* position of its source, taken before it read the
-# item, and returns that in `mark()`:
+# item, as `self.earlier`, which is saved instead of the current one:
 
 
 # %%
@@ -151,19 +151,15 @@ class RepeatSamples(wp.Stage):
         if times < 1:
             raise ValueError(f"times must be at least 1, not {times}")
         self.times = times
-        self._before = None  # while running, the position of the source before the current sample
 
     def run(self):
         source, at = self.source, self.at
-        self._before = source.mark()
+        self.earlier = source.mark()
         for sample in source.items:
             while at.given < self.times:
                 at.given += 1
                 yield sample
-            at.given, self._before = 0, source.mark()
-
-    def mark(self):
-        return self._own(self.at), self._before or self.source.mark()
+            at.given, self.earlier = 0, source.mark()
 
 
 wp.register_stage(RepeatSamples)
@@ -209,13 +205,12 @@ class DropRepeats(wp.Stage):
     def __init__(self, source, window):
         super().__init__(source)
         self.window = window
-        self._before = None  # while running, the position of the source before the window
 
     def run(self):
         source, at = self.source, self.at
         keys = deque(maxlen=self.window)
         marks = deque([source.mark()], maxlen=self.window + 1)  # before each of these keys, and after the last
-        self._before = marks[0]
+        self.earlier = marks[0]
         for sample in islice(source.items, at.again):  # after a resume
             keys.append(sample["__key__"])
             marks.append(source.mark())
@@ -223,14 +218,11 @@ class DropRepeats(wp.Stage):
             new = sample["__key__"] not in keys
             keys.append(sample["__key__"])
             marks.append(source.mark())
-            at.again, self._before = len(keys), marks[0]
+            at.again, self.earlier = len(keys), marks[0]
             if new:
                 yield sample
             else:
                 at.filtered += 1
-
-    def mark(self):
-        return self._own(self.at), self._before or self.source.mark()
 
     def problem(self, at):
         return None if at.again <= self.window else f"the window is {self.window}"
@@ -247,7 +239,7 @@ check_resume(lambda: samples(twice).shuffle_buffer(4).drop_repeats(8).shuffle_bu
 # ## A stage that holds nothing
 #
 # Most stages are simpler: when they yield, they have passed on everything that they have read. Then
-# they need no `mark`. Declare this with `holds_nothing = True`; `PipeLoader` uses it when it
+# they need no `earlier`. Declare this with `holds_nothing = True`; `PipeLoader` uses it when it
 # repartitions an epoch. If what a stage yields depends on how many samples it has had in its lane,
 # as in `take_samples`, also declare `whole_lanes = True`: then no lane is divided. Here is a stage
 # that joins texts until they have at least a given number of characters, and yields the result at
@@ -363,7 +355,7 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 # - `keeps_order = True`: the stage makes each sample of one sample alone, in their order. Then, over a
 #   `SampleList`, each training step has the same samples on any number of ranks.
 # - `holds_nothing = True`: when the stage yields, it has yielded or dropped for good all that it took.
-#   It remembers no sample, and has no `mark` of its own. Then, after `batch_samples`, PipeLoader fills
+#   It remembers no sample, and sets no `earlier`. Then, after `batch_samples`, PipeLoader fills
 #   batches across the segments of a lane. `RepeatSamples` and `DropRepeats` must not set it.
 #
 # One more you must set where it is true:

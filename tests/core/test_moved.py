@@ -316,7 +316,7 @@ def test_moved_leaves_the_other_checks(here):
     for other, message in (
         (fewer, "made over 6 shards, this pipeline has 5"),
         (shuffled(here, seed=4), "seed=5, this pipeline has seed=4"),
-        (interleaved(here), "its pipeline was"),
+        (interleaved(here), "of its pipeline was"),
     ):
         with pytest.raises(wp.StateError, match=message):
             other.load_state_dict(state, moved=True)

@@ -329,14 +329,14 @@ def test_another_pipeline_is_refused_with_the_difference(urls, tmp_path):
         decoded(urls, seed=6).load_state_dict(state)
     with pytest.raises(
         wp.StateError,
-        match=r"its pipeline was \.\.\. > group_by_key > shuffle_buffer\(size=3\) > \.\.\., this one is [^,]*size=4",
+        match=r"step 5 of its pipeline was shuffle_buffer\(size=3\), and of this one is shuffle_buffer\(size=4\)",
     ):
         wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(
             4
         ).decode_by_ext().load_state_dict(state)
     with pytest.raises(
         wp.StateError,
-        match=r"its pipeline was \.\.\. > decode_by_ext, this one is \.\.\. > decode_by_ext > batch_samples\.",
+        match="step 7 of its pipeline was no step, and of this one is batch_samples",
     ):
         decoded(urls).batch_samples(2).load_state_dict(state)
     with pytest.raises(wp.StateError, match="it was made by a pipe, this is a PipeLoader"):
@@ -437,13 +437,7 @@ def test_secrets_are_not_in_the_state():
     ("wrap", "mend"),
     [
         (lambda state: {"model": {}, "loader": state}, "There is one under 'loader': pass that."),
-        (json.dumps, r"It is JSON text: pass json.loads\(\) of it."),
-        (lambda state: json.dumps(state).encode(), r"It is JSON text: pass json.loads\(\) of it."),
-        (lambda state: "step-5/rank-0.json", "It is text, perhaps a path: read the file first."),
-        (
-            lambda state: {"_snapshot": {}, "_steps_since_snapshot": 0},
-            r"of torchdata's StatefulDataLoader, .* call load_state_dict\(\) of the loader.",
-        ),
+        (json.dumps, r"Pass what state_dict\(\) returned."),
         (lambda state: {"model": {}}, r"Pass what state_dict\(\) returned."),
         (lambda state: None, r"Pass what state_dict\(\) returned."),
     ],

@@ -302,7 +302,7 @@ def a_state(urls, count=3, **options):
     [
         ({"seed": 6}, "seed=5, this pipeline has seed=6"),
         ({"block_samples": 4}, r"sample_list\(shuffle=True, block_samples=4\)"),
-        ({"shuffle": False}, "its pipeline was sample_list"),
+        ({"shuffle": False}, "step 1 of its pipeline was sample_list"),
     ],
 )
 def test_a_state_of_another_order_is_refused(of, said, urls):

@@ -1354,7 +1354,7 @@ def test_the_state_of_another_pipeline_is_refused_with_the_difference(urls):
         (wp.PipeLoader(samples(urls, seed=6).shuffle_buffer(3), batch_size=2), "seed=5, this pipeline has seed=6"),
         (
             wp.PipeLoader(samples(urls).shuffle_buffer(4), batch_size=2),
-            r"its pipeline was \.\.\. > group_by_key > .*size=3\) > \.\.\., this one is .*size=4",
+            r"step 5 of its pipeline was .*size=3\), and of this one is .*size=4",
         ),
     ):
         with pytest.raises(wp.StateError, match=message):

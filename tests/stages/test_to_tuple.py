@@ -1,7 +1,6 @@
 """to_tuple: chosen fields, alternatives, and the error of a missing field."""
 
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -67,15 +66,6 @@ def test_a_missing_field_is_named_with_the_fields_of_the_sample():
         list(Stream(ToTuple(Given([{}]), "a")))
 
 
-def test_names_with_commas_between_them():
-    with pytest.raises(
-        wp.SampleError, match=r"it has: 'jpg', 'cls'\. Names are arguments of their own: 'jpg', 'cls'\.$"
-    ):
-        list(Stream(ToTuple(Given(SAMPLES), "jpg,cls")))
-    with pytest.raises(wp.SampleError, match="has no field 'x,y'; it has: 'jpg', 'cls'$"):
-        list(Stream(ToTuple(Given(SAMPLES), "x,y")))
-
-
 def test_skip_counts_each_sample_once(caplog):
     """Also one that lacks two fields."""
     stream = Stream(ToTuple(Given(SAMPLES), "jpg", "cls", on_error="skip"))
@@ -96,20 +86,6 @@ def test_max_errors_is_the_number_that_may_be_skipped():
 def test_wrong_fields_are_refused_when_it_is_built(fields):
     with pytest.raises((TypeError, ValueError), match=r"to_tuple\('jpg;png', 'cls'\)|such as 'jpg;png'"):
         ToTuple(Given(SAMPLES), *fields)
-
-
-@pytest.mark.parametrize(
-    ("written", "form"),
-    [
-        ("jpg cls", "to_tuple('jpg', 'cls')"),
-        ("jpg;png  cls", "to_tuple('jpg;png', 'cls')"),
-        ("jpg; png cls", "to_tuple('jpg;png', 'cls')"),
-    ],
-)
-def test_the_form_of_webdataset_with_blanks(written, form, urls):
-    with pytest.raises(ValueError, match=re.escape(f"to_tuple({written!r}) is webdataset's form: write {form}")):
-        samples(urls).to_tuple(written)
-    assert samples(urls).to_tuple("jpg ; png", "cls")._stream.stage.choices == [["jpg", "png"], ["cls"]]
 
 
 def test_items_that_are_no_samples_are_refused():

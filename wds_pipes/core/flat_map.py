@@ -55,7 +55,7 @@ class FlatMap(ReadsAgain[Out]):
                     )
                 return
             self.check_again()
-            self._before, resumed, number = before, at.taken, 0
+            self.earlier, resumed, number = before, at.taken, 0
             for number, made in enumerate(self.expand(item), 1):
                 if number > resumed:
                     at.taken = number
@@ -66,4 +66,4 @@ class FlatMap(ReadsAgain[Out]):
                     f"{step}() made {number} items of one of which it had made {resumed} before the state was "
                     "saved. Let expand() return the same items each time."
                 )
-            at.taken, self._before = 0, None
+            at.taken, self.earlier = 0, None

@@ -15,19 +15,18 @@ _SKIPPED = ("skipped", "skipped_shards", "damaged")
 
 
 class ReadsAgain(Stage[Out]):
-    """The base of stages whose mark has an earlier position of their source, ``_before``. A resume
+    """The base of stages whose mark has an earlier position of their source, ``earlier``. A resume
     reads the items after it again, up to those that the stage had when the state was saved.
 
     They must be the same items. If the steps before skip other data than before, such as a shard
     that has gone since, later items would be dropped in place of its own. So a position says how
-    much these steps had skipped since ``_before``, and ``check_again`` compares it.
+    much these steps had skipped since ``earlier``, and ``check_again`` compares it.
     """
 
     @dataclass(slots=True)
     class At:  # noqa: D106 - see Stage
-        skips: int = 0  # how much the steps before this one have skipped since ``_before``
+        skips: int = 0  # how much the steps before this one have skipped since ``earlier``
 
-    _before: Mark | None = None  # while running, the earlier position of the source, if there is one
     # while running, how much the steps before will have skipped when all is read again; None: it is
     _again: int | None = None
     _happened = 0  # while running, ``Tolerant.happened`` when it was opened
@@ -69,7 +68,7 @@ class ReadsAgain(Stage[Out]):
         return sum(counts.get(name, 0) for name in _SKIPPED)
 
     def mark(self) -> Mark:
-        source, before = cast(Stage[Any], self.source), self._before
         if self._again is None and self._happened != Tolerant.happened:  # else nothing was skipped
-            self.at.skips = 0 if before is None else self._skips(source.mark()) - self._skips(before)
-        return self._own(self.at), before or source.mark()
+            earlier, now = self.earlier, cast(Stage[Any], self.source).mark()
+            self.at.skips = 0 if earlier is None else self._skips(now) - self._skips(earlier)
+        return super().mark()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from wds_pipes.core.moved import MEND, Data, Move
@@ -59,43 +60,24 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
 
 
 def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
-    """Return how the chain of a state differs from another one: the steps that differ, and the step
-    before them.
-    """
-    old, new = _steps(then), _steps(now)
-    if old == new:
-        old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
-        if not new_parts:
-            return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
-        if not old_parts:
-            return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
-        numbers = (
-            f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of"
-            for step in (old_parts[0], new_parts[0])
-        )
-        return (
-            "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index="
-        ).format(*numbers)
-    first = max(0, _alike_at_start(old, new) - 1)
-    after = _alike_at_start(old[first + 1 :][::-1], new[first + 1 :][::-1])
-
-    def differing(steps: list[str]) -> str:
-        return " > ".join([*["..."][: bool(first)], *steps[first : len(steps) - after], *["..."][: bool(after)]])
-
-    return f"its pipeline was {differing(old):.2000}, this one is {differing(new)}"
-
-
-def _alike_at_start(old: Sequence[str], new: Sequence[str]) -> int:
-    """Return how many entries two lists have in common at their start."""
-    return next(
-        (place for place, (one, other) in enumerate(zip(old, new, strict=False)) if one != other),
-        min(len(old), len(new)),
+    """Return how the chain of a state differs from another one: the first steps that differ."""
+    old, new = ([step for step in graph if not _is_parts(step)] for graph in (then, now))
+    if old != new:
+        pairs = zip_longest(old, new, fillvalue="no step")
+        place, (one, other) = next(found for found in enumerate(pairs, 1) if found[1][0] != found[1][1])
+        return f"step {place} of its pipeline was {one:.2000}, and of this one is {other}"
+    old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
+    if not new_parts:
+        return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
+    if not old_parts:
+        return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
+    numbers = (
+        f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of"
+        for step in (old_parts[0], new_parts[0])
     )
-
-
-def _steps(graph: Sequence[str]) -> list[str]:
-    """Return the steps of a chain that its user wrote."""
-    return [step for step in graph if not _is_parts(step)]
+    return "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index=".format(
+        *numbers
+    )
 
 
 def _is_parts(step: str) -> bool:

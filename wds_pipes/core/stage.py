@@ -7,9 +7,9 @@ Rules:
 2. A running stage is a generator (``run``) over its source. At each yield, everything that it needs
    to continue is in ``self.at`` (a dataclass of numbers and strings whose defaults are the
    beginning) and in the position of its source. Data is never part of a position.
-3. A stage that has read ahead keeps an *earlier* position of its source, overrides ``mark`` to
-   return that one, and drops the items that it had already yielded when it is opened there again.
-   Its docstring says how much it may read again. ``ReadsAgain`` is the base of such stages.
+3. A stage that has read ahead keeps an ``earlier`` position of its source, which ``mark`` returns,
+   and drops the items that it had already yielded when it is opened there again. Its docstring says
+   how much it may read again. ``ReadsAgain`` is the base of such stages.
 4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each
    item. Dicts are built only when a state is requested.
 5. The stream commits a position when an item is returned, not before: a state is correct at any
@@ -104,6 +104,8 @@ class Stage(StageFacts, Generic[Out]):
         lane: while running, which part of which epoch this copy yields.
         at: while running, the stage's own position.
         items: while running, the iterator over the stage's items.
+        earlier: while running, the position of the source that ``mark`` returns, if the stage has
+            read ahead; None: the source's current position.
         order_options: names of the options that decide which items come in which order. A state is
             refused if they differ.
         tallies: names of the fields of ``At`` that only count samples for ``counts()``: delivered,
@@ -159,6 +161,7 @@ class Stage(StageFacts, Generic[Out]):
     lane: Lane
     at: Any
     items: Iterator[Out]
+    earlier: Mark | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -203,7 +206,7 @@ class Stage(StageFacts, Generic[Out]):
 
     def mark(self) -> Mark:
         """Return the position after the item that was yielded last."""
-        return self._own(self.at), self.source.mark() if self.source is not None else None
+        return self._own(self.at), self.earlier or (self.source.mark() if self.source is not None else None)
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
         """Return a running copy of this stage and all stages before it, at ``mark`` (None: the

@@ -211,21 +211,9 @@ def read_state(state: object) -> Saved:
 
 def _meant(state: object) -> str:
     """Return advice on what to pass instead of something that is not a state."""
-    if isinstance(state, dict):
-        for name, value in state.items():
-            if isinstance(value, dict) and "version" in value and "lanes" in value:
-                return f"There is one under {shown(name)}: pass that."
-        if "_snapshot" in state or "_iterator_finished" in state:
-            return (
-                "It is of torchdata's StatefulDataLoader, which loads it itself: call load_state_dict() of the loader."
-            )
-    if isinstance(state, (str, bytes)):
-        what = (
-            "JSON text: pass json.loads() of it"
-            if state[:1] in ("{", b"{")
-            else "text, perhaps a path: read the file first"
-        )
-        return f"It is {what}."
+    for name, value in state.items() if isinstance(state, dict) else ():
+        if isinstance(value, dict) and "version" in value and "lanes" in value:
+            return f"There is one under {shown(name)}: pass that."
     return "Pass what state_dict() returned."
 
 

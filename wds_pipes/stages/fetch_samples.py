@@ -96,9 +96,7 @@ class FetchSamples(Tolerant[Sample]):
             cache=as_cache(cache),
             versions=versions_of(getattr(root, "urls", ()), getattr(root, "facts", None)),
         )
-        # while running:
-        self._before: Mark | None = None  # of the source, after the last sample; None: the source is there
-        self._bytes = 0
+        self._bytes = 0  # while running
 
     def run(self) -> Iterator[Sample]:
         ref: SampleRef | None = None
@@ -165,11 +163,8 @@ class FetchSamples(Tolerant[Sample]):
                     part = error
                 if part is None:
                     return
-                ref, self._before = taken.popleft()
+                ref, self.earlier = taken.popleft()
                 yield ref, part
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
 
     @property
     def bytes_so_far(self) -> int:

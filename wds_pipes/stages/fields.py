@@ -28,10 +28,6 @@ class Selecting(Tolerant[Out]):
             step = functional_name(type(self))
             raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
         self.choices = read_choices(fields)
-        written = ";".join(self.choices[0])
-        if len(fields) == 1 and len(written.split()) > 1:
-            step, apart = functional_name(type(self)), ", ".join(map(repr, written.split()))
-            raise ValueError(f"{step}({fields[0]!r}) is webdataset's form: write {step}({apart})")
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:
@@ -88,9 +84,6 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     if source is not None and (left_out := source.lack.left_out):
         there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
-    apart = [part.strip() for name in names for part in name.split(",")]
-    if len(apart) > len(names) and any(part in sample for part in apart):
-        there += f". Names are arguments of their own: {', '.join(map(repr, apart))}."
     return MissingFieldError(
         f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key
     )

@@ -119,9 +119,8 @@ class GroupByKey(Tolerant[Sample]):
         name = "callable" if callable(check_key_split(key_split)) else str(key_split)
         self.key_split = None if name == "first-dot" else name
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-        # While running, where a resume opens the source: at a member of its shard, or at a mark.
+        # While running, where a resume opens the source, if at a member of its shard.
         self._offset = -1
-        self._before: Mark | None = None
         self._seen = SeenFields()  # while running, at.shard as values
         self._kept = KeptFields(self.fields)
         # while running, the steps that the members come from; None: there is no such step
@@ -199,7 +198,7 @@ class GroupByKey(Tolerant[Sample]):
                 if not first:
                     self._end_shard(ref)
                 if ready is not None:
-                    self._offset, self._before = offset if mark is None else -1, before
+                    self._offset, self.earlier = offset if mark is None else -1, before
                     yield ready
                 sample, key, stem, url, shown = None, "", "", shard, str(shard)
                 ref = self._ref_of(shard)
@@ -254,7 +253,7 @@ class GroupByKey(Tolerant[Sample]):
                     if ready is not None:
                         # If the next sample is doubtful, a resume must meet the doubtful place
                         # again.
-                        self._offset, self._before = -1 if mark else self._doubt.offset if suspect else offset, before
+                        self._offset, self.earlier = -1 if mark else self._doubt.offset if suspect else offset, before
                         yield ready
                     if ref is not None and at.number >= stop:
                         check_more(ref, offset)
@@ -302,7 +301,7 @@ class GroupByKey(Tolerant[Sample]):
         self._read = True
         if kept.found:
             kept.tell_misspelt()
-        self._offset, self._before = -1, source.mark()
+        self._offset, self.earlier = -1, source.mark()
         if ready is not None:
             yield ready
 
@@ -405,4 +404,4 @@ class GroupByKey(Tolerant[Sample]):
         at = self.at
         if self._offset >= 0:
             return (at.skipped, at.filtered, at.number, at.shard), self.source.mark_at(self._offset)  # type: ignore[union-attr]
-        return self._own(at), self._before or self.source.mark()  # type: ignore[union-attr]
+        return super().mark()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError
-from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.draws import Draws, GlobalGenerators, takes_rng
 from wds_pipes.stages.identity import identity
@@ -30,6 +30,9 @@ class _Drop:
 
 DROP = _Drop()
 OF_CODE = (NameError, TypeError, AttributeError, ImportError, NotImplementedError)  # "skip" does not skip these
+
+_NOTHING = "let it return the sample; to leave samples out, use filter_samples(), or may_drop=True and wds_pipes.DROP."
+_DROPPED = "pass may_drop=True, as the length of an epoch is then not known."
 
 
 class _Failed(NamedTuple):
@@ -138,9 +141,9 @@ class MapSamples(Threaded[Any]):
             elif isinstance(result.why, Exception):
                 self._raised(result.sample, result.why)
             elif result.why is None:
-                self.skip(_nothing(result.sample, at.number))
+                self.skip(_error("map_samples", result.sample, at.number, "returned None for", _NOTHING))
             elif self.keeps_count:
-                raise _dropped(result.sample, at.number)
+                raise _error("map_samples", result.sample, at.number, "returned DROP for", _DROPPED)
             else:
                 at.filtered += 1
 
@@ -173,7 +176,9 @@ class MapSamples(Threaded[Any]):
         """Raise what the function raised on a sample, or count the sample as skipped."""
         number, step = self.at.number, functional_name(type(self))
         if self.skips(error):
-            self.count_skip(_wrapped(step, sample, number, error))
+            wrapped = _error(step, sample, number, f"raised {type(error).__name__} on", hide(words(error)))
+            wrapped.__cause__ = error
+            self.count_skip(wrapped)
             return
         error.add_note(f"raised by the function of {step}() on {_name(sample, number)}")
         if self.on_error == "skip" and isinstance(error, OF_CODE):
@@ -195,30 +200,7 @@ def _name(sample: Any, number: int) -> str:
     return f"sample {number} of this lane and epoch" if named.key is None else named.name()
 
 
-def _nothing(sample: Any, number: int) -> SampleError:
+def _error(step: str, sample: Any, number: int, what: str, why: str) -> SampleError:
+    """Return the error for a sample with which the function did not do as it should."""
     key, url = identity(sample)
-    mend = "let it return the sample; to leave samples out, use filter_samples(), or may_drop=True and wds_pipes.DROP"
-    return SampleError(
-        f"the function of map_samples() returned None for {_name(sample, number)}: {mend}.", url=url, key=key
-    )
-
-
-def _dropped(sample: Any, number: int) -> SampleError:
-    key, url = identity(sample)
-    return SampleError(
-        f"the function of map_samples() returned DROP for {_name(sample, number)}: pass may_drop=True, as the length "
-        "of an epoch is then not known.",
-        url=url,
-        key=key,
-    )
-
-
-def _wrapped(step: str, sample: Any, number: int, cause: Exception) -> WdsError:
-    key, url = identity(sample)
-    error = SampleError(
-        f"the function of {step}() raised {type(cause).__name__} on {_name(sample, number)}: {hide(words(cause))}",
-        url=url,
-        key=key,
-    )
-    error.__cause__ = cause
-    return error
+    return SampleError(f"the function of {step}() {what} {_name(sample, number)}: {why}", url=url, key=key)

@@ -160,8 +160,6 @@ class OpenShards(Tolerant[Shard]):
         self._ended = False  # while running, whether nothing more will be read through this queue
         # while running, the shards ahead, each with the position of the source after it
         self._next: deque[tuple[Shard, Mark | None]] = deque()
-        # while running, the position of the source after the shard that was yielded last
-        self._after: Mark | None = None
         self._yielded: deque[tuple[str, ShardRef]] = deque(maxlen=_MOST_AHEAD)  # while running: see ref_of
 
     def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
@@ -178,10 +176,10 @@ class OpenShards(Tolerant[Shard]):
                 if not self._next:
                     # so that the mark is that of the source, which has passed any URLs that a step
                     # before this one dropped
-                    self._after = None
+                    self.earlier = None
                     self._end()
                     return
-                shard, self._after = self._next.popleft()
+                shard, self.earlier = self._next.popleft()
                 if is_remote(shard.url):
                     self._look_ahead(0 if self.cache is not None else self.shards_ahead)
                     if shard.is_open:
@@ -199,7 +197,7 @@ class OpenShards(Tolerant[Shard]):
         assert self.source is not None
         if self.cache is not None or self._next or (ahead and not self.shards_ahead):
             return
-        self._after = self.source.mark()
+        self.earlier = self.source.mark()
         self._look_ahead(1)
         if self._next and is_remote(self._next[0][0].url):
             self._queue = ReadQueue(self.opener.client, ahead=ahead)
@@ -307,9 +305,6 @@ class OpenShards(Tolerant[Shard]):
 
     def stall_clock(self) -> Callable[[], float]:
         return self.opener.stall_clock()
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._after or (self.source.mark() if self.source is not None else None)
 
 
 def _lists(root: Stage[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wds_pipes.io.urls import redact
 
@@ -82,15 +82,3 @@ class ShardRef:
             known.append(f"start={self.start}, stop={self.stop}, of={self.of}")
         known += [f"{name}={value}" for name, value in (("begin", self.begin), ("end", self.end)) if value is not None]
         return f"ShardRef({', '.join([repr(redact(self.url)), *known])})"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise the error for a missing attribute, with the mend for code that needs a str."""
-            problem = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if hasattr(str, name) and not name.startswith("__"):
-                problem += (
-                    f". A ShardRef is not a str: write ref.url.{name}(...). "
-                    "To change the URL, write ref.with_url(...), which keeps what else is known of the shard"
-                )
-            raise AttributeError(problem, name=name, obj=self)

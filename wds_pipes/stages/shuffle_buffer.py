@@ -119,7 +119,7 @@ class ShuffleBuffer(ReadsAgain[Out]):
         assert mark is not None
         own, before = mark
         running = cast(ShuffleBuffer[Out], super().open(lane, (own, ahead.items.mark(ahead.later))))
-        running._before, running._ahead, running._come = before, ahead, ahead.come
+        running.earlier, running._ahead, running._come = before, ahead, ahead.come
         return running
 
     def _look_ahead(self, lane: Lane, mark: Mark) -> _Ahead[Out] | None:
@@ -172,12 +172,12 @@ class ShuffleBuffer(ReadsAgain[Out]):
         ahead, items, first = self._ahead, source.items, at.first
         known = first  # samples before this number are read when they leave
         if ahead is None:
-            self._before = source.mark()
+            self.earlier = source.mark()
         else:
             known += ahead.later
             soon = min(self._more // 2, ahead.later)
             items = chain(repeat(_LATER, ahead.later - soon), _begin(source), repeat(_LATER, soon), source.items)
-        marks = deque([(first, self._before)])
+        marks = deque([(first, self.earlier)])
         edge = first + step
         for start in count(first, block):
             new = np.arange(start, start + block)
@@ -216,7 +216,7 @@ class ShuffleBuffer(ReadsAgain[Out]):
                     if marks[0][1] is None:
                         assert ahead is not None
                         marks[0] = marks[0][0], ahead.items.mark(marks[0][0] - first)
-                    at.first, self._before = marks[0]
+                    at.first, self.earlier = marks[0]
                     edge += step
             if number < start + block - 1:
                 break
@@ -235,7 +235,7 @@ class ShuffleBuffer(ReadsAgain[Out]):
                 self.check_again()
             held[place] = None
         self.check_again(whole=False)
-        at.first, self._before = left, source.mark()  # for the counts of the whole epoch
+        at.first, self.earlier = left, source.mark()  # for the counts of the whole epoch
 
     @property
     def opened(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.state import MOST, damaged, read_count
 
@@ -63,7 +63,6 @@ class SliceSamples(Stage[Out]):
     counts_items = True
     whole_lanes = True
     order_options: ClassVar[tuple[str, ...]] = ("first", "stop", "step")
-    _before: Mark | None = None  # while running, where the source stood when it was closed
 
     def __init__(self, source: Stage[Out], start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__(source)
@@ -86,7 +85,7 @@ class SliceSamples(Stage[Out]):
             if at.read - 1 in places:
                 yield sample
                 if at.read == end:
-                    self._before = source.mark()
+                    self.earlier = source.mark()
                     source.close()
                     return
             else:
@@ -99,9 +98,6 @@ class SliceSamples(Stage[Out]):
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         if self.at.read < _end(self._places()):
             super().start(offset, ahead=ahead)
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._before or (self.source.mark() if self.source is not None else None)
 
     def _places(self) -> range:
         """Return the places in this lane whose samples it yields."""

@@ -125,7 +125,7 @@ class Then(ReadsAgain[Any]):
         assert source is not None
         if at.ended:
             return
-        self._before = source.mark()
+        self.earlier = source.mark()
         again, left = at.begun, at.held  # whether items are read again, and how many
         given, resumed = 0, at.yielded  # yields since the saved position, in this run and in the one before
         item: Any = None
@@ -146,7 +146,7 @@ class Then(ReadsAgain[Any]):
                         raise failed
                     if trial is not None and not self._tried.done and given:
                         self._tried.done = trial.cut()
-                    self._before = marks[0] if marks else before
+                    self.earlier = marks[0] if marks else before
                     at.begun, at.held, at.yielded, given, resumed = True, len(marks), 0, 0, 0
                 try:
                     item = next(source.items, END)
@@ -192,7 +192,7 @@ class Then(ReadsAgain[Any]):
         if trial is not None and not self._tried.done:
             self._tried.done = trial.cut(last=True)
         at.held, at.yielded, at.ended = 0, 0, True
-        self._before = None  # for the counts of the whole epoch
+        self.earlier = None  # for the counts of the whole epoch
 
 
 class _Trial:

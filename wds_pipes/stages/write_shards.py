@@ -80,7 +80,6 @@ class WriteShards(Stage[str]):
     whole_lanes = True
     gives = "shards"
     order_options = ("name", "max_samples", "max_bytes")
-    _before: Mark | None = None  # while running, where the source stood before the first sample that is in no shard
     _resumed = False
 
     def __init__(
@@ -129,7 +128,7 @@ class WriteShards(Stage[str]):
                 f"write_shards() runs as {lane.of} lanes at once, which would write the same names: add a place for "
                 f"the lane to the pattern, such as 'train-{_LANE}-%06d.tar', or iterate the pipe in one process"
             )
-        self._before = before = source.mark()
+        self.earlier = before = source.mark()
         writer = self._writer(lane.number, at.shards, overwrite=True)
         writer.overwrite = self.overwrite or self._resumed  # an existing shard is an error when it is begun
         with writer:
@@ -142,7 +141,7 @@ class WriteShards(Stage[str]):
                 before = source.mark()
             if writer.samples > sum(writer.shards.values()):
                 yield self._finish(writer, source.mark())
-        self._before = None  # for the counts of the whole epoch
+        self.earlier = None  # for the counts of the whole epoch
 
     def _finish(self, writer: ShardWriter, before: Mark) -> str:
         """Finish the current shard; ``before`` is the position of the source after its samples."""
@@ -150,11 +149,8 @@ class WriteShards(Stage[str]):
         shard, samples = next(reversed(writer.shards.items()))
         self.at.shards += 1
         self.at.delivered += samples
-        self._before = before
+        self.earlier = before
         return shard
-
-    def mark(self) -> Mark:
-        return self._own(self.at), self._before or self.source.mark()  # type: ignore[union-attr]
 
     def problem(self, at: Any) -> str | None:
         if at.delivered > at.shards * self.max_samples:  # it may be less: not all were counted since then
