@@ -24,14 +24,6 @@ def test_all_is_sorted_and_complete():
     )
 
 
-def test_errors_survive_pickling():
-    import pickle
-
-    error = wp.DecodeError("no", url="a.tar", key="k", field="jpg")
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again), again.url, again.key, again.field) == (wp.DecodeError, "no", "a.tar", "k", "jpg")
-
-
 def test_errors_are_also_those_that_scripts_for_other_libraries_catch(tmp_path):
     """A cut shard, a missing field, an iterator that was replaced; also out of a worker process."""
     url = make_shards(tmp_path, shards=1, samples=3, fields=("txt",))[0]

@@ -2,7 +2,6 @@
 and how it says so.
 """
 
-from collections import deque
 from dataclasses import dataclass
 
 import pytest
@@ -19,19 +18,6 @@ SAMPLES = [{"__key__": f"key-{number}", "txt": f"text number {number}".encode()}
 def at(**defaults):
     """A class At with these fields."""
     return dataclass(slots=True)(type("At", (), {"__annotations__": dict.fromkeys(defaults, object), **defaults}))
-
-
-class InPlace(Stage):
-    """Mistake: a list in the position, changed in place."""
-
-    At = at(keys=None)
-
-    def run(self):
-        if self.at.keys is None:
-            self.at.keys = []
-        for item in self.source.items:
-            self.at.keys.append(item["__key__"])
-            yield item
 
 
 class HeldSample(Stage):
@@ -68,17 +54,6 @@ class AllKeys(Stage):
                 yield item
 
 
-class KeysInATuple(Stage):
-    """Mistake: data in a tuple."""
-
-    At = at(keys=())
-
-    def run(self):
-        for item in self.source.items:
-            self.at.keys = (*self.at.keys, item["__key__"])[-3:]
-            yield item
-
-
 class Short(Stage):
     """Mistake: a mark with one value for two fields."""
 
@@ -91,16 +66,6 @@ class Short(Stage):
 
     def mark(self):
         return (self.at.first,), self.source.mark()
-
-
-class Plain(Stage):
-    """Mistake: a mark that is no pair."""
-
-    def run(self):
-        yield from self.source.items
-
-    def mark(self):
-        return self.source.mark()[0]
 
 
 class Changes(Stage):
@@ -122,13 +87,10 @@ class Changes(Stage):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (InPlace, "the position of in_place has a list in its field 'keys'"),
         (HeldSample, "the position of held_sample has a dict in its field 'held'"),
         (HeldText, "the position of held_text has data in its field 'previous'"),
         (AllKeys, "the position of all_keys grows with the data, in its field 'keys'"),
-        (KeysInATuple, "the position of keys_in_a_tuple has a tuple in its field 'keys'"),
         (Short, "mark() of short returns 1 values of its own, and its At has 2"),
-        (Plain, "mark() of plain must return a tuple of two tuples"),
         (
             Changes,
             "mark() of changes must return a tuple of two tuples that never change",
@@ -204,31 +166,10 @@ class Numbers(Stage):
             yield {**item, "number": self.at.given}
 
 
-class Swaps(Stage):
-    """Mistake: another order."""
-
-    keeps_count = keeps_order = True
-
-    def run(self):
-        self.before = self.source.mark()
-        for item in self.source.items:
-            other = next(self.source.items)
-            yield other
-            self.at.second = True
-            yield item
-            self.at.second, self.before = False, self.source.mark()
-
-    At = at(second=False)
-
-    def mark(self):
-        return self._own(self.at), self.before
-
-
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (Numbers, "numbers has keeps_order = True, and its item 1 depends on other items than number 1 of"),
-        (Swaps, "swaps has keeps_order = True, and its item 0 depends on other items than number 0 of its source"),
         (SomeKept, "some_kept has keeps_count = True, and has yielded 23 items of the 24 that it took. "),
         (Ends, "ends has keeps_count = True, and ended before its source. "),
         (Repeats, "repeats has holds_nothing = True, and its mark() returns an earlier position of its source. "),
@@ -238,32 +179,6 @@ def test_a_wrong_declaration_is_named(kind, said):
     with pytest.raises(AssertionError) as caught:
         check_resume(lambda: Stream(kind(Given(SAMPLES))))
     assert str(caught.value).startswith(said)
-
-
-class Pairs(Stage):
-    """Right: the text of the item before, read again from an earlier position."""
-
-    keeps_count = True
-    At = at(seen=0)
-
-    def run(self):
-        marks = deque([self.source.mark()], maxlen=2)
-        self.before, text = marks[0], None
-        if self.at.seen:
-            text = next(self.source.items)["txt"]
-            marks.append(self.source.mark())
-        for item in self.source.items:
-            self.at.seen, self.before = 1, marks[-1]
-            yield {**item, "previous": text}
-            marks.append(self.source.mark())
-            text = item["txt"]
-
-    def mark(self):
-        return self._own(self.at), self.before
-
-
-def test_a_right_stage_passes():
-    check_resume(lambda: Stream(Pairs(Given(SAMPLES))))
 
 
 class Forgets(Stage):

@@ -407,32 +407,6 @@ def test_each_rank_may_have_its_own_copy_of_the_data(here, there):
     assert sorted(itertools.chain(*given, *facts(resumed))) == whole
 
 
-# States of older versions
-
-
-def old(state):
-    """A state as older versions wrote it."""
-    del state["data"]
-    for lane in state["lanes"].values():
-        for entry in lane["position"] or ():
-            entry.pop("listed", None)
-            for source in entry.get("sources", {}).values():
-                del source["recipe"][3:]
-    return state
-
-
-def test_old_states_without_an_id_of_the_data_fit_as_before(here, there):
-    for make in (shuffled, mixed, loader, lambda root: loader(root, mixed)):
-        _, state, rest = cut(make(here), 5)
-        state = old({"data": "", **state})
-        resumed = make(here)
-        resumed.load_state_dict(state)
-        assert [key for item in facts(resumed) for key, _ in item] == [key for item in rest for key, _ in item]
-        with pytest.raises(wp.StateError, match="other URLs or another order"):
-            make(there).load_state_dict(state)
-        make(there).load_state_dict(state, moved=True)
-
-
 @pytest.mark.parametrize("data", [None, 1, "", "x" * 8, "0" * 9, "0" * 8 + "3" + "0" * 7, "0" * 17, ["0" * 8], "٠" * 8])
 def test_a_damaged_id_is_refused(data, here):
     with pytest.raises(wp.StateError, match="damaged: the id of its data"):

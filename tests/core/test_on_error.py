@@ -232,6 +232,8 @@ def test_classes_of_errors():
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), str(again), again.url, again.offset) == (type(error), str(error), "a.tar", error.offset)
     assert str(shard) == "gone"
+    field = pickle.loads(pickle.dumps(wp.DecodeError("no", url="a.tar", key="k", field="jpg")))
+    assert (str(field), field.url, field.key, field.field) == ("no", "a.tar", "k", "jpg")
 
 
 def test_a_shard_error_of_a_stream_stays_as_it_is(tmp_path):

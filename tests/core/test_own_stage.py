@@ -131,55 +131,6 @@ def test_it_is_shown_and_described(urls):
         wp.ShardList(urls).open_shards().load_tar().group_by_key().tag_samples(1).load_state_dict(source.state_dict())
 
 
-class HeldSamples(TagSamples):
-    """Mistake: data in the position."""
-
-    @dataclass(slots=True)
-    class At:
-        held: object = None
-
-    def run(self):
-        for sample in self.source.items:
-            self.at.held = sample
-            yield sample
-
-
-class SharedTags(TagSamples):
-    """Mistake: an object made in ``__init__`` that all running copies share."""
-
-    class Counter:
-        number = 0
-
-    def __init__(self, source):
-        super().__init__(source)
-        self.counter = self.Counter()
-
-    def run(self):
-        for sample in self.source.items:
-            self.counter.number += 1
-            yield {**sample, "tag": self.counter.number}
-
-
-class LateMark(TagSamples):
-    """Mistake: it reads ahead and saves the position that its source has then."""
-
-    def run(self):
-        held = None
-        for sample in self.source.items:
-            if held is not None:
-                yield held
-            held = sample
-        if held is not None:
-            yield held
-
-
-@pytest.mark.parametrize("kind", [HeldSamples, SharedTags, LateMark])
-def test_check_resume_finds_the_classical_mistakes(kind, urls):
-    pipe_of = wp.register_stage(kind)
-    with pytest.raises((AssertionError, TypeError, wp.StateError)):
-        check_resume(lambda: pipe_of(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
-
-
 def test_an_attribute_with_the_name_of_a_method_is_refused(urls):
     class SetName(TagSamples):
         def __init__(self, source):
@@ -289,10 +240,6 @@ def test_what_a_stage_lacks_is_told_when_it_is_built(kind, said, urls):
     if kind is not NoRun:  # which is not a node
         with pytest.raises(TypeError, match=said):
             getattr(nodes, kind.__name__)(nodes.ShardList(urls))
-
-
-def test_check_resume_passes_a_right_stage(urls):
-    check_resume(lambda: pipe(urls))
 
 
 class SkipFirst(wp.Stage):

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import torch
-from pipelines import after, flat, keys_of, shuffled, through_json
+from pipelines import after, flat, keys_of, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.core.stage import Stage
@@ -318,29 +318,18 @@ def test_counts_add_up_to_the_epoch(urls):
 # What is refused
 
 
-def test_another_pipeline_is_refused_with_the_difference(urls, tmp_path):
-    state = decoded(urls).state_dict()
-    other = decoded(urls[:-1])
-    with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 4"):
-        other.load_state_dict(state)
-    with pytest.raises(wp.StateError, match="other URLs or another order"):
-        decoded([*urls[1:], urls[0]]).load_state_dict(state)
-    with pytest.raises(wp.StateError, match="seed=5, this pipeline has seed=6"):
-        decoded(urls, seed=6).load_state_dict(state)
-    with pytest.raises(
-        wp.StateError,
-        match=r"step 5 of its pipeline was shuffle_buffer\(size=3\), and of this one is shuffle_buffer\(size=4\)",
+def test_another_pipeline_is_refused_with_the_difference(urls):
+    state, sizes = decoded(urls).state_dict(), r"shuffle_buffer\(size=3\), and of this one is shuffle_buffer\(size=4\)"
+    for other, message in (
+        (decoded(urls[:-1]), "made over 5 shards, this pipeline has 4"),
+        (decoded([*urls[1:], urls[0]]), "other URLs or another order"),
+        (decoded(urls, seed=6), "seed=5, this pipeline has seed=6"),
+        (samples(urls).shuffle_buffer(4).decode_by_ext(), f"step 5 of its pipeline was {sizes}"),
+        (decoded(urls).batch_samples(2), "step 7 of its pipeline was no step, and of this one is batch_samples"),
+        (wp.PipeLoader(decoded(urls)), "it was made by a pipe, this is a PipeLoader"),
     ):
-        wp.ShardList(urls, shuffle=True, seed=5).open_shards().load_tar().group_by_key().shuffle_buffer(
-            4
-        ).decode_by_ext().load_state_dict(state)
-    with pytest.raises(
-        wp.StateError,
-        match="step 7 of its pipeline was no step, and of this one is batch_samples",
-    ):
-        decoded(urls).batch_samples(2).load_state_dict(state)
-    with pytest.raises(wp.StateError, match="it was made by a pipe, this is a PipeLoader"):
-        wp.PipeLoader(decoded(urls)).load_state_dict(state)
+        with pytest.raises(wp.StateError, match=message):
+            other.load_state_dict(state)
     with pytest.raises(wp.StateError, match="it was made by a PipeLoader, this is a pipe"):
         decoded(urls).load_state_dict(wp.PipeLoader(decoded(urls)).state_dict())
 

@@ -1,6 +1,5 @@
 """batch_samples: sizes, collating, counts. What a batch becomes is in test_collating.py."""
 
-import pickle
 from collections import namedtuple
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import samples, shuffled
+from pipelines import shuffled
 from sources import Given
 from torch.utils.data import DataLoader
 
@@ -27,10 +26,6 @@ def test_resumes_exactly(urls, size, options):
     check_resume(lambda: shuffled(urls).decode_by_ext().batch_samples(size, **options))
 
 
-def test_resumes_exactly_before_a_shuffle(urls):
-    check_resume(lambda: samples(urls).decode_by_ext().to_tuple("cls").batch_samples(2).shuffle_buffer(3))
-
-
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (7, [7]), (8, [7])])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_sizes_and_counts(size, sizes, drop_last):
@@ -47,10 +42,6 @@ def test_sizes_and_counts(size, sizes, drop_last):
             "skipped": 0,
             "dropped": 7 - sum(expected),
         }
-
-
-def test_no_samples_give_no_batch():
-    assert list(Stream(BatchSamples(Given([]), 3))) == []
 
 
 def test_a_batch_is_returned_as_soon_as_it_is_full():
@@ -184,17 +175,6 @@ def test_a_batch_belongs_to_the_caller():
     assert given == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_of_real_samples(urls):
-    """Keys and texts are lists, numbers a tensor; the counts are samples, not batches."""
-    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext().batch_samples(4)
-    batches = list(pipe)
-    assert batches[0]["__key__"] == ["00000000", "00000001", "00000002", "00000003"]
-    assert [len(batch["txt"]) for batch in batches] == [4, 4, 4, 2]
-    assert batches[0]["cls"].dtype == torch.int64
-    assert isinstance(batches[0]["json"][0], dict)
-    assert pipe.counts()["delivered"] == 14
-
-
 def test_a_batch_that_does_not_stack_is_an_error_that_names_the_sample():
     """And the state is still that of the batch before."""
     samples = [{"__key__": str(number), "__url__": "u.tar", "x": np.zeros(number // 4)} for number in range(6)]
@@ -230,26 +210,6 @@ def test_an_error_of_a_batch_says_which_samples_it_has(urls, loader):
     mixed = {first["__key__"]: b"x"}
     [note] = notes(pipe.map_samples(lambda sample: (mixed.get(sample["__key__"], 1),)))
     assert note == f"raised on a batch of 2 samples, when shard {first['__url__']} was read"
-
-
-@pytest.mark.parametrize("size", [0, -3, 2.0, None, True, "4"])
-def test_wrong_sizes_are_refused_when_it_is_built(size):
-    with pytest.raises((TypeError, ValueError), match="size must be"):
-        BatchSamples(Given([]), size)
-
-
-@pytest.mark.parametrize("collate", ["tensor", 3, ["list"]])
-def test_wrong_collates_are_refused_when_it_is_built(collate):
-    with pytest.raises(ValueError, match="collate must be None, 'numpy', 'keep', 'columns', 'list' or a function"):
-        BatchSamples(Given([]), 2, collate=collate)
-
-
-def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = samples(urls).to_tuple("txt").batch_samples(3)
-    again = pickle.loads(pickle.dumps(pipe))
-    assert list(again) == list(pipe)
-    help(pipe.batch_samples)
-    assert "Collect samples into batches" in capsys.readouterr().out
 
 
 def test_batching_twice_warns(tmp_path):

@@ -4,7 +4,6 @@ The formats are in test_codecs.py.
 """
 
 import gzip
-import json
 import pickle
 import sys
 import tracemalloc
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from pickles import Creates
-from pipelines import samples, shuffled
+from pipelines import shuffled
 from sources import Given
 
 import wds_pipes as wp
@@ -118,16 +117,16 @@ def second_of(key, data):
     return key
 
 
-def test_an_error_of_a_function_of_key_and_data_is_a_decode_error():
-    def broken(key, data):
-        raise KeyError("no such thing")
+def broken(*key_and_data):
+    raise KeyError("no such thing")
 
-    with pytest.raises(
-        wp.DecodeError, match="field 'png' of sample '0' in shard .* KeyError: 'no such thing'"
-    ) as caught:
-        list(decoded(numbered(b"", field="png"), broken))
+
+@pytest.mark.parametrize("spec", [lambda key, data: broken(), {"png": broken}], ids=["of key and data", "by extension"])
+def test_an_error_of_a_function_of_the_caller_is_a_decode_error(spec):
+    with pytest.raises(wp.DecodeError, match="KeyError: 'no such thing'") as caught:
+        list(decoded(numbered(b"", field="png"), spec))
     assert (caught.value.url, caught.value.key, caught.value.field) == ("https://host/x.tar", "0", "png")
-    assert list(decoded(numbered(b"", field="png"), broken, on_error="skip")) == []
+    assert list(decoded(numbered(b"", field="png"), spec, on_error="skip")) == []
 
 
 def test_an_extension_may_name_several():
@@ -165,12 +164,6 @@ def test_a_value_that_is_not_bytes_is_an_error_or_stays(tmp_path):
     check_resume(lambda: shuffled(urls).decode_by_ext(only=["txt"]).decode_by_ext(partial=True))
 
 
-def test_many_different_fields_take_no_memory():
-    """A shard may name a new field in each sample."""
-    samples = [{"__key__": str(number), f"{number}.cls": str(number).encode()} for number in range(9_000)]
-    assert [sample[f"{number}.cls"] for number, sample in enumerate(decoded(samples))] == list(range(9_000))
-
-
 def test_an_error_names_url_key_field_and_cause():
     """The URL has no credentials. The attributes hold the same facts. The error
     survives pickling.
@@ -197,14 +190,6 @@ def test_an_error_of_text_in_place_of_an_integer_names_both_ways_out():
     assert [sample["a.cls"] for sample in decoded(cat, {"a.cls": bytes.decode})] == ["cat"]
 
 
-def test_an_error_of_the_callers_decoder_is_a_decode_error():
-    def broken(data):
-        raise KeyError("no such thing")
-
-    with pytest.raises(wp.DecodeError, match="field 'png' of sample '0' .* KeyError: 'no such thing'"):
-        list(decoded(numbered(b"", field="png"), {"png": broken}))
-
-
 def test_keys_and_fields_of_any_bytes_can_be_printed():
     """A name that is not UTF-8 does not break the message."""
     with pytest.raises(wp.DecodeError) as caught:
@@ -221,14 +206,6 @@ def test_skip_counts_and_logs(caplog):
     assert "secret" not in caplog.text
 
 
-def test_max_errors_is_the_number_that_may_be_skipped():
-    samples = numbered(b"x", b"1", b"x")
-    assert len(list(decoded(samples, on_error="skip", max_errors=2))) == 1
-    with pytest.raises(wp.DecodeError, match="sample '2'") as caught:
-        list(decoded(samples, on_error="skip", max_errors=1))
-    assert caught.value.__notes__ == ["That is error 2 in this epoch, and max_errors=1."]
-
-
 @pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "a.pkl", "pkl.gz", "PKL"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_path):
@@ -243,21 +220,14 @@ def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_pat
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-@pytest.mark.parametrize("step", ["decode_by_ext", "map_samples"])
-def test_a_lack_of_memory_always_raises(on_error, step):
+def test_a_lack_of_memory_always_raises(on_error):
     """It is not the sample's fault: as a bad sample it would be skipped, and the next ones too."""
 
     def starved(data):
         raise MemoryError
 
-    samples = Given(numbered(b"1", field="bin"))
-    stage = (
-        DecodeByExt(samples, {"bin": starved}, on_error=on_error)
-        if step == "decode_by_ext"
-        else MapSamples(samples, starved, on_error=on_error)
-    )
     with pytest.raises(MemoryError) as caught:
-        list(Stream(stage))
+        list(decoded(numbered(b"1", field="bin"), {"bin": starved}, on_error=on_error))
     assert "sample '0' " in caught.value.__notes__[0]
     assert "secret" not in caught.value.__notes__[0]
 
@@ -280,15 +250,6 @@ def test_a_missing_package_always_raises(on_error, monkeypatch):
         list(decoded(numbered(b"\x01", field="mp"), on_error=on_error))
 
 
-def test_images_of_real_shards(tmp_path):
-    """They have the shape and dtype of the spec; without a spec they stay bytes."""
-    urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg", "cls"))
-    chain = wp.ShardList(urls).open_shards().load_tar().group_by_key()
-    assert all(type(sample["jpg"]) is bytes for sample in chain.decode_by_ext())
-    images = [sample["jpg"] for sample in chain.decode_by_ext("torchrgb")]
-    assert {(image.shape, image.dtype) for image in images} == {((3, 8, 8), torch.float32)}
-
-
 def test_the_image_limit_is_an_option(tmp_path):
     urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg",))
     pipe = (
@@ -302,50 +263,12 @@ def test_the_image_limit_is_an_option(tmp_path):
     assert pipe.counts()["skipped"] == 3
 
 
-@pytest.mark.parametrize(
-    ("specs", "options", "message"),
-    [
-        (("rgb9",), {}, "unknown spec 'rgb9'"),
-        (("rgb", "pil"), {}, "images cannot be both"),
-        ((), {"on_error": "warn"}, "on_error must be one of"),
-        ((), {"max_errors": -1}, "max_errors must be at least 0"),
-        ((), {"max_image_pixels": 0}, "max_image_pixels must be at least 1"),
-        ((), {"max_image_pixels": "1"}, "max_image_pixels must be an int"),
-        ((bytes.decode,), {}, r"fn\(key, data\).*\{'ext': fn\}"),
-        ((lambda data: data,), {}, r"fn\(key, data\).*\{'ext': fn\}"),
-        ((3,), {}, "a spec is"),
-        ((), {"only": "jpg cls"}, r"write only=\['jpg', 'cls'\]"),
-        ((), {"only": []}, "only is empty"),
-        ((), {"only": [""]}, "a field is named by a string"),
-    ],
-)
-def test_wrong_arguments_are_refused_when_it_is_built(specs, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        DecodeByExt(Given([]), *specs, **options)
-
-
-def test_items_that_are_no_samples_are_refused():
-    with pytest.raises(
-        TypeError,
-        match=r"decode_by_ext\(\) takes samples as dicts, and its source gave tuple: put it after group_by_key\(\), before to_tuple\(\)",  # noqa: E501
-    ):
-        list(decoded([(1, 2)], on_error="skip"))
-
-
 def test_every_extension_of_the_table_is_in_the_docstring():
     """The table is for the code, the docstring for people."""
     from wds_pipes.codecs.table import ROWS
 
     words = set(DecodeByExt.__doc__.replace(";", " ").split())
     assert set(ROWS) <= words
-
-
-def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = samples(urls).decode_by_ext("rgb8", {"txt": bytes.decode, "json": json.loads})
-    again = pickle.loads(pickle.dumps(pipe))
-    assert list(again) == list(pipe)
-    help(pipe.decode_by_ext)
-    assert "Decode the fields of samples by their extensions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [{"on_error": "raise"}, {"on_error": "skip"}, {"partial": True}])

@@ -244,10 +244,3 @@ def test_lanes_workers_and_counts(shards):
         for row in range((shard + 2 * number) % 5)
     ]
     assert sorted(item for batch in [*first, *rest] for (item,) in batch) == expected
-
-
-def test_the_steps_options_belong_to_the_state(shards):
-    stream = samples(shards).explode_records("jsonl")
-    next(iter(stream))
-    with pytest.raises(wp.StateError, match="explode_records"):
-        samples(shards).explode_records("jsonl", field="jsonl").load_state_dict(stream.state_dict())

@@ -109,34 +109,6 @@ def test_an_error_of_a_function_names_the_step_and_the_sample():
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "args", "error", "message"),
-    [
-        (SelectFields, (), ValueError, "needs the names of fields"),
-        (SelectFields, ("jpg;",), TypeError, "a field is named by a string such as 'jpg;png', not 'jpg;'"),
-        (RenameFields, ({},), TypeError, "takes new names with the old ones"),
-        (RenameFields, ("jpg",), TypeError, "takes new names with the old ones"),
-        (RenameFields, ({"image": 1},), TypeError, "a field is named by a string"),
-        (MapFields, ({"jpg": 1},), TypeError, "takes functions by field"),
-        (MapFields, (str,), TypeError, "takes functions by field"),
-        (MapFields, ({(): str},), TypeError, "a field is named by a string"),
-        (MapFields, ({0: str, "jpg": str},), TypeError, "either fields of dicts or places of tuples"),
-        (MapFields, ({-1: str},), ValueError, "places are numbered from 0, unlike -1"),
-    ],
-)
-def test_wrong_arguments_are_refused_when_it_is_built(kind, args, error, message):
-    with pytest.raises(error, match=message):
-        kind(Given(SAMPLES), *args)
-
-
-@pytest.mark.parametrize(
-    ("kind", "argument"), [(SelectFields, "jpg"), (RenameFields, {"image": "jpg"}), (MapFields, {"jpg": str})]
-)
-def test_items_that_are_no_samples_are_refused(kind, argument):
-    with pytest.raises(TypeError, match="_fields\\(\\) takes samples as dicts, and its source gave tuple"):
-        list(Stream(kind(Given([(1, 2)]), argument)))
-
-
 def test_resumes_exactly_and_keeps_the_length(tmp_path):
     urls = make_shards(tmp_path, shards=3, samples=[3, 0, 2])
 

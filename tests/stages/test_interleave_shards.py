@@ -2,22 +2,17 @@
 
 import itertools
 import json
-import pickle
 
 import pytest
-from chains import NodeLoader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import even, samples, through_json
-from sources import Given
 from torch.utils.data import DataLoader
-from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes import nodes
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+from wds_pipes.stages import ShardList
 from wds_pipes.testing import check_resume, make_shards
 
 # The samples of interleave_shards(3) over those shards in the order of seed 5, epochs 0 and 1:
@@ -46,25 +41,6 @@ def in_turn(shards, count):
             del held[turn]
             turn = turn % len(held) if held else 0
     return given_
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 50])
-def test_resumes_exactly(urls, count):
-    """At every position of real shards, as a stream, a pipe, a dataset and a node, with fewer
-    and more than there are shards.
-    """
-    stage = lambda: GroupByKey(LoadTar(OpenShards(ShardList(urls, shuffle=True, seed=5))))  # noqa: E731
-    node = lambda: nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5))))  # noqa: E731
-    hosts = [
-        lambda: Stream(InterleaveShards(stage(), count)),
-        lambda: samples(urls).interleave_shards(count),
-        lambda: samples(urls).interleave_shards(count).as_dataset(),
-        lambda: NodeLoader(nodes.InterleaveShards(node(), count)),
-    ]
-    given_ = [check_resume(make, epochs=3) for make in hosts]
-    assert all(one == given_[0] for one in given_)
-    assert all(sorted(numbers_of(epoch)) == list(range(14)) for epoch in given_[0])
 
 
 @settings(
@@ -129,15 +105,6 @@ def test_steps_before_depend_on_the_shard_alone(urls):
         orders.append(of)
     assert orders[0] == orders[1] == orders[2]
     assert len({tuple(number - min(shard) for number in shard)[:2] for shard in orders[0].values()}) > 1
-
-
-def test_epochs(urls):
-    """Each is another order, and set_epoch() chooses one."""
-    pipe = samples(urls).interleave_shards(2)
-    epochs = [numbers_of(pipe) for _ in range(3)]
-    assert len(set(map(tuple, epochs))) == 3
-    pipe.set_epoch(1)
-    assert numbers_of(pipe) == epochs[1]
 
 
 def test_batches_of_one_shard_each(urls):
@@ -271,40 +238,6 @@ def test_state_is_small(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "error", "words"),
-    [
-        (0, ValueError, "at least 1"),
-        (-2, ValueError, "at least 1"),
-        (2.0, TypeError, "an int"),
-        (True, TypeError, "an int"),
-        (None, TypeError, "an int"),
-    ],
-)
-def test_wrong_counts_are_refused_when_it_is_built(urls, count, error, words):
-    with pytest.raises(error, match=words):
-        samples(urls).interleave_shards(count)
-
-
-def test_other_sources_are_refused_when_it_is_built(urls):
-    """It partitions the shards of ShardList, so no other source can be first."""
-    for source in (
-        lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key(),
-        lambda: wp.mix({"a": samples(urls)}),
-    ):
-        with pytest.raises(TypeError, match="start the pipeline with it"):
-            source().interleave_shards(2)
-    with pytest.raises(TypeError, match="ShardList"):
-        InterleaveShards(Given([1, 2]), 2)
-
-
-def test_another_count_does_not_fit_a_state(urls):
-    pipe = samples(urls).interleave_shards(2)
-    next(iter(pipe))
-    with pytest.raises(wp.StateError, match=r"interleave_shards\(count=2\)"):
-        samples(urls).interleave_shards(3).load_state_dict(pipe.state_dict())
-
-
-@pytest.mark.parametrize(
     "own",
     [
         {"opened": -1},
@@ -333,10 +266,3 @@ def test_a_state_beyond_the_lane_is_refused(urls):
     pipe.load_state_dict(state)
     with pytest.raises(wp.StateError, match="opened 9 shards of a lane of 5"):
         next(iter(pipe))
-
-
-def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = samples(urls).interleave_shards(2)
-    assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
-    help(pipe.interleave_shards)
-    assert "Keep several shards open" in capsys.readouterr().out

@@ -3,7 +3,6 @@ sample).
 """
 
 import functools
-import pickle
 import random
 import shutil
 
@@ -29,11 +28,6 @@ def draw(sample, rng):
 
 def draw_number(number, rng):
     return number, int(rng.integers(1 << 60))
-
-
-@pytest.mark.parametrize("fn", [draw, len], ids=["with rng", "without"])
-def test_resumes_exactly(urls, fn):
-    check_resume(lambda: shards(urls).shuffle_buffer(3).map_samples(fn))
 
 
 def test_resumes_exactly_with_skipped_samples(urls):
@@ -110,15 +104,6 @@ def test_functions_of_a_sample_and_a_generator(fn):
 def test_what_cannot_be_called_so_is_refused_when_it_is_built(fn):
     with pytest.raises(TypeError, match="map_samples"):
         MapSamples(Given([3]), fn)
-
-
-def test_wrong_options_are_refused_when_it_is_built():
-    with pytest.raises(TypeError, match=r"a dict such as {DecodeError: 'skip'}, .* not <class 'ValueError'>"):
-        MapSamples(Given([3]), str, on_error=ValueError)
-    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip'"):
-        MapSamples(Given([3]), str, on_error="ignore")
-    with pytest.raises(ValueError, match="max_errors"):
-        MapSamples(Given([3]), str, max_errors=-1)
 
 
 # What is drawn
@@ -259,26 +244,6 @@ def test_skip_counts_and_logs(urls, caplog):
     assert len(list(pipe)) == 13
     assert pipe.counts() == {"delivered": 13, "filtered": 0, "skipped": 1, "dropped": 0}
     assert f"raised OwnError on sample '00000004' of shard {urls[2]}: no good" in caplog.text
-
-
-def test_max_errors_is_the_number_that_may_be_skipped():
-    numbers = [1, 0, 2, 0, 3, 0]
-    assert list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=3))) == [
-        6,
-        3,
-        2,
-    ]
-    with pytest.raises(wp.SampleError, match="ZeroDivisionError on sample 6") as caught:
-        list(Stream(MapSamples(Given(numbers), lambda number: 6 // number, on_error="skip", max_errors=2)))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert "max_errors=2" in caught.value.__notes__[0]
-
-
-def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = shards(urls).map_samples(draw)
-    assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
-    help(pipe.map_samples)
-    assert "Apply a function to each sample" in capsys.readouterr().out
 
 
 def test_a_function_that_returns_nothing_is_named(tmp_path):

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import pickle
 import shutil
 from collections import Counter
 
@@ -12,12 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import after, flat, key_of, keys_of, samples, through_json
 from sources import Given
-from torch.utils.data import DataLoader
-from torchdata.nodes import Loader
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes import nodes
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import FilterSamples, Repeat
 from wds_pipes.testing import check_resume, make_shards
@@ -80,27 +75,6 @@ def test_each_repetition_is_the_next_epoch_of_the_source(many):
     assert repr(make().repeat(2)).endswith(".repeat(n=2)")
 
 
-def test_in_all_hosts(many):
-    source = samples(many)
-    expected = keys_of(source) + keys_of(source)
-    pipe = samples(many).repeat(2)
-    node = nodes.Repeat(
-        nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(many, shuffle=True, seed=5)))), 2
-    )
-    assert keys_of(Loader(node)) == keys_of(pickle.loads(pickle.dumps(pipe)).as_dataset()) == expected
-    loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
-    whole = keys_of(loader)
-    assert Counter(whole) == Counter(expected)
-    loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
-    items = after(loader, 61)
-    state = loader.state_dict()
-    del items
-    again = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
-    again.load_state_dict(state)
-    assert keys_of(again) == whole[61:]
-    assert Counter(keys_of(DataLoader(pipe, batch_size=None, num_workers=2))) == Counter(expected)
-
-
 def test_lengths_and_counts(many):
     """A batch may be before it or after it."""
     pipe = samples(many, samples_per_shard=SIZES)
@@ -143,12 +117,6 @@ def test_in_and_over_a_mix(many):
         lambda: wp.mix({"a": samples(many[:1]).repeat(3), "b": samples(many[1:3])}, exhausted="drop").repeat(2)
     )
     assert len(check_resume(lambda: wp.mix({"a": samples(many[:1]).repeat(), "b": samples(many[1:2])}))[0]) < 16
-
-
-@pytest.mark.parametrize(("n", "error"), [(0, ValueError), (-1, ValueError), (2.0, TypeError), ("2", TypeError)])
-def test_bad_numbers_are_refused_when_it_is_built(n, error, many):
-    with pytest.raises(error, match="n must be"):
-        samples(many).repeat(n)
 
 
 def test_a_state_that_does_not_fit_is_refused(many):

@@ -105,35 +105,6 @@ def test_a_slice_after_the_end_is_told(fifty, caplog):
     assert "this epoch gave nothing: 50 filtered. See what group_by_key(fields=...), filters, slices" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("given", "error", "message"),
-    [
-        ((-1,), ValueError, "start must be at least 0, not -1"),
-        ((3, 3), ValueError, "stop must be more than start=3, not 3"),
-        ((0, 0), ValueError, "stop must be more than start=0, not 0"),
-        ((0, 5, 0), ValueError, "step must be at least 1"),
-        ((None, 5), TypeError, "start must be an int"),
-        ((0, "5"), TypeError, "stop must be an int"),
-        ((0, 5, None), TypeError, "step must be an int"),
-    ],
-)
-def test_bad_arguments_are_refused_when_it_is_built(given, error, message, urls):
-    with pytest.raises(error, match=message):
-        samples(urls).slice_samples(*given)
-
-
-def test_other_numbers_are_another_pipeline(urls):
-    pipe = samples(urls).slice_samples(1, 9)
-    next(iter(pipe))
-    with pytest.raises(wp.StateError, match=r"slice_samples\(first=1, stop=9, step=1\)"):
-        samples(urls).slice_samples(1, 9, 2).load_state_dict(pipe.state_dict())
-
-
-def test_before_interleave_shards_it_is_refused(fifty):
-    with pytest.raises(TypeError, match=r"put slice_samples\(\) after it"):
-        samples(fifty).slice_samples(1).interleave_shards(2)
-
-
 def test_a_position_that_cannot_be_is_refused(urls):
     pipe = samples(urls).slice_samples(2, 9)
     next(iter(pipe))

@@ -4,8 +4,6 @@ them.
 
 import itertools
 import logging
-import os
-import pickle
 from dataclasses import dataclass
 
 import pytest
@@ -13,22 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import FIFTY, flat, keys_of, samples, through_json
 from sources import Given
-from torch.utils.data import DataLoader
-from torchdata.nodes import Loader
 
 import wds_pipes as wp
-from wds_pipes import nodes
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, ShuffleBuffer, TakeSamples
 from wds_pipes.testing import check_resume, make_shards
-
-
-@pytest.mark.parametrize("n", [1, 3, 13, 14, 99])
-def test_resumes_exactly(n, urls):
-    check_resume(lambda: samples(urls).take_samples(n))
-    check_resume(lambda: samples(urls).shuffle_buffer(3).take_samples(n).shuffle_buffer(2))
-    check_resume(lambda: samples(urls).interleave_shards(2).take_samples(n).batch_samples(2, collate="list"))
 
 
 def test_the_first_of_each_epoch(fifty):
@@ -37,39 +25,6 @@ def test_the_first_of_each_epoch(fifty):
         assert keys_of(pipe) == keys_of(whole)[:12]
         assert pipe.counts() == {"delivered": 12, "filtered": 0, "skipped": 0, "dropped": 0}
     assert keys_of(samples(fifty).take_samples(1000)) == keys_of(samples(fifty))
-
-
-def test_in_all_hosts(fifty):
-    expected = keys_of(samples(fifty))[:9]
-    shards = nodes.ShardList(fifty, shuffle=True, seed=5)
-    node = nodes.TakeSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(shards))), 9)
-    assert keys_of(Loader(node)) == expected
-    assert keys_of(samples(fifty).take_samples(9).as_dataset()) == expected
-    pipe = samples(fifty).take_samples(9)
-    assert keys_of(pickle.loads(pickle.dumps(pipe))) == expected
-    assert len(keys_of(DataLoader(pipe.as_dataset(), batch_size=None, num_workers=2))) == 9
-
-
-@pytest.mark.parametrize(
-    ("n", "error", "message"),
-    [
-        (0, ValueError, "n must be at least 1, not 0"),
-        (-1, ValueError, "n must be at least 1"),
-        (2.0, TypeError, "n must be an int"),
-        (True, TypeError, "n must be an int"),
-        (None, TypeError, "n must be an int"),
-    ],
-)
-def test_bad_numbers_are_refused_when_it_is_built(n, error, message, urls):
-    with pytest.raises(error, match=message):
-        samples(urls).take_samples(n)
-
-
-def test_another_number_is_another_pipeline(urls):
-    pipe = samples(urls).take_samples(5)
-    next(iter(pipe))
-    with pytest.raises(wp.StateError, match=r"take_samples\(n=5\)"):
-        samples(urls).take_samples(6).load_state_dict(pipe.state_dict())
 
 
 # The end
@@ -145,38 +100,7 @@ def test_after_the_end_nothing_is_requested():
     assert source.taken == [0, 0, 0]
 
 
-def test_files_are_not_read_to_their_end(tmp_path, counted):
-    [path] = make_shards(tmp_path, shards=1, samples=40, fields={"bin": lambda rng, number: rng.randbytes(1 << 20)})
-    pipe = wp.ShardList(f"counted://{path}").open_shards(readahead_bytes=2 << 20).load_tar().group_by_key()
-    assert keys_of(pipe.take_samples(2)) == ["00000000", "00000001"]
-    taken = sum(size for _, size in counted)
-    assert 2 << 20 <= taken < os.path.getsize(path) // 2
-    counted.clear()
-    assert counted == []
-
-
 # Lanes
-
-
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("lanes", [1, 2, 3, 4])
-def test_all_lanes_together(lanes, counted, fifty):
-    """Each lane yields the first of what it yields without the step."""
-
-    def run(n):
-        pipe = samples(fifty, samples_per_shard=FIFTY if counted else None).interleave_shards(2)
-        pipe = pipe if n is None else pipe.take_samples(n)
-        loaders = [
-            wp.PipeLoader(pipe, lanes=lanes, rank=rank, world_size=lanes, epoch_end="exact") for rank in range(lanes)
-        ]
-        return [keys_of(loader) for loader in loaders]
-
-    whole = run(None)
-    for n in (1, 2, 3, 10, 23):
-        found = run(n)
-        shares = [n // lanes + (lane < n % lanes) for lane in range(lanes)]
-        assert found == [lane[:share] for lane, share in zip(whole, shares, strict=True)]
-        assert sum(map(len, found)) == n
 
 
 def test_fewer_shards_than_lanes(tmp_path):
@@ -194,12 +118,6 @@ def test_equal_epochs_are_refused(fifty):
             wp.PipeLoader(pipe, epoch_end=end)
     with pytest.raises(TypeError, match=r"take_samples\(\) may change their number"):
         len(pipe)
-
-
-def test_before_interleave_shards_it_is_refused(fifty):
-    """There it would run for each shard."""
-    with pytest.raises(TypeError, match=r"for each shard: put take_samples\(\) after it"):
-        samples(fifty).take_samples(12).interleave_shards(2)
 
 
 def in_mix(urls):
@@ -248,22 +166,6 @@ def run(make, history):
         got += itertools.islice(loader, cut)
         state, counts = through_json(loader.state_dict()), loader.counts()
     return flat(got), counts
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("new", [1, 2, 5])
-@pytest.mark.parametrize("pipe", PIPES)
-def test_the_epoch_goes_on_on_other_lanes(pipe, new, fifty):
-    """From 3 lanes at every third batch, and at once to another number again: the samples of the
-    3 lanes, each exactly once, and their counts.
-    """
-    make = lambda: PIPES[pipe](fifty)  # noqa: E731
-    expected, counts = run(make, [(3, None)])
-    for cut in range(1, len(expected) // 2, 3):
-        for history in ([(3, cut), (new, None)], [(3, cut), (new, 2), (3 if new == 2 else 2, None)]):
-            got, found = run(make, history)
-            assert sorted(got) == sorted(expected), history
-            assert found == counts, history
 
 
 def test_batches_are_whole_lanes_too(fifty):

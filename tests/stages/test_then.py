@@ -1,7 +1,6 @@
 """then: a generator function as a step, exact where it holds what it says."""
 
 import itertools
-import pickle
 from collections import deque
 from functools import partial
 
@@ -10,11 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import keys_of, samples, shuffled, through_json
 from sources import Given
-from torch.utils.data import DataLoader
-from torchdata.nodes import Loader
 
 import wds_pipes as wp
-from wds_pipes import nodes
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import Then
 from wds_pipes.testing import check_resume
@@ -209,17 +205,6 @@ def test_it_is_read_as_far_as_it_was_used(urls):
     assert len(taken) == 4, "two that were held, the one of the last yield, and a new one"
 
 
-def test_pipes_nodes_and_loaders(urls):
-    expected = [list(pairs(iter(samples(urls))))][0]
-    as_keys = [keys_of(pair) for pair in expected]
-    node = nodes.Then(
-        nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5)))), pairs, holds=1
-    )
-    assert [keys_of(pair) for pair in Loader(node)] == as_keys
-    pipe = pickle.loads(pickle.dumps(samples(urls).then(pairs, holds=1)))
-    assert [keys_of(pair) for pair in DataLoader(pipe, batch_size=None, num_workers=1)] == as_keys
-
-
 def test_the_length_is_known_if_it_says_so(urls):
     pipe = samples(urls, samples_per_shard=[3, 0, 5, 2, 4])
     assert len(wp.PipeLoader(pipe.then(sorted_chunks, holds=0, keeps_count=True), batch_size=4)) == 4
@@ -227,22 +212,6 @@ def test_the_length_is_known_if_it_says_so(urls):
         len(wp.PipeLoader(pipe.then(each, holds=0), batch_size=4))
     with pytest.raises(AssertionError, match="keeps_count = True, and has yielded"):
         check_resume(lambda: pipe.then(times, holds=0, keeps_count=True))
-
-
-def test_the_epoch_goes_on_on_other_lanes(urls):
-    """Each sample once, whatever is divided when."""
-
-    def load(lanes):
-        pipe = samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).then(sorted_chunks, holds=0, keeps_count=True)
-        return wp.PipeLoader(pipe, batch_size=2, lanes=lanes, epoch_end="exact", collate=keys_of)
-
-    expected = sorted(key for batch in load(1) for key in batch)
-    for cut, (before, after) in itertools.product(range(7), [(1, 3), (3, 2), (2, 1)]):
-        first, second = load(before), load(after)
-        got = [key for batch in itertools.islice(first, cut) for key in batch]
-        second.load_state_dict(through_json(first.state_dict()))
-        got += [key for batch in second for key in batch] if cut < len(first) else []
-        assert sorted(got) == expected
 
 
 def test_wrong_functions(urls):

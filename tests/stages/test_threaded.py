@@ -664,18 +664,6 @@ def test_an_endless_loop_over_few_samples(urls):
 # Options
 
 
-@pytest.mark.parametrize("threads", [-1, True, "2", 1.5])
-def test_wrong_numbers_of_threads_are_refused_when_it_is_built(threads):
-    for make in (lambda: MapSamples(Given([]), str, threads=threads), lambda: DecodeByExt(Given([]), threads=threads)):
-        with pytest.raises((TypeError, ValueError), match="threads must be"):
-            make()
-
-
-def test_global_generators_cannot_be_seeded_in_threads():
-    with pytest.raises(ValueError, match="seed_all=True seeds .* let the function draw from rng"):
-        MapSamples(Given([]), str, seed_all=True, threads=2)
-
-
 @pytest.mark.parametrize("threads", [None, 0])
 def test_without_threads_the_caller_makes_the_calls(threads):
     stream = Stream(MapSamples(Given([1]), lambda number: threading.current_thread(), threads=threads))

@@ -1,10 +1,7 @@
 """to_tuple: chosen fields, alternatives, and the error of a missing field."""
 
-import pickle
-
 import numpy as np
 import pytest
-from pipelines import samples
 from sources import Given
 
 import wds_pipes as wp
@@ -17,12 +14,6 @@ SAMPLES = [
     {"__key__": "b", "__url__": "https://me:secret@host/x.tar", "png": b"3", "jpeg": b"4", "cls": b"5"},
     {"__key__": "c", "__url__": "https://me:secret@host/x.tar", "txt": b"6"},
 ]
-
-
-@pytest.mark.parametrize("fields", [("txt",), ("__key__", "png;json", "cls")])
-def test_resumes_exactly(urls, fields):
-    epochs = check_resume(lambda: samples(urls).shuffle_buffer(2).to_tuple(*fields))
-    assert {len(item) for item in epochs[0]} == {len(fields)}
 
 
 def test_resumes_exactly_with_skipped_samples():
@@ -73,29 +64,3 @@ def test_skip_counts_each_sample_once(caplog):
     assert stream.counts() == {"delivered": 1, "filtered": 0, "skipped": 2, "dropped": 0}
     assert "sample 'b'" in caplog.text
     assert "secret" not in caplog.text
-
-
-def test_max_errors_is_the_number_that_may_be_skipped():
-    assert len(list(Stream(ToTuple(Given(SAMPLES), "jpg", on_error="skip", max_errors=2)))) == 1
-    with pytest.raises(wp.SampleError, match="sample 'c'") as caught:
-        list(Stream(ToTuple(Given(SAMPLES), "jpg", on_error="skip", max_errors=1)))
-    assert "max_errors=1" in caught.value.__notes__[0]
-
-
-@pytest.mark.parametrize("fields", [(), ("",), ("jpg;",), (";",), ("jpg;;png",), (3,), (["jpg", "cls"],), (None,)])
-def test_wrong_fields_are_refused_when_it_is_built(fields):
-    with pytest.raises((TypeError, ValueError), match=r"to_tuple\('jpg;png', 'cls'\)|such as 'jpg;png'"):
-        ToTuple(Given(SAMPLES), *fields)
-
-
-def test_items_that_are_no_samples_are_refused():
-    with pytest.raises(TypeError, match=r"to_tuple\(\) takes samples as dicts, and its source gave tuple"):
-        list(Stream(ToTuple(Given([(1, 2)]), "jpg", on_error="skip")))
-
-
-def test_is_a_method_with_help_that_pickles(urls, capsys):
-    pipe = samples(urls).to_tuple("txt", "cls")
-    again = pickle.loads(pickle.dumps(pipe))
-    assert list(again) == list(pipe)
-    help(pipe.to_tuple)
-    assert "Turn each sample into a tuple of selected fields" in capsys.readouterr().out

@@ -39,7 +39,7 @@ class Data(NamedTuple):
     Attributes:
         fingerprint: of their URLs.
         id: 8 or 16 hexadecimal digits that stay the same if the shards are moved, see ``NAMES``;
-            ``""``: unknown, as in states of older versions.
+            ``""``: unknown, as for a chain without shards.
         place: the URL of the first shard, for messages.
         moved: the user declared that any loaded state is of these shards.
     """

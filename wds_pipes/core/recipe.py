@@ -46,8 +46,7 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend += f" {MEND}"
-    # None: earlier versions did not save it
-    if saved.graph == recipe.graph and recipe.samples is not None and saved.samples not in (None, recipe.samples):
+    if saved.graph == recipe.graph and recipe.samples is not None and saved.samples != recipe.samples:
         differences.append(
             "samples_per_shard or the index gave the shards other numbers of samples, by which "
             "the epoch was partitioned"

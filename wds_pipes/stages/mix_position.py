@@ -88,7 +88,7 @@ class Place(NamedTuple):
         if unknown := values.keys() - {"recipe", "weight", "position", "draws", *Rest._fields}:
             raise damaged(f"{what} cannot stand at {shown(min(unknown))}")
         recipe, position = read_list(values.get("recipe"), f"the recipe of {what}"), values.get("position")
-        if len(recipe) not in (3, 5):  # earlier versions did not save the id of the data and the number of shards
+        if len(recipe) not in (3, 5):  # 3: there is no id of the data
             raise damaged(f"the recipe of {what} is {shown(recipe)}")
         if recipe[3:]:
             read_data(recipe[3])

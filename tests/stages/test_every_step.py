@@ -1,0 +1,135 @@
+"""What holds for every step: help, pickles, wrong arguments that are refused when it is built, and
+options that belong to the state.
+"""
+
+import pickle
+
+import pytest
+from chains import AFTER, BASE, NEEDS, build
+from pipelines import samples
+from sources import Given
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import wds_pipes as wp
+from wds_pipes import datapipes, stages
+from wds_pipes.core.stage import functional_name
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import DecodeByExt, InterleaveShards, MapFields, MapSamples, RenameFields, SelectFields, ToTuple
+from wds_pipes.testing import same
+
+
+@pytest.mark.parametrize("name", AFTER)
+def test_it_is_a_method_with_help_and_pickles(name, urls):
+    pipe = build(datapipes, (*BASE, *NEEDS.get(name, ()), name), urls)
+    assert getattr(pipe, functional_name(name)).__doc__ == getattr(stages, name).__doc__
+    assert same(list(pickle.loads(pickle.dumps(pipe))), list(pipe))
+
+
+@pytest.mark.parametrize(
+    ("step", "other"),
+    [
+        (lambda pipe: pipe.take_samples(5), lambda pipe: pipe.take_samples(6)),
+        (lambda pipe: pipe.slice_samples(1, 9), lambda pipe: pipe.slice_samples(1, 9, 2)),
+        (lambda pipe: pipe.shuffle_buffer(3), lambda pipe: pipe.shuffle_buffer(4)),
+        (lambda pipe: pipe.shuffle_buffer(3), lambda pipe: pipe.shuffle_buffer(3, seed=0)),
+        (lambda pipe: pipe.interleave_shards(2), lambda pipe: pipe.interleave_shards(3)),
+        (lambda pipe: pipe.repeat(2), lambda pipe: pipe.repeat(3)),
+        (lambda pipe: pipe.explode_records("jsonl"), lambda pipe: pipe.explode_records("jsonl", field="json")),
+        (lambda pipe: pipe.then(iter, holds=0), lambda pipe: pipe.then(iter, holds=1)),
+    ],
+)
+def test_an_option_that_decides_the_samples_belongs_to_the_state(step, other, urls):
+    state = step(samples(urls)).state_dict()
+    step(samples(urls)).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="step 5 of its pipeline was"):
+        other(samples(urls)).load_state_dict(state)
+
+
+COUNTS = [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("9", TypeError), (None, TypeError)]
+
+
+@pytest.mark.parametrize(("count", "error"), COUNTS)
+@pytest.mark.parametrize(
+    "step", ["batch_samples", "interleave_shards", "shuffle_buffer", "take_samples", "repeat", "slice_samples"]
+)
+def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
+    if (step, count) == ("repeat", None):  # without end
+        return
+    arguments = (0, 5, count) if step == "slice_samples" else (count,)
+    with pytest.raises(error, match=r"must be (at least|an int)"):
+        getattr(samples(urls), step)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda pipe: pipe.shuffle_buffer(1 << 31), ValueError, "size must be at most"),
+        (lambda pipe: pipe.shuffle_buffer(3, seed="x"), TypeError, "seed must be an int"),
+        (lambda pipe: pipe.slice_samples(-1), ValueError, "start must be at least 0, not -1"),
+        (lambda pipe: pipe.slice_samples(3, 3), ValueError, "stop must be more than start=3, not 3"),
+        (lambda pipe: pipe.slice_samples(0, "5"), TypeError, "stop must be an int"),
+        (lambda pipe: pipe.batch_samples(2, collate=["list"]), ValueError, "collate must be None, 'numpy', 'keep'"),
+        (lambda pipe: pipe.filter_samples("cls"), TypeError, "filter_samples.* needs a function, not 'cls'"),
+        (lambda pipe: pipe.map_samples(str, max_errors=-1), ValueError, "max_errors"),
+        (lambda pipe: pipe.map_samples(str, on_error=ValueError), TypeError, "a dict such as {DecodeError: 'skip'}"),
+        (lambda pipe: pipe.map_samples(str, threads=-1), ValueError, "threads must be"),
+        (lambda pipe: pipe.decode_by_ext(threads=True), TypeError, "threads must be"),
+        (lambda pipe: pipe.map_samples(str, seed_all=True, threads=2), ValueError, "let the function draw from rng"),
+        (lambda pipe: pipe.take_samples(12).interleave_shards(2), TypeError, r"put take_samples\(\) after it"),
+        (lambda pipe: InterleaveShards(Given([1]), 2), TypeError, "start the pipeline with it"),
+        (lambda pipe: wp.mix({"a": pipe}).interleave_shards(2), TypeError, "start the pipeline with it"),
+        (lambda pipe: IterableWrapper([]).open_shards().interleave_shards(2), TypeError, "start the pipeline with it"),
+        (lambda pipe: pipe.decode_by_ext("rgb9"), ValueError, "unknown spec 'rgb9'"),
+        (lambda pipe: pipe.decode_by_ext("rgb", "pil"), ValueError, "images cannot be both"),
+        (lambda pipe: pipe.decode_by_ext(max_image_pixels=0), ValueError, "max_image_pixels must be at least 1"),
+        (lambda pipe: pipe.decode_by_ext(len), TypeError, r"fn\(key, data\).*\{'ext': fn\}"),
+        (lambda pipe: pipe.decode_by_ext(3), TypeError, "a spec is"),
+        (lambda pipe: pipe.decode_by_ext(only="jpg cls"), TypeError, r"write only=\['jpg', 'cls'\]"),
+        (lambda pipe: pipe.decode_by_ext(only=[]), ValueError, "only is empty"),
+        (lambda pipe: pipe.to_tuple(), ValueError, r"to_tuple\('jpg;png', 'cls'\)"),
+        (lambda pipe: pipe.to_tuple("jpg;;png"), TypeError, "such as 'jpg;png'"),
+        (lambda pipe: pipe.to_tuple(["jpg", "cls"]), TypeError, "such as 'jpg;png'"),
+        (lambda pipe: pipe.select_fields("jpg;"), TypeError, "a field is named by a string such as 'jpg;png'"),
+        (lambda pipe: pipe.rename_fields({}), TypeError, "takes new names with the old ones"),
+        (lambda pipe: pipe.rename_fields("jpg"), TypeError, "takes new names with the old ones"),
+        (lambda pipe: pipe.rename_fields({"image": 1}), TypeError, "a field is named by a string"),
+        (lambda pipe: pipe.map_fields({"jpg": 1}), TypeError, "takes functions by field"),
+        (lambda pipe: pipe.map_fields({(): str}), TypeError, "a field is named by a string"),
+        (lambda pipe: pipe.map_fields({0: str, "jpg": str}), TypeError, "either fields of dicts or places of tuples"),
+        (lambda pipe: pipe.map_fields({-1: str}), ValueError, "places are numbered from 0, unlike -1"),
+    ],
+)
+def test_a_wrong_argument_is_refused_when_it_is_built(build, error, message, urls):
+    with pytest.raises(error, match=message):
+        build(samples(urls))
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument"),
+    [
+        (SelectFields, "jpg"),
+        (RenameFields, {"image": "jpg"}),
+        (MapFields, {"jpg": str}),
+        (ToTuple, "jpg"),
+        (DecodeByExt, "rgb"),
+    ],
+)
+def test_items_that_are_no_samples_are_refused(kind, argument):
+    """They are not skipped as bad samples."""
+    with pytest.raises(TypeError, match="takes samples as dicts, and its source gave tuple"):
+        list(Stream(kind(Given([(1, 2)]), argument, on_error="skip")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument"),
+    [(MapSamples, lambda sample: int(sample["cls"])), (ToTuple, "x"), (DecodeByExt, {"cls": int})],
+)
+def test_max_errors_is_the_number_that_may_be_skipped(kind, argument):
+    def errors(most):
+        given = [{"__key__": str(number), "cls": b"x"} for number in range(3)]
+        return Stream(kind(Given(given), argument, on_error="skip", max_errors=most))
+
+    assert list(errors(3)) == []
+    with pytest.raises(wp.SampleError, match="sample '2'") as caught:
+        list(errors(2))
+    assert caught.value.__notes__ == ["That is error 3 in this epoch, and max_errors=2."]
