@@ -113,7 +113,7 @@ def test_a_resume_after_the_last_item_between_nodes_of_ours(wrap, urls):
 def test_a_state_of_another_graph_is_refused(urls):
     state = node(urls).state_dict()
     other = nodes.BatchSamples(node(urls), 2)
-    with pytest.raises(wp.StateError, match="this one is .* > batch_samples"):
+    with pytest.raises(wp.StateError, match="of this one is batch_samples"):
         other.reset(state)
 
 

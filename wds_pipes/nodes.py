@@ -159,11 +159,8 @@ class ForeignNode(Stage[Any]):
     def seed(self) -> int:
         return self._ours[0]._stream.stage.seed if self._ours else 0
 
-    def shards(self) -> tuple[int | None, str]:
-        return self._ours[0]._stream.stage.shards() if len(self._ours) == 1 else (None, "")
-
     def which_data(self) -> Data:
-        return self._ours[0]._stream.stage.which_data() if len(self._ours) == 1 else Data("")
+        return self._ours[0]._stream.stage.which_data() if len(self._ours) == 1 else Data()
 
     def number_of(self, url: str) -> str | None:
         return self._ours[0]._stream.stage.number_of(url) if len(self._ours) == 1 else None

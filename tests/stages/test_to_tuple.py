@@ -1,6 +1,5 @@
 """to_tuple: chosen fields, alternatives, and the error of a missing field."""
 
-import numpy as np
 import pytest
 from sources import Given
 
@@ -36,15 +35,6 @@ def test_takes_the_first_alternative_that_the_sample_has(fields, expected):
 def test_none_and_empty_values_are_not_missing():
     """A field is missing only if the sample does not have it."""
     assert list(Stream(ToTuple(Given([{"a": None, "b": b""}]), "a;c", "b;c"))) == [(None, b"")]
-
-
-def test_none_is_an_error_if_requested():
-    """For decoders that return None for what they cannot decode; arrays are not compared."""
-    samples = [{"__key__": "a", "x": np.zeros(2)}, {"__key__": "b", "x": None}]
-    with pytest.raises(wp.SampleError, match="the value of field 'x' of sample 'b' is None"):
-        list(Stream(ToTuple(Given(samples), "x", none_is_error=True)))
-    stream = Stream(ToTuple(Given(samples), "x;y", none_is_error=True, on_error="skip"))
-    assert len(list(stream)) == stream.counts()["skipped"] == 1
 
 
 def test_a_missing_field_is_named_with_the_fields_of_the_sample():

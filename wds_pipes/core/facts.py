@@ -89,17 +89,11 @@ class StageFacts:
         """Whether this stage, the first of a chain, divides its items over the lanes."""
         return True
 
-    def shards(self) -> tuple[int | None, str]:
-        """Return how many shards the chain reads (None: unknown), and the fingerprint of their
-        list.
-        """
-        return (None, "") if self.source is None else self.source.shards()
-
     def which_data(self) -> Data:
         """Return which shards the chain reads, in a form that also identifies them if they are
         moved: see ``wds_pipes.core.moved``.
         """
-        return Data(self.shards()[1]) if self.source is None else self.source.which_data()
+        return Data() if self.source is None else self.source.which_data()
 
     def number_of(self, url: str) -> str | None:
         """Return an id of the shard with this URL in the chain, which does not change if shards are
@@ -226,11 +220,6 @@ class StageFacts:
     def held_items(self) -> int:
         """About how many items a running stage holds."""
         return 0
-
-    @property
-    def arrow(self) -> str:
-        """The label of the arrow to this stage in a graph of the pipeline."""
-        return ""
 
     def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the options as the text of a pipeline shows them, and the text after the first of

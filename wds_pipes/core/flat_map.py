@@ -49,10 +49,7 @@ class FlatMap(ReadsAgain[Out]):
             item = next(source.items, END)
             if item is END:
                 if at.taken:
-                    raise StateError(
-                        f"the item of which {functional_name(type(self))}() had made {at.taken} before the state was "
-                        "saved is not there: let the steps before it yield the same items each time."
-                    )
+                    raise self._unlike(0, at.taken)
                 return
             self.check_again()
             self.earlier, resumed, number = before, at.taken, 0
@@ -61,9 +58,11 @@ class FlatMap(ReadsAgain[Out]):
                     at.taken = number
                     yield made
             if number < resumed:
-                step = functional_name(type(self))
-                raise StateError(
-                    f"{step}() made {number} items of one of which it had made {resumed} before the state was "
-                    "saved. Let expand() return the same items each time."
-                )
+                raise self._unlike(number, resumed)
             at.taken, self.earlier = 0, None
+
+    def _unlike(self, made: int, resumed: int) -> StateError:
+        return StateError(
+            f"{functional_name(type(self))}() made {made} items of one of which it had made {resumed} before the state "
+            "was saved: let it, and the steps before it, return the same items each time."
+        )

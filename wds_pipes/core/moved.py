@@ -37,17 +37,19 @@ class Data(NamedTuple):
     """Which shards a chain reads.
 
     Attributes:
-        fingerprint: of their URLs.
+        fingerprint: of their URLs; ``""``: unknown.
         id: 8 or 16 hexadecimal digits that stay the same if the shards are moved, see ``NAMES``;
             ``""``: unknown, as for a chain without shards.
         place: the URL of the first shard, for messages.
         moved: the user declared that any loaded state is of these shards.
+        count: how many shards there are; None: unknown.
     """
 
-    fingerprint: str
+    fingerprint: str = ""
     id: str = ""
     place: str | None = None
     moved: bool = False
+    count: int | None = None
 
     @property
     def identity(self) -> str:

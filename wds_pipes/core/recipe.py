@@ -14,21 +14,20 @@ from wds_pipes.errors import StateError
 
 
 class Recipe(NamedTuple):
-    """The properties of a chain that a state must fit: see ``Stage.shards`` and ``Stage.graph``."""
+    """What a chain and a state have in common: see ``Stage.which_data`` and ``Stage.graph``."""
 
     seed: int
-    shards: int | None
-    fingerprint: str
     graph: tuple[str, ...]
     data: Data
     samples: str | None = None  # the fingerprint of the numbers of samples, if the epoch is partitioned by them
 
     @property
-    def of_data(self) -> dict[str, str]:
-        """The entry of a state with the id of the data, which stays the same if the shards are
-        moved; empty if there is no id.
+    def of_data(self) -> dict[str, Any]:
+        """The entries of a state that say which shards it is of; no id of the data if there is
+        none.
         """
-        return {"data": self.data.id} if self.data.id else {}
+        data = self.data
+        return {"shards": data.count, "fingerprint": data.fingerprint, **({"data": data.id} if data.id else {})}
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
@@ -41,8 +40,8 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
         differences.append(_unlike(saved.graph, recipe.graph))
-    if saved.shards != recipe.shards:
-        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.shards}")
+    if saved.shards != recipe.data.count:
+        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.count}")
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend += f" {MEND}"

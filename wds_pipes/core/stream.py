@@ -149,8 +149,6 @@ class Stream(Generic[Out]):
             "version": STATE_VERSION,
             "epoch": position.epoch,
             "seed": recipe.seed,
-            "shards": recipe.shards,
-            "fingerprint": recipe.fingerprint,
             **recipe.of_data,
             **({} if recipe.samples is None else {"samples": recipe.samples}),
             "graph": list(recipe.graph),
@@ -172,7 +170,7 @@ class Stream(Generic[Out]):
         root = self.stage.root
         samples = root.samples_fingerprint if root.has_global_order else None  # which depends on their numbers
         graph = tuple(self.stage.graph())
-        return Recipe(self.stage.seed, *self.stage.shards(), graph, self.stage.which_data(), samples)
+        return Recipe(self.stage.seed, graph, self.stage.which_data(), samples)
 
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
         """Make the next ``iter()`` continue from ``state``.

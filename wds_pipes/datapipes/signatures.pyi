@@ -180,7 +180,7 @@ class Methods(Generic[T_co]):
         """Let a generator function make the items of the items before it."""
 
     def to_tuple(
-        self, *fields: str, none_is_error: bool = False, on_error: OnError = "raise", max_errors: int | None = None
+        self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
     ) -> WdsPipe[tuple[Any, ...]]:
         """Turn each sample into a tuple of selected fields."""
 

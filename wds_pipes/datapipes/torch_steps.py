@@ -205,13 +205,11 @@ class TorchSource(Stage[Any]):
         urls = [os.fspath(url) for url in listed[0] if isinstance(url, (str, os.PathLike))]
         return urls if len(urls) == len(listed[0]) else None
 
-    def shards(self) -> tuple[int | None, str]:
-        urls = self._urls
-        return (None, "") if urls is None else (len(urls), fingerprint(urls))
-
     def which_data(self) -> Data:
         urls = self._urls
-        return Data(fingerprint(urls), data_id(urls), redact(urls[0])) if urls else Data(self.shards()[1])
+        if not urls:
+            return Data(count=None if urls is None else 0)
+        return Data(fingerprint(urls), data_id(urls), redact(urls[0]), count=len(urls))
 
     @cached_property
     def _numbers(self) -> dict[str, str]:

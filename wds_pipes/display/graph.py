@@ -72,7 +72,6 @@ class Step(NamedTuple):
     method: bool
     help: str
     branched: bool = False  # it reads from several pipes, by name
-    arrow: str = ""  # the label of the arrow from its source
 
 
 def step_of(pipe: IterDataPipe[Any]) -> Step:
@@ -91,7 +90,7 @@ def step_of(pipe: IterDataPipe[Any]) -> Step:
     if call is not None and (branches := parts["_stream"].stage.branches):
         return Step(call, dict(zip(branches, found, strict=True)), False, _summary(pipe), branched=True)
     if call is not None:
-        return Step(call, sources, call.name[0].islower(), _summary(pipe), arrow=parts["_stream"].stage.arrow)
+        return Step(call, sources, call.name[0].islower(), _summary(pipe))
     name, method = _torch_name(type(pipe))
     signature = inspect.signature(type(pipe).__init__)
     values = {name: parts[name] for name in signature.parameters if name in parts and not _holds(parts[name])}
@@ -149,9 +148,7 @@ def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[_Box]:
         if _identity(source) not in numbers:
             yield from _boxes(source, numbers)
     number = numbers[_identity(pipe)] = len(numbers)
-    arrows = [
-        (numbers[_identity(source)], name if step.branched else step.arrow) for name, source in step.sources.items()
-    ]
+    arrows = [(numbers[_identity(source)], name if step.branched else "") for name, source in step.sources.items()]
     yield _Box(number, str(step.call), arrows)
 
 

@@ -142,8 +142,6 @@ class Plan:
             "version": STATE_VERSION,
             "epoch": at.epoch,
             "seed": recipe.seed,
-            "shards": recipe.shards,
-            "fingerprint": recipe.fingerprint,
             **recipe.of_data,
             "graph": list(recipe.graph),
             "lane_count": at.partition.lanes,
@@ -310,10 +308,10 @@ class Plan:
 
 def _sources(stage: Stage[Any]) -> list[Any]:
     """Return what identifies the chains from which a chain mixes, and what they read."""
-    branches = (branch for step in stage.chain for branch in step.branches.values())
+    branches = [branch for step in stage.chain for branch in step.branches.values()]
     return [
-        [branch.seed, branch.which_data().identity, branch.shards()[0], branch.graph(counted=True), _sources(branch)]
-        for branch in branches
+        [branch.seed, data.identity, data.count, branch.graph(counted=True), _sources(branch)]
+        for branch, data in ((branch, branch.which_data()) for branch in branches)
     ]
 
 

@@ -125,10 +125,6 @@ class InterleaveShards(Composite[Out]):
                 at.turn = 0 if at.turn == len(chains) else at.turn
 
     @property
-    def arrow(self) -> str:
-        return f"{self.count} shards at once"
-
-    @property
     def inner(self) -> list[Stage[Any]]:
         return [*self._chains, *([] if self._ahead is None else [self._ahead])]
 
@@ -157,7 +153,7 @@ class InterleaveShards(Composite[Out]):
         """Open the steps before this one over one shard. Their lane is numbered after the shard, so
         that random decisions do not depend on the lane that reads it.
         """
-        lane, (shard, start, _), of = self.lane, shard_range, self.shards()[0]
+        lane, (shard, start, _), of = self.lane, shard_range, self.which_data().count
         chain = self._before.open(
             Lane(lane.seed, lane.epoch, shard, of or 1, start, (shard_range,), lane.padding), mark
         )

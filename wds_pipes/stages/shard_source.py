@@ -60,19 +60,14 @@ class ShardSource(Stage[Out]):
     def storage_options(self) -> dict[str, Any] | None:
         return self.options
 
-    def shards(self) -> tuple[int | None, str]:
-        return len(self.urls), self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint(self.urls)
-
     def which_data(self) -> Data:
         return self._data
 
     @cached_property
     def _data(self) -> Data:
-        return Data(self._fingerprint, data_id(self.urls, self.facts), shortened_url(redact(self.urls[0])), self.moved)
+        urls = self.urls
+        place = shortened_url(redact(urls[0]))
+        return Data(fingerprint(urls), data_id(urls, self.facts), place, self.moved, len(urls))
 
     def number_of(self, url: str) -> str | None:
         if not self._numbers:
