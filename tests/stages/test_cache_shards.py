@@ -115,19 +115,26 @@ def test_a_flipped_bit_is_not_cached(web, shards, tmp_path):
     assert keys_of(pipe) == expected
 
 
-def test_wrong_arguments(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda shards, folder: shards.cache_shards(), ValueError, "WDS_PIPES_CACHE_DIR"),
+        (lambda shards, folder: shards.cache_shards(folder), ValueError, "WDS_PIPES_CACHE_SIZE"),
+        (lambda shards, folder: shards.cache_shards(folder, max_bytes="a lot"), ValueError, "a lot"),
+        (lambda shards, folder: shards.open_shards().cache_shards(folder), TypeError, r"put it before open_shards\(\)"),
+        (
+            lambda shards, folder: shards.open_shards().load_tar().group_by_key().cache_shards(folder),
+            TypeError,
+            r"put it before open_shards\(\)",
+        ),
+        (
+            lambda shards, folder: shards.cache_shards(folder, max_bytes=1).open_shards(cache=str(folder)),
+            ValueError,
+            "two caches",
+        ),
+    ],
+)
+def test_wrong_arguments(build, error, message, tmp_path, monkeypatch):
     monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
-    urls = wp.ShardList("x.tar")
-    with pytest.raises(ValueError, match="WDS_PIPES_CACHE_DIR"):
-        urls.cache_shards()
-    with pytest.raises(ValueError, match="WDS_PIPES_CACHE_SIZE"):
-        urls.cache_shards(tmp_path)
-    with pytest.raises(ValueError, match="a lot"):
-        urls.cache_shards(tmp_path, max_bytes="a lot")
-    for late in (urls.open_shards(), urls.open_shards().load_tar(), urls.open_shards().load_tar().group_by_key()):
-        with pytest.raises(TypeError, match=r"put it before open_shards\(\)"):
-            late.cache_shards(tmp_path, max_bytes=1 << 20)
-    with pytest.raises(ValueError, match="two caches"):
-        wp.ShardList("x.tar").cache_shards(tmp_path, max_bytes=1 << 20).open_shards(
-            cache=wp.ShardCache(tmp_path, max_bytes=1 << 20)
-        )
+    with pytest.raises(error, match=message):
+        build(wp.ShardList("x.tar"), tmp_path)

@@ -14,7 +14,16 @@ import wds_pipes as wp
 from wds_pipes import datapipes, stages
 from wds_pipes.core.stage import functional_name
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import DecodeByExt, InterleaveShards, MapFields, MapSamples, RenameFields, SelectFields, ToTuple
+from wds_pipes.stages import (
+    DecodeByExt,
+    ExplodeRecords,
+    InterleaveShards,
+    MapFields,
+    MapSamples,
+    RenameFields,
+    SelectFields,
+    ToTuple,
+)
 from wds_pipes.testing import same
 
 
@@ -43,6 +52,10 @@ def test_an_option_that_decides_the_samples_belongs_to_the_state(step, other, ur
     step(samples(urls)).load_state_dict(state)
     with pytest.raises(wp.StateError, match="step 5 of its pipeline was"):
         other(samples(urls)).load_state_dict(state)
+
+
+def members():
+    return wp.ShardList("x.tar").open_shards().load_tar()
 
 
 COUNTS = [(0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("9", TypeError), (None, TypeError)]
@@ -79,6 +92,24 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: InterleaveShards(Given([1]), 2), TypeError, "start the pipeline with it"),
         (lambda pipe: wp.mix({"a": pipe}).interleave_shards(2), TypeError, "start the pipeline with it"),
         (lambda pipe: IterableWrapper([]).open_shards().interleave_shards(2), TypeError, "start the pipeline with it"),
+        (lambda pipe: wp.ShardList("x").open_shards(storage_options="anon"), TypeError, "storage_options"),
+        (lambda pipe: wp.ShardList("x").open_shards(buffer_bytes=0), ValueError, "buffer_bytes"),
+        (lambda pipe: wp.ShardList("x").open_shards(on_error="warn"), ValueError, "on_error"),
+        (lambda pipe: members().group_by_key(fields="jpg cls"), TypeError, r"write fields=\['jpg', 'cls'\]"),
+        (lambda pipe: members().group_by_key(fields=[]), ValueError, "fields is empty"),
+        (lambda pipe: members().group_by_key(key_split="middle"), ValueError, "key_split must be one of"),
+        (lambda pipe: members().group_by_key(on_repeated_key="skip"), ValueError, "on_repeated_key must be one of"),
+        (
+            lambda pipe: members().shuffle_buffer(10).group_by_key(),
+            TypeError,
+            "of a sample apart: put it after",
+        ),
+        (lambda pipe: members().interleave_shards(2).take_samples(3).group_by_key(), TypeError, "of a sample apart"),
+        (lambda pipe: pipe.explode_records("json"), ValueError, "kind must be one of 'jsonl', 'msgpack', 'cbor'"),
+        (lambda pipe: pipe.explode_records("jsonl", field=3), TypeError, "a field is named by a string"),
+        (lambda pipe: pipe.then(3), TypeError, "needs a function"),
+        (lambda pipe: pipe.then(lambda: None), TypeError, r"needs fn\(items\).*functools.partial"),
+        (lambda pipe: pipe.then(iter, holds=-1), ValueError, "holds must be"),
         (lambda pipe: pipe.decode_by_ext("rgb9"), ValueError, "unknown spec 'rgb9'"),
         (lambda pipe: pipe.decode_by_ext("rgb", "pil"), ValueError, "images cannot be both"),
         (lambda pipe: pipe.decode_by_ext(max_image_pixels=0), ValueError, "max_image_pixels must be at least 1"),
@@ -112,6 +143,7 @@ def test_a_wrong_argument_is_refused_when_it_is_built(build, error, message, url
         (MapFields, {"jpg": str}),
         (ToTuple, "jpg"),
         (DecodeByExt, "rgb"),
+        (ExplodeRecords, "jsonl"),
     ],
 )
 def test_items_that_are_no_samples_are_refused(kind, argument):

@@ -15,7 +15,6 @@ from sources import Given
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import ExplodeRecords
-from wds_pipes.testing import check_resume
 
 URL = "a.tar"
 
@@ -166,15 +165,6 @@ def test_a_missing_package_says_what_to_install(kind, module, package, monkeypat
         explode([sample("k", **{kind: b"x"})], kind, on_error="skip")
 
 
-def test_wrong_arguments_are_refused_at_once():
-    with pytest.raises(ValueError, match="kind must be one of 'jsonl', 'msgpack', 'cbor'"):
-        ExplodeRecords(Given([]), "json")
-    with pytest.raises(TypeError, match="a field is named by a string"):
-        ExplodeRecords(Given([]), "jsonl", field=3)
-    with pytest.raises(TypeError, match=r"explode_records\(\) takes samples as dicts"):
-        explode([(1, 2)], "jsonl")
-
-
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text(max_size=3), values, max_size=3),
@@ -216,10 +206,6 @@ def shards(tmp_path):
                 rows = [{"n": 100 * shard + 10 * number + row} for row in range((shard + 2 * number) % 5)]
                 writer.write({"__key__": f"{shard}-{number}", "jsonl": rows})
     return urls
-
-
-def test_resume_within_and_between_fields_after_a_shuffle(shards):
-    check_resume(lambda: samples(shards).explode_records("jsonl").shuffle_buffer(4))
 
 
 def test_lanes_workers_and_counts(shards):

@@ -260,30 +260,6 @@ def test_a_resume_reads_one_member_again(tmp_path, counted):
     stream.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"fields": "jpg cls"}, TypeError, r"write fields=\['jpg', 'cls'\]"),
-        ({"fields": []}, ValueError, "fields is empty"),
-        ({"key_split": "middle"}, ValueError, "key_split must be one of"),
-        ({"on_repeated_key": "skip"}, ValueError, "on_repeated_key must be one of"),
-        ({"on_error": "warn"}, ValueError, "on_error must be one of"),
-        ({"max_errors": 1.0}, TypeError, "max_errors must be an int"),
-    ],
-)
-def test_wrong_options_are_told_when_the_pipe_is_built(options, error, message):
-    with pytest.raises(error, match=message):
-        group(["x.tar"], **options)
-
-
-def test_steps_that_take_samples_apart_are_told_when_the_pipe_is_built():
-    members = wp.ShardList("x.tar").open_shards().load_tar()
-    for wrong in (members.shuffle_buffer(10), members.interleave_shards(2), members.shuffle_buffer(2).take_samples(3)):
-        with pytest.raises(TypeError, match=r"takes the members of a sample apart: put it after group_by_key\(\)"):
-            wrong.group_by_key()
-    wp.ShardList("x.tar").shuffle_buffer(10).open_shards().load_tar().group_by_key()
-
-
 def test_what_is_no_member_is_told():
     with pytest.raises(
         TypeError,

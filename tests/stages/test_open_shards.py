@@ -167,20 +167,6 @@ def test_reads_are_large(tmp_path, counted):
     assert sizes[:-1] == [1 << 18, 1 << 20]
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"storage_options": "anon"}, TypeError),
-        ({"buffer_bytes": 0}, ValueError),
-        ({"buffer_bytes": 1.5}, TypeError),
-        ({"on_error": "warn"}, ValueError),
-    ],
-)
-def test_wrong_options_are_told_when_the_pipe_is_built(options, error):
-    with pytest.raises(error, match=next(iter(options))):
-        OpenShards(ShardList("x.tar"), **options)
-
-
 def test_what_is_no_url_is_told():
     with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave 5: put it after"):
         list(Stream(OpenShards(Listed("x"))))

@@ -16,7 +16,7 @@ from tars import put
 import wds_pipes as wp
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+from wds_pipes.stages import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards
@@ -26,13 +26,6 @@ URLS = [f"x-{number}.tar" for number in range(7)]
 
 def order(stage, epoch=0, number=0, of=1) -> list[str]:
     return [ref.url for ref in stage.open(Lane(stage.seed, epoch, number, of)).items]
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_resume_is_exact(shuffle):
-    assert [
-        len(epoch) for epoch in check_resume(lambda: Stream(ShardList("x-{0..6}.tar", shuffle=shuffle)), epochs=3)
-    ] == [7, 7, 7]
 
 
 def test_the_order_is_the_list_s_without_shuffle():
@@ -415,13 +408,6 @@ def test_an_index_that_is_damaged_or_of_other_shards(data, message, tmp_path):
     assert len(str(told.value)) < 1000
 
 
-def test_an_index_names_no_commands(tmp_path):
-    path = tmp_path / "i.json"
-    path.write_text(json.dumps({"wids_version": 1, "shardlist": [{"url": "pipe:touch x", "nsamples": 1}]}))
-    with pytest.raises(ValueError, match="names a command"):
-        ShardList(str(path))
-
-
 REFUSED = [
     "file:///etc/passwd",
     "file:/etc/passwd",
@@ -691,13 +677,6 @@ def test_states_are_the_same_with_an_index_and_by_hand(tmp_path):
         with contextlib.closing(make()) as running:
             running.load_state_dict(json.loads(json.dumps(states[0][4])))
             assert [list(keys) for keys, _ in running] == batches[0][4:]
-
-
-def test_a_pipe_resumes_over_an_index(tmp_path):
-    urls = make_shards(tmp_path, shards=3, samples=[3, 0, 4])
-    index_shards(urls, tmp_path / "index.json")
-    make = lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(tmp_path / "index.json", shuffle=True)))))  # noqa: E731
-    assert sorted(sample["__key__"] for sample in check_resume(make)[0]) == [f"{number:08d}" for number in range(7)]
 
 
 def test_an_index_that_counts_wrong_is_an_error_when_the_shard_is_read(tmp_path):

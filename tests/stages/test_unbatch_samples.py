@@ -7,13 +7,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from pipelines import samples, through_json
+from pipelines import through_json
 from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, UnbatchSamples
-from wds_pipes.testing import check_resume, make_shards
+from wds_pipes.testing import make_shards
 
 Pair = namedtuple("Pair", "x y")
 SAMPLES = [
@@ -76,15 +76,6 @@ def test_rows_of_other_dtypes_keep_them():
 def test_an_item_that_is_no_batch_is_named(item, message):
     with pytest.raises(wp.SampleError, match=message):
         list(Stream(UnbatchSamples(Given([item]))))
-
-
-def test_resume_within_and_between_batches(tmp_path):
-    urls = make_shards(tmp_path, shards=4, samples=5)
-
-    def make():
-        return samples(urls).decode_by_ext().batch_samples(3).unbatch_samples().shuffle_buffer(4)
-
-    check_resume(make)
 
 
 class Repeat(wp.FlatMap):

@@ -172,29 +172,41 @@ def test_lanes_with_the_same_names_are_refused(urls, tmp_path):
         list(wp.PipeLoader(writing(urls, tmp_path / "out"), lanes=2))
 
 
-def test_what_cannot_be_written(urls, tmp_path):
-    """Wrong arguments when it is built, wrong samples and states in words."""
-    with pytest.raises(ValueError, match="one place for the shard's number"):
-        samples(urls).write_shards("x.tar")
-    with pytest.raises(ValueError, match="max_samples must be at least 1, not 0"):
-        samples(urls).write_shards("%d.tar", max_samples=0)
-    with pytest.raises(TypeError, match=r"write_shards\(\) takes samples as dicts"):
-        list(samples(urls).to_tuple("txt").write_shards(tmp_path / "%d.tar"))
-    with pytest.raises(wp.SampleError, match="write 'txt2'"):
-        list(samples(urls).rename_fields({"TXT2": "txt"}).write_shards(tmp_path / "%d.tar"))
-    with pytest.raises(ValueError, match="only uncompressed shards have offsets"):
-        samples(urls).write_shards("%d.tar.gz", offsets=True)
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda pipe: pipe.write_shards("x.tar"), "one place for the shard's number"),
+        (lambda pipe: pipe.write_shards("%d.tar", max_samples=0), "max_samples must be at least 1, not 0"),
+        (
+            lambda pipe: pipe.write_shards("%d.tar.gz", offsets=True),
+            ValueError,
+            "only uncompressed shards have offsets",
+        ),
+        (lambda pipe: list(pipe.to_tuple("txt").write_shards("%d.tar")), "takes samples as dicts"),
+        (
+            lambda pipe: list(pipe.rename_fields({"TXT2": "txt"}).write_shards("%d.tar")),
+            "write 'txt2'",
+        ),
+    ],
+)
+def test_what_cannot_be_written(write, message, urls, tmp_path, monkeypatch):
+    """And nothing is left of it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((TypeError, ValueError), match=message):
+        write(samples(urls))
     assert os.listdir(tmp_path) == ["in"]
+
+
+def test_a_state_that_does_not_fit_is_refused(urls, tmp_path):
     pipe = writing(urls, tmp_path / "out")
     next(iter(pipe))
-    other = writing(urls, tmp_path / "out", max_samples=4)
+    state = through_json(pipe.state_dict())
+    assert "after 1 shard" in wp.describe_state(state)
     with pytest.raises(wp.StateError, match="max_samples=4"):
-        other.load_state_dict(pipe.state_dict())
-    damaged = through_json(pipe.state_dict())
-    damaged["lanes"]["0"]["position"][-1]["delivered"] = 9
+        writing(urls, tmp_path / "out", max_samples=4).load_state_dict(state)
+    state["lanes"]["0"]["position"][-1]["delivered"] = 9
     with pytest.raises(wp.StateError, match="1 shard cannot have 9 samples"):
-        writing(urls, tmp_path / "out").load_state_dict(damaged)
-    assert "after 1 shard" in wp.describe_state(pipe.state_dict())
+        writing(urls, tmp_path / "out").load_state_dict(state)
 
 
 def test_samples_are_written_to_compressed_shards(urls, tmp_path):

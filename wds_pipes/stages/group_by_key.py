@@ -151,7 +151,7 @@ class GroupByKey(Tolerant[Sample]):
         return running
 
     def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Sample] | None:
-        return numbered_samples(self, lane, mark)
+        return None if self.fields is not None else numbered_samples(self, self.split, lane, mark)
 
     def run(self) -> Iterator[Sample]:
         # One loop over the members, since a call for each member would cost more than the rest of

@@ -14,6 +14,7 @@ from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.running import Ended, Mark
+from wds_pipes.core.stage import Stage
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.stages.cache_shards import CacheShards
@@ -23,6 +24,7 @@ from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
 from wds_pipes.tar.index_formats import versions_of
+from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.samples import AFTER, SampleParser
@@ -34,11 +36,10 @@ _ONE_BY_ONE = 128
 _MOST_RUN, _MOST_GAP = 8 << 20, 1 << 19
 
 if TYPE_CHECKING:
-    from wds_pipes.stages.group_by_key import GroupByKey
     from wds_pipes.tar.shard_offsets import ShardOffsets
 
 
-def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> NumberedSamples | None:
+def numbered_samples(group: Stage[Any], split: KeySplit, lane: Lane, mark: Mark | None) -> NumberedSamples | None:
     """Return the samples of a chain ``ShardList > open_shards > load_tar > group_by_key`` after a
     position, by their numbers; None if they are not known without reading the shards: another
     chain, no index, or steps that may leave samples out.
@@ -48,7 +49,7 @@ def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> Number
     listed = opened.source if type(opened) is OpenShards else None
     while type(listed) is CacheShards:
         listed = listed.source
-    if type(listed) is not ShardList or listed.offsets is None or group.fields is not None:
+    if type(listed) is not ShardList or listed.offsets is None:
         return None
     assert isinstance(load, LoadTar)
     assert isinstance(opened, OpenShards)
@@ -62,15 +63,15 @@ def numbered_samples(group: GroupByKey, lane: Lane, mark: Mark | None) -> Number
             return None
         own, mark = mark
         marks.append(own)
-    steps = _Steps(group, load, opened, listed, listed.offsets)
+    steps = _Steps(split, load, opened, listed, listed.offsets)
     ranges = _ranges_after(steps, lane, marks)
     return None if ranges is None else NumberedSamples(steps, lane, marks, ranges)
 
 
 class _Steps(NamedTuple):
-    """The steps of the chain, and the indexes of offsets of its shards."""
+    """How names are split, the steps of the chain, and the indexes of offsets of its shards."""
 
-    group: GroupByKey
+    split: KeySplit
     load: LoadTar
     opened: OpenShards
     listed: ShardList
@@ -100,7 +101,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
     """The samples after a position, by their numbers: see ``numbered_samples``."""
 
     def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: Sequence[ShardRange]) -> None:
-        group, self._load, opened, listed, self._offsets = steps
+        split, self._load, opened, listed, self._offsets = steps
         self._own, self._padding = own, lane.padding
         self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
@@ -108,7 +109,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         self.count = self._starts[-1]
         versions = versions_of(listed.urls, listed.facts)
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections, versions=versions)
-        self._parser = SampleParser(None, group.split, self._offsets.stale)
+        self._parser = SampleParser(None, split, self._offsets.stale)
 
     def prepare(self, count: int) -> bool:
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))
