@@ -179,7 +179,6 @@ def test_lanes_with_the_same_names_are_refused(urls, tmp_path):
         (lambda pipe: pipe.write_shards("%d.tar", max_samples=0), "max_samples must be at least 1, not 0"),
         (
             lambda pipe: pipe.write_shards("%d.tar.gz", offsets=True),
-            ValueError,
             "only uncompressed shards have offsets",
         ),
         (lambda pipe: list(pipe.to_tuple("txt").write_shards("%d.tar")), "takes samples as dicts"),

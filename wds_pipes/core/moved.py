@@ -42,14 +42,14 @@ class Data(NamedTuple):
             ``""``: unknown, as for a chain without shards.
         place: the URL of the first shard, for messages.
         moved: the user declared that any loaded state is of these shards.
-        count: how many shards there are; None: unknown.
+        shards: how many there are; None: unknown.
     """
 
     fingerprint: str = ""
     id: str = ""
     place: str | None = None
     moved: bool = False
-    count: int | None = None
+    shards: int | None = None
 
     @property
     def identity(self) -> str:

@@ -27,7 +27,7 @@ class Recipe(NamedTuple):
         none.
         """
         data = self.data
-        return {"shards": data.count, "fingerprint": data.fingerprint, **({"data": data.id} if data.id else {})}
+        return {"shards": data.shards, "fingerprint": data.fingerprint, **({"data": data.id} if data.id else {})}
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
@@ -40,8 +40,8 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
         differences.append(_unlike(saved.graph, recipe.graph))
-    if saved.shards != recipe.data.count:
-        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.count}")
+    if saved.shards != recipe.data.shards:
+        differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.shards}")
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
         mend += f" {MEND}"

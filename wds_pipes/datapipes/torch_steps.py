@@ -208,8 +208,8 @@ class TorchSource(Stage[Any]):
     def which_data(self) -> Data:
         urls = self._urls
         if not urls:
-            return Data(count=None if urls is None else 0)
-        return Data(fingerprint(urls), data_id(urls), redact(urls[0]), count=len(urls))
+            return Data(shards=None if urls is None else 0)
+        return Data(fingerprint(urls), data_id(urls), redact(urls[0]), shards=len(urls))
 
     @cached_property
     def _numbers(self) -> dict[str, str]:

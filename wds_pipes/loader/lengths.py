@@ -160,7 +160,7 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
         raise TypeError(f"len() is not known: {why}")
     counts = stage.root.sample_counts
     if counts is None or stage.items_are not in _SAMPLES:
-        return _items(stage, stage.which_data().count or 0)
+        return _items(stage, stage.which_data().shards or 0)
     return _items(stage, sum(counts))
 
 

@@ -310,7 +310,7 @@ def _sources(stage: Stage[Any]) -> list[Any]:
     """Return what identifies the chains from which a chain mixes, and what they read."""
     branches = [branch for step in stage.chain for branch in step.branches.values()]
     return [
-        [branch.seed, data.identity, data.count, branch.graph(counted=True), _sources(branch)]
+        [branch.seed, data.identity, data.shards, branch.graph(counted=True), _sources(branch)]
         for branch, data in ((branch, branch.which_data()) for branch in branches)
     ]
 

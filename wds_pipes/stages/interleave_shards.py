@@ -153,7 +153,7 @@ class InterleaveShards(Composite[Out]):
         """Open the steps before this one over one shard. Their lane is numbered after the shard, so
         that random decisions do not depend on the lane that reads it.
         """
-        lane, (shard, start, _), of = self.lane, shard_range, self.which_data().count
+        lane, (shard, start, _), of = self.lane, shard_range, self.which_data().shards
         chain = self._before.open(
             Lane(lane.seed, lane.epoch, shard, of or 1, start, (shard_range,), lane.padding), mark
         )

@@ -45,7 +45,7 @@ def recipe_of(source: Stage[Any]) -> list[Any]:
         blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(),
         source.which_data(),
     )
-    return [source.seed, data.fingerprint, steps, *([data.id, data.count] if data.id else [])]
+    return [source.seed, data.fingerprint, steps, *([data.id, data.shards] if data.id else [])]
 
 
 def check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any], problem: str | None) -> None:
