@@ -37,9 +37,9 @@ urls = make_shards("data", shards=4, samples=25)
 #
 # ## Datapipes
 #
-# `import wds_pipes` after `import torch` registers the methods. So a pipeline may start with one of
-# torch's pipes, and torch's `.map`, `.filter`, `.batch` and `.collate` may come between our steps
-# or after them.
+# `import wds_pipes.datapipes` registers the methods, and so does `import wds_pipes` if torch was
+# imported before. So a pipeline may start with one of torch's pipes, and torch's `.map`, `.filter`,
+# `.batch` and `.collate` may come between our steps or after them.
 
 
 # %%
@@ -172,11 +172,12 @@ assert sorted(keys_of(first) + rest) == keys
 print(wp.describe_state(state))
 
 # %% [markdown]
-# It would lose the state of a bare pipe silently, so a bare pipe is refused:
+# It does not see the state of a bare pipe: a resume would start again with the first epoch. So its
+# workers refuse a bare pipe; with `num_workers=0`, nothing notices.
 
 # %%
 try:
-    next(iter(StatefulDataLoader(wp.ShardList(urls), batch_size=None)))
+    next(iter(StatefulDataLoader(wp.ShardList(urls), batch_size=None, num_workers=1)))
 except wp.StateError as error:
     print(error)
 else:
@@ -193,6 +194,9 @@ else:
 # only rank 0 iterates, such as for validation, and with Hugging Face Accelerate or the Trainer of
 # transformers. Accelerate does not save the number of its epoch: after a resume, call
 # `set_epoch(epoch)` of the loader that it prepared before each epoch.
+#
+# With several workers that make batches, there may be more batches than `len()` of a DataLoader
+# says, and Lightning stops there: use PipeLoader, whose `len()` is right.
 
 # %%
 pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().decode_by_ext()
@@ -229,7 +233,8 @@ print(state)
 
 # %% [markdown]
 # The same sampler in a loader with workers. With `block_samples=5`, runs of five neighbours stay
-# together. Save the state of the loader: the sampler itself is ahead of the batches.
+# together. Save the state of the loader: the sampler itself is ahead of the batches. Pass
+# `sampler=`, not a `batch_sampler=` without a state: a resume would start with the first epoch.
 
 
 # %%

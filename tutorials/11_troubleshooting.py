@@ -227,14 +227,15 @@ assert checkpoint.load("checkpoints", one) == 10
 # %% [markdown]
 # ### A pipe whose state cannot be saved
 #
-# **Cause:** one of torch's pipes does not expose the samples that it holds, or `StatefulDataLoader`
-# is used with a datapipe, whose state it does not save. **Do:** what the message says.
+# **Cause:** one of torch's pipes does not expose the samples that it holds, or a worker of
+# `StatefulDataLoader` is used with a datapipe, whose state it does not save. **Do:** what the
+# message says.
 
 # %%
 with raises(wp.StateError):
     samples().shuffle().load_tar().state_dict()
 with raises(wp.StateError):
-    next(iter(StatefulDataLoader(samples(), batch_size=None)))
+    next(iter(StatefulDataLoader(samples(), batch_size=None, num_workers=1)))
 
 # %% [markdown]
 # ### It resumes, but the losses differ
@@ -365,8 +366,8 @@ print(wp.describe_state(state))
 # ### An error in your function
 #
 # The error is raised in the main process as it was raised in the worker, with a note that names the
-# sample, and one with the traceback of the worker. The state is that before the failed batch:
-# correct the function, load the state, and continue.
+# sample, and one with the worker's traceback. The state is that before the failed batch: correct
+# the function, load the state, and continue.
 
 
 # %%

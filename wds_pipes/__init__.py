@@ -4,9 +4,9 @@ The stages are methods of every torch IterDataPipe:
 ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch, only ``wds_pipes.tar``,
 ``wds_pipes.tasks``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
 
-The import is fast: each public name is loaded at its first use. The methods are registered by the
-import, if torch was imported before, or else at the first use of a name that needs torch, such as
-``ShardList`` or ``wds_pipes.datapipes``.
+The import is fast: each public name is loaded at its first use. The methods are registered with the
+first pipe of this package, or by this import if torch was imported before; ``import
+wds_pipes.datapipes`` registers them in any case, for chains that begin with a pipe of torch's.
 """
 
 import sys as _sys
@@ -96,42 +96,47 @@ __all__ = [
     "video",
 ]
 
-# Where each public name is defined.
-_NAMES = {
-    "dataset": ("as_dataset",),
-    "datapipes": ("SampleList", "ShardList", "WdsPipe", "load_state_dict", "mix", "register_stage", "state_dict"),
-    "errors": (
-        "CacheError",
-        "DecodeError",
-        "SampleError",
-        "ShardError",
-        "ShardWarning",
-        "StateError",
-        "WdsError",
-        "WorkerError",
-    ),
-    "indexed": ("IndexedShards",),
-    "io.cache.shard_cache": ("ShardCache",),
-    "loader.merging": ("merge_states",),
-    "loader.on_device": ("DecodeOnDevice",),
-    "loader.pipe_loader": ("PipeLoader",),
-    "loader.sample_order": ("SampleOrder",),
-    "codecs.images": ("image_size",),
-    "display.states": ("describe_state",),
-    "codecs.media": ("AudioReader", "VideoReader", "audio", "video"),
-    "codecs.codec": ("Codec", "register_codec"),
-    "core.flat_map": ("FlatMap",),
-    "core.stage": ("Stage",),
-    "stages.map_samples": ("DROP",),
-    "stages.sample_ref": ("SampleRef",),
-    "stages.shard_ref": ("ShardRef",),
-    "tar": ("ShardWriter", "TarWriter"),
-    "tar.views": ("split_by_key",),
+# The module of each public name.
+_MODULE_OF = {
+    "DROP": "stages.map_samples",
+    "AudioReader": "codecs.media",
+    "CacheError": "errors",
+    "Codec": "codecs.codec",
+    "DecodeError": "errors",
+    "DecodeOnDevice": "loader.on_device",
+    "FlatMap": "core.flat_map",
+    "IndexedShards": "indexed",
+    "PipeLoader": "loader.pipe_loader",
+    "SampleError": "errors",
+    "SampleList": "datapipes",
+    "SampleOrder": "loader.sample_order",
+    "SampleRef": "stages.sample_ref",
+    "ShardCache": "io.cache.shard_cache",
+    "ShardError": "errors",
+    "ShardList": "datapipes",
+    "ShardRef": "stages.shard_ref",
+    "ShardWarning": "errors",
+    "ShardWriter": "tar",
+    "Stage": "core.stage",
+    "StateError": "errors",
+    "TarWriter": "tar",
+    "VideoReader": "codecs.media",
+    "WdsError": "errors",
+    "WdsPipe": "datapipes",
+    "WorkerError": "errors",
+    "as_dataset": "dataset",
+    "audio": "codecs.media",
+    "describe_state": "display.states",
+    "image_size": "codecs.images",
+    "load_state_dict": "datapipes",
+    "merge_states": "loader.merging",
+    "mix": "datapipes",
+    "register_codec": "codecs.codec",
+    "register_stage": "datapipes",
+    "split_by_key": "tar.views",
+    "state_dict": "datapipes",
+    "video": "codecs.media",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
-
-if _sys.modules.get("torch") is not None:  # None blocks the import
-    _import_module("wds_pipes.datapipes")  # which registers the methods of torch's pipes
 
 if not _TYPE_CHECKING:  # type checkers see only the names above
 
@@ -157,3 +162,6 @@ if not _TYPE_CHECKING:  # type checkers see only the names above
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
+
+    if _sys.modules.get("torch") is not None:  # None blocks the import
+        _import_module("wds_pipes.datapipes")  # which registers the methods of torch's pipes

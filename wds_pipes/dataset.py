@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import warnings
 import weakref
 from collections.abc import Iterator
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
-from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
-from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.options import check_count
@@ -23,14 +21,12 @@ from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
 from wds_pipes.errors import StateError
-from wds_pipes.loader.callers import starts_workers
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 
 MAX_WORKERS = 1024
 _EPOCHS = 1 << 32
-_FETCHING = _BaseDatasetFetcher.__init__.__code__.co_filename
 
 
 def as_dataset(pipe: object) -> WdsDataset:
@@ -43,7 +39,8 @@ def as_dataset(pipe: object) -> WdsDataset:
 class WdsDataset(Countable, IterableDataset[Any]):
     """A pipeline as a plain IterableDataset with a state.
 
-    It is for torch's DataLoader and torchdata's StatefulDataLoader.
+    It is for torch's DataLoader and torchdata's StatefulDataLoader. If the pipe makes batches
+    itself, pass ``DataLoader(batch_size=None)``; otherwise DataLoader makes batches of these.
 
     With ``num_workers=n``, worker i yields lane i of n. Each lane has its own shards, so there
     should be at least n shards. Each iteration is the next epoch, with persistent and with new
@@ -62,11 +59,10 @@ class WdsDataset(Countable, IterableDataset[Any]):
         warn_of_ranks("as_dataset()")
         self._stream = _WorkerStream(stage)
         stage.context.tell_end = LaneEnds()
+        stage.context.passed.news = stage.context.passed.news or WorkerNews()
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
-        if stream.stage.batches is not None:
-            warn_of_batches(stream.stage.batches)
         if worker_info() is not None:
             end_with_parent()
         stream.settle()
@@ -83,7 +79,11 @@ class WdsDataset(Countable, IterableDataset[Any]):
         return iter(stream)
 
     def __len__(self) -> int:
-        """Return how many items an epoch has, as ``len()`` of the pipe does."""
+        """Return how many items an epoch has, as ``len()`` of the pipe does.
+
+        With several workers of a DataLoader, each makes batches of its own, and its last one may be
+        smaller. So there may be more batches than ``len()`` says; that of PipeLoader is right.
+        """
         return length(self._stream.stage, ranks_are_divided=False)
 
     def __bool__(self) -> bool:
@@ -127,28 +127,6 @@ class WdsDataset(Countable, IterableDataset[Any]):
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
         stream.loaded = os.getpid(), stream.latest
-        if worker_info() is None:
-            stream.loads += 1
-            stream.shared.numbers[1] = stream.loads
-
-
-def warn_of_batches(size: int) -> None:
-    """Warn if the DataLoader that iterates now makes batches of batches of ``size`` samples."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(10):
-        # Other frames' locals are not read: this would keep alive what is in them.
-        fetches = frame is not None and frame.f_code.co_filename == _FETCHING
-        fetcher = frame.f_locals.get("self") if frame is not None and fetches else None
-        if isinstance(fetcher, _BaseDatasetFetcher):
-            worker = worker_info()
-            if fetcher.auto_collation and (worker is None or worker.id == 0):
-                message = (
-                    f"the pipe gives batches of {size} already, and DataLoader makes batches of "
-                    "these (also of one): pass DataLoader(batch_size=None)."
-                )
-                warnings.warn(message, stacklevel=3)
-            return
-        frame = None if frame is None else frame.f_back
 
 
 def warn_of_copies(stage: Stage[Any]) -> None:
@@ -174,33 +152,42 @@ class SharedNumbers:
 
     A copy has memory of its own, and so has another process that is no worker, such as a rank that
     was forked or spawned: it has workers of its own.
+
+    Attributes:
+        starts: how many processes, workers or not, this process has started with these numbers.
     """
 
     def __init__(self, numbers: list[int]) -> None:
         self._put(numbers)
-        _all_shared.add(self)
 
     def _put(self, numbers: list[int]) -> None:
         self._numbers = torch.tensor(numbers, dtype=torch.int64)
         self._numbers.share_memory_()  # type: ignore[no-untyped-call]
-        self.is_of_another = False  # this process was forked, and is no worker
+        # in a process that was just started: the numbers then, for a process that is no worker
+        self._at_start: list[int] | None = None
+        self.starts = 0
+        _all_shared.add(self)
 
     @property
     def numbers(self) -> torch.Tensor:
-        if self.is_of_another:
-            self._put(self._numbers.tolist())
+        at_start, self._at_start = self._at_start, None
+        if at_start is not None and worker_info() is None:
+            self._put(at_start)
         return self._numbers
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not starts_workers():
-            return SharedNumbers, (self.numbers.tolist(),)
+        numbers = self.numbers
+        if get_spawning_popen() is None:
+            return SharedNumbers, (numbers.tolist(),)
+        self.starts += 1
         # DataLoader packs a pipe with pickle, which would copy the memory instead of sharing it.
-        return _shared_in, (bytes(ForkingPickler.dumps(self.numbers)),)
+        return _shared_in, (bytes(ForkingPickler.dumps(numbers)), numbers.tolist())
 
 
-def _shared_in(memory: bytes) -> SharedNumbers:
+def _shared_in(memory: bytes, numbers: list[int]) -> SharedNumbers:
     shared = SharedNumbers.__new__(SharedNumbers)
-    shared._numbers, shared.is_of_another = pickle.loads(memory), False
+    shared._numbers, shared._at_start, shared.starts = pickle.loads(memory), numbers, 0
+    _all_shared.add(shared)
     return shared
 
 
@@ -209,17 +196,57 @@ _all_shared: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()
 
 def _before_fork() -> None:
     for shared in list(_all_shared):
-        _ = shared.numbers  # workers that are forked now share it with this process
+        shared.starts += 1
+        # for the process that is forked now, if it is no worker
+        shared._at_start = shared.numbers.tolist()
 
 
 def _after_fork() -> None:
-    if not starts_workers():
-        for shared in list(_all_shared):
-            shared.is_of_another = True
+    for shared in list(_all_shared):
+        shared._at_start = None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+
+
+class WorkerNews:
+    """What the main process was told since its workers were started, in memory that they share."""
+
+    def __init__(self) -> None:
+        # how often it was told something; and one more than the epoch it was told last, 0: a state
+        self._shared = SharedNumbers([0, 0])
+        self._heard = 0  # how often, as this process knows
+
+    @property
+    def starts(self) -> int:
+        """How many processes the main process has started."""
+        return self._shared.starts
+
+    def tell(self, epoch: int | None) -> None:
+        """Note that the pipe was told an epoch, or a state (None), if this is the main process."""
+        if worker_info() is None:
+            self._heard += 1
+            self._shared.numbers[1] = 0 if epoch is None else epoch + 1
+            self._shared.numbers[0] = self._heard
+
+    def hear(self) -> int | None:
+        """Return the epoch that the main process was told since this process heard of one; None:
+        it was told none.
+
+        Raises:
+            StateError: it was told a state, which this worker does not have.
+        """
+        times, epoch = self._shared.numbers.tolist()
+        if times == self._heard:
+            return None
+        self._heard = times
+        if epoch == 0:
+            raise StateError(
+                "a state was loaded into this pipe after its workers were started, which do not see it: use "
+                "wds_pipes.PipeLoader, or StatefulDataLoader(pipe.as_dataset()), and load the state into that loader"
+            )
+        return int(epoch) - 1
 
 
 class LaneEnds:
@@ -230,12 +257,8 @@ class LaneEnds:
     that are kept, and whether there were no samples, which is not allowed.
     """
 
-    def __init__(self, ends: SharedNumbers | None = None) -> None:
-        self._shared = SharedNumbers([0] * MAX_WORKERS) if ends is None else ends
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # a copy has workers of its own, whose lanes have not ended
-        return LaneEnds, (self._shared,) if starts_workers() else ()
+    def __init__(self) -> None:
+        self._shared = SharedNumbers([0] * MAX_WORKERS)
 
     def __call__(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
         """Store that the lane of this process yielded nothing.
@@ -268,20 +291,14 @@ class _WorkerStream(Stream[Any]):
         self.over = False  # the loaded state was taken when this lane had ended, and no other iteration has begun since
         self.waits = False  # so the next iteration yields nothing in this process
         self.loaded = 0, 0  # in which process a state was loaded, and what ``latest`` was then
-        self.loads = 0  # how many states were loaded in the main process, as this process knows
         self.turns = self.key = 0  # how many iterations began in this process, and the key of the last one
-        # the latest iteration; how many states were loaded in the main process, as it is; and for
-        # each lane the key of its last iteration
-        self.shared = SharedNumbers([0] * (2 + MAX_WORKERS))
+        # the latest iteration; and for each lane the key of its last iteration
+        self.shared = SharedNumbers([0] * (1 + MAX_WORKERS))
         self.tell(stage.context.epoch - 1)
 
     @property
     def latest(self) -> int:
         return int(self.shared.numbers[0])
-
-    @property
-    def all_loads(self) -> int:
-        return int(self.shared.numbers[1])
 
     def tell(self, epoch: int, key: int = 0) -> None:
         """Store ``epoch`` as the epoch of the latest iteration."""
@@ -296,7 +313,7 @@ class _WorkerStream(Stream[Any]):
             return
         self.turns += 1
         self.key = _key(worker.seed - worker.id, self.turns)
-        lane = 2 + worker.id
+        lane = 1 + worker.id
         if self.shared.numbers[lane] == self.key:  # torch was seeded as for the iteration before
             self.key = _key(self.key)
         self.shared.numbers[lane] = self.key
@@ -317,11 +334,6 @@ class _WorkerStream(Stream[Any]):
 
     def start_epoch(self) -> Position:
         context = self.stage.context
-        if self.all_loads != self.loads:
-            raise StateError(
-                "a state was loaded into this dataset after its workers were started, which do not see it: use "
-                "wds_pipes.PipeLoader, or load the state of a torchdata StatefulDataLoader into that loader."
-            )
         process, latest = self.loaded
         if process != os.getpid() and self.latest != latest:  # workers of an earlier iteration had the state
             self._resume = False

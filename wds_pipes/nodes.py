@@ -8,7 +8,7 @@ Rules:
    first ``next()``.
 3. An iteration that is resumed after its last item ends at once, as the nodes of torchdata do; some
    of them rely on this. Loader (0.11) then begins the next epoch, but would return the old state
-   throughout this epoch: see ``forget_old_state``.
+   throughout this epoch: see ``mend_loader``.
 4. A node that is not ours may count its epochs itself, and in a new process it begins with the
    first one. So its state is also taken at the beginning of an epoch (``counts_epochs``). It counts
    an epoch at a ``reset(None)`` only if an item was requested since the reset before.
@@ -38,9 +38,11 @@ from wds_pipes.core.state import read_flag
 from wds_pipes.core.stream import Stream, StreamIterator
 from wds_pipes.core.suggest import unknown
 from wds_pipes.errors import StateError, WdsError
-from wds_pipes.loader.callers import forget_old_state
 from wds_pipes.loader.lengths import Countable
 from wds_pipes.loader.ranks import warn_of_ranks
+from wds_pipes.loader.torchdata_loader import mend_loader
+
+mend_loader()
 
 
 class WdsNode(Countable, BaseNode[Any]):
@@ -81,7 +83,6 @@ class WdsNode(Countable, BaseNode[Any]):
         """Begin the next epoch, or continue from a state, at the first ``next()``."""
         super().reset(initial_state)
         warn_of_ranks("a node")
-        forget_old_state()
         stream = self._stream
         if initial_state is not None:
             stream.load_state_dict(initial_state)

@@ -529,7 +529,7 @@ CHECKPOINTS = [
     mistake(
         "a bare pipe in StatefulDataLoader",
         "from torchdata.stateful_dataloader import "
-        "StatefulDataLoader\nlist(StatefulDataLoader(samples(), batch_size=None))",
+        "StatefulDataLoader\nlist(StatefulDataLoader(samples(), batch_size=None, num_workers=1))",
         "Give it pipe.as_dataset()",
     ),
     mistake(

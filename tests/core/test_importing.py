@@ -35,11 +35,12 @@ def test_importing_is_lazy():
 @pytest.mark.parametrize(
     "imports",
     [
-        "import wds_pipes as wp; from torch.utils.data.datapipes.iter import IterableWrapper; wp.ShardList",
+        "import wds_pipes, torch, wds_pipes.datapipes; from torch.utils.data.datapipes.iter import IterableWrapper",
         "from torch.utils.data.datapipes.iter import IterableWrapper; import wds_pipes",
     ],
 )
 def test_torch_pipes_have_the_steps(imports, urls):
+    """With wds_pipes.datapipes, or with wds_pipes alone after torch."""
     code = f"""
         import sys
         {imports}

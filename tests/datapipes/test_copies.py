@@ -1,16 +1,12 @@
 """Copies of ``pipe.as_dataset()``, and ranks to which it is passed, count epochs by themselves."""
 
 import copy
-import gc
 import multiprocessing
 import pickle
-import weakref
 
 import pytest
 from pipelines import keys_of, shuffled
 from torch.utils.data import DataLoader
-
-import wds_pipes as wp
 
 
 def epochs(dataset, workers, count=2, **options):
@@ -50,19 +46,3 @@ def test_ranks_do_not_share_epochs(method, ranks, urls):
         assert results.get(timeout=120) == expected[1:]
         rank.join()
     assert epochs(dataset, 2, 1) == expected[1:2]
-
-
-class Held:
-    """Something that a caller has in a variable."""
-
-
-@pytest.mark.parametrize("make", [lambda pipe: pipe, lambda pipe: pipe.batch_samples(2).as_dataset()])
-def test_nothing_of_the_caller_is_kept_alive(make, urls):
-    """As it was when the locals of its frame were read, to see who iterates."""
-    held = Held()
-    reference = weakref.ref(held)
-    items = iter(make(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
-    del held
-    gc.collect()
-    assert reference() is None
-    del items

@@ -3,12 +3,10 @@ number of ranks.
 """
 
 import copy
-import gc
 import itertools
 import json
 import pickle
 import tracemalloc
-import weakref
 
 import pytest
 import torch
@@ -233,27 +231,6 @@ def test_in_a_plain_dataloader(workers, persistent):
         assert torch.hstack([torch.as_tensor(part) for part in loader]).tolist() == squares(1)
         sampler.load_state_dict(state)
         assert torch.hstack([torch.as_tensor(part) for part in loader]).tolist() == squares(1)
-
-
-def test_a_batch_sampler_without_a_state_is_refused_in_a_stateful_dataloader():
-    """It would replay the first epoch."""
-    loader = StatefulDataLoader(Squares(), batch_sampler=BatchSampler(order(), 4, False))
-    with pytest.raises(wp.StateError, match=r"a BatchSampler that has no state itself: .*Pass sampler="):
-        next(iter(loader))
-
-
-@pytest.mark.parametrize("loader", [DataLoader, StatefulDataLoader])
-def test_a_loader_is_freed_when_it_is_dropped(loader):
-    """Looking at the call stack must not keep it alive, and with it its workers."""
-    gc.disable()
-    try:
-        items = iter(loader(Squares(), sampler=order(), batch_size=4))
-        next(items)
-        dropped = weakref.ref(items)
-        del items
-        assert dropped() is None
-    finally:
-        gc.enable()
 
 
 # Ranks

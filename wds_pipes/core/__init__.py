@@ -10,6 +10,6 @@
   ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts
   of samples, and ``lane`` says which part of an epoch a chain yields.
 - ``order`` has all random functions. ``hosts`` knows the frameworks that pipelines are written in.
-  ``options``, ``words`` and ``suggest`` serve messages, ``importing`` imports
-  optional packages, and ``interrupts`` Ctrl-C in a command.
+  ``options``, ``words`` and ``suggest`` serve messages, ``importing`` the import of optional
+  packages, and ``interrupts`` Ctrl-C in a command.
 """

@@ -120,16 +120,21 @@ def public_counts(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if not name.startswith(LIMITED)}
 
 
+def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of counts, by their names."""
+    total: dict[str, int] = {}
+    for counts in parts:
+        for name, count in counts.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
 def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[str, int] | None:
     """Return the counts of single stages with those in ``counts`` added: a new dict, since
     positions hold the old one.
     """
     more = {name: count for name, count in counts.items() if name.startswith(LIMITED)}
-    return (
-        {**(limited or {}), **{name: (limited or {}).get(name, 0) + count for name, count in more.items()}}
-        if more
-        else limited
-    )
+    return sum_counts((limited or {}, more)) if more else limited
 
 
 def check_tallies(name: str, tallies: Iterable[str], fields: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from wds_pipes.core.order import hash64
 
@@ -67,32 +67,42 @@ class Lane:
         return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
-LOADED = "a loaded state"  # see Passed.missed
+class News(Protocol):
+    """What the main process is told, for its workers: ``wds_pipes.dataset.WorkerNews``."""
+
+    @property
+    def starts(self) -> int: ...
+
+    def tell(self, epoch: int | None) -> None: ...
+
+    def hear(self) -> int | None: ...
 
 
 @dataclass(slots=True)
 class Passed:
     """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
-    start, which sees nothing that the main process is told later. See
-    ``wds_pipes.datapipes.epochs``.
+    start. See ``wds_pipes.datapipes.dataloaders``.
 
     Attributes:
         by: the main process; None: no DataLoader has iterated the pipe.
         epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
         times: how often the next epoch was passed to new workers.
-        kept: the epoch of the workers, which count on if they are kept.
-        missed: what they have not seen, for a message: ``set_epoch()`` or a loaded state.
+        starts: how many processes the main process had started when DataLoader made an iterator;
+            None: no further call for this iterator is expected.
+        news: what the main process was told since, for workers that are kept.
     """
 
     by: int | None = None
     epoch: int | None = None
     times: int = 0
-    kept: int = 0
-    missed: str = ""
+    starts: int | None = None
+    news: News | None = None
 
-    def miss(self, what: str) -> None:
-        """The main process is told something that workers do not see."""
-        self.epoch, self.missed = None, what
+    def tell(self, epoch: int | None) -> None:
+        """The pipe is told an epoch, or a state (None)."""
+        self.epoch = None
+        if self.news is not None:
+            self.news.tell(epoch)
 
 
 @dataclass(slots=True)

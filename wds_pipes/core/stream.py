@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.counts import error_of_nothing, public_counts
-from wds_pipes.core.lane import LOADED
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
@@ -65,7 +64,7 @@ class Stream(Generic[Out]):
         self._stop_live("set_epoch() was called: continue with a new iter()")
         context = self.stage.context
         context.epoch = epoch
-        context.passed.miss(f"set_epoch({epoch})")
+        context.passed.tell(epoch)
         self.at, self._resume = Position(epoch), False
 
     @property
@@ -84,7 +83,7 @@ class Stream(Generic[Out]):
         context = self.stage.context
         self.at, self._resume = position, True
         context.epoch = position.epoch
-        context.passed.miss(LOADED)
+        context.passed.tell(None)
         self._loaded_for = context.lane, context.lanes, context.passed.times
 
     def start_epoch(self) -> Position:
@@ -99,6 +98,9 @@ class Stream(Generic[Out]):
             )
         if context.passed.times != times:  # workers of an earlier iteration had the state
             self._resume = False
+        news = context.passed.news
+        if news is not None and (told := news.hear()) is not None:
+            context.epoch, self._resume = told, False
         position = self.position if self._resume else Position(context.epoch)
         # more if another pipe over the same source is in a later epoch
         context.epoch = max(context.epoch, position.epoch + 1)

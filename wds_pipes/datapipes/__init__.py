@@ -5,7 +5,7 @@ The modules:
 - ``pipe``: the base class of all pipes;
 - ``torch_steps``: torch's pipes before, between and after ours;
 - ``base``: IterDataPipe, torch's or a replacement;
-- ``epochs``: counts the epochs that torch's DataLoader iterates;
+- ``dataloaders``: what DataLoader, StatefulDataLoader and Accelerate do with a pipe;
 - ``signatures``: signatures for editors and type checkers; a script generates it.
 """
 

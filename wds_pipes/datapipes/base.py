@@ -7,14 +7,12 @@ works without them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch.utils.data import IterableDataset
 
-__all__ = ["IterDataPipe", "below_stateful_dataloader", "torch_kinds"]
+__all__ = ["IterDataPipe", "torch_kinds"]
 
 if TYPE_CHECKING:
     from torch.utils.data import IterDataPipe
@@ -54,19 +52,3 @@ else:
 def torch_kinds(*names: str) -> tuple[type[IterDataPipe[Any]], ...]:
     """Return classes of torch's pipes by their names; none if torch has no pipes."""
     return () if torch_pipes is None else tuple(getattr(torch_pipes, name) for name in names)
-
-
-def below_stateful_dataloader() -> bool:
-    """Whether the caller is a StatefulDataLoader that iterates over a bare pipe.
-
-    It puts torch's wrapper around the pipe, which can be seen only on the call stack.
-    """
-    frame: FrameType | None = sys._getframe(2)
-    wrapped = False
-    while frame is not None:
-        # by its code: to read the locals of a frame would keep alive what is in them
-        wrapped = wrapped or frame.f_code.co_qualname == "_IterDataPipeSerializationWrapper.__iter__"
-        if wrapped and frame.f_globals.get("__name__", "").startswith("torchdata.stateful_dataloader"):
-            return True
-        frame = frame.f_back
-    return False

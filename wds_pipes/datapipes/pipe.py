@@ -22,10 +22,10 @@ from wds_pipes.core.hosts import add_pipes, build, make_skin
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
-from wds_pipes.datapipes.base import IterDataPipe, below_stateful_dataloader, torch_kinds
-from wds_pipes.datapipes.epochs import count_epoch
+from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
+from wds_pipes.datapipes.dataloaders import count_epoch, refuse_stateful_dataloader
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
-from wds_pipes.dataset import WdsDataset, as_dataset, warn_of_batches, warn_of_copies
+from wds_pipes.dataset import WdsDataset, as_dataset, warn_of_copies
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
@@ -137,8 +137,8 @@ class WdsPipe(Countable, Base[T_co]):
         counts them, or URLs or shards.
 
         Raises:
-            TypeError: the number is not known, or depends on the workers or ranks of the DataLoader
-                that calls ``len()``; the message says what to do.
+            TypeError: the number is not known, or depends on the ranks; the message says what to
+                do.
         """
         return length(self._stream.stage, ranks_are_divided=True)
 
@@ -230,11 +230,12 @@ class WdsPipe(Countable, Base[T_co]):
         return self._count_epoch
 
     def _count_epoch(self, seed: int) -> None:
-        count_epoch(self._stream.stage.context)
+        count_epoch(self, self._stream.stage.context)
 
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
         context = self._stream.stage.context
         context.lane, context.lanes = instance_id, num_of_instances
+        context.passed.starts = None  # no workers are started, or this is one
 
     def to_mermaid(self) -> str:
         """Return the chain as a Mermaid flowchart, which GitHub and notebooks draw in Markdown."""
@@ -255,12 +256,7 @@ class WdsPipe(Countable, Base[T_co]):
 
 def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or continue from a loaded state, at the first ``next()``."""
-    if below_stateful_dataloader():
-        raise StateError(
-            "StatefulDataLoader does not see the state of an IterDataPipe: it would replay "
-            "from the start and say nothing. Give it pipe.as_dataset(), or "
-            "wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of torch's."
-        )
+    refuse_stateful_dataloader()
     stage = self._stream.stage
     _refuse_loaded(itertools.islice(walk(self), 1, None), "a pipe that reads from it")
     if stage.context.lanes == 1:
@@ -268,8 +264,6 @@ def _iterate(self: WdsPipe) -> Iterator[Any]:
             warn_of_ranks("a pipe")
         else:
             warn_of_copies(stage)
-    if stage.batches:
-        warn_of_batches(stage.batches)
     return iter(self._stream)
 
 

@@ -17,5 +17,5 @@
   ``gathering`` and ``other_ranks``: used by ``wds_pipes.checkpoint``.
 - ``sample_order``: the sampler for map-style datasets.
 - ``ranks``: finds the rank of this process; ``comparing``: whether all ranks begin the same
-  iteration. ``callers``: which loader of torchdata, torch or Accelerate calls.
+  iteration. ``torchdata_loader``: a mend of torchdata's Loader.
 """

@@ -25,8 +25,8 @@ _AS_INTEGERS = {
     if hasattr(torch, name)
 }
 
-# What torch names to rebuild tensors of some dtypes, complex32 for example; older versions have
-# none of them.
+# What torch names to rebuild tensors of some dtypes, complex32 for example, whose storages it
+# cannot pickle by value; older versions have no such dtypes.
 _REBUILD: Any = getattr(torch._utils, "_rebuild_tensor_v3", object())
 
 
@@ -40,12 +40,10 @@ class Pickler(pickle.Pickler):
         """Return how an object is pickled; NotImplemented: as its class or ``dispatch_table``
         says.
         """
-        if value is _REBUILD:
-            return _rebuild_function, ()
         # Storages are sent by value: between processes, torch would share them, and for that move
         # them from where a buffer of this pickle may refer to.
-        if isinstance(value, torch.UntypedStorage) and not value.is_cuda:
-            return _storage, (torch.empty(0, dtype=torch.uint8).set_(value),)
+        if value is _REBUILD or (isinstance(value, torch.UntypedStorage) and not value.is_cuda):
+            raise pickle.PicklingError("storages of torch, and tensors of complex32 and the like, are not sent")
         if isinstance(value, torch.TypedStorage) and not value.is_cuda:
             return value.__reduce_ex__(5)
         if not isinstance(value, torch.Tensor):
@@ -88,23 +86,3 @@ def _tensor(
     if kind is not None:
         tensor = tensor.view(kind)
     return tensor if order is None else tensor.permute([order.index(axis) for axis in range(len(order))])
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return tensor.untyped_storage()
-
-
-def _rebuild_function() -> Any:
-    return _rebuild
-
-
-def _rebuild(storage: torch.UntypedStorage, *arguments: Any) -> torch.Tensor:
-    """Do what ``_REBUILD`` does. That takes only typed storages, and fails where a gradient is
-    required.
-    """
-    offset, size, stride, requires_grad, hooks, dtype, *metadata = arguments
-    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
-    tensor._backward_hooks = hooks
-    for flags in metadata:  # such as that it is conjugated; older versions of torch have none
-        torch._utils.set_tensor_metadata(tensor, flags)  # type: ignore[no-untyped-call]
-    return tensor.requires_grad_(requires_grad)

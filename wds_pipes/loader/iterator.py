@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections import deque
@@ -61,10 +60,11 @@ class LoaderIterator:
             raise self._to_raise(self._error)
         progress, thread = self._progress, threading.get_ident()
         if progress.inside:
-            if progress.thread != thread and _is_in_next(progress.thread):
+            if progress.thread != thread:
                 raise RuntimeError(
-                    "another thread is in next() of this loader: one thread at a time can iterate it. Give each thread "
-                    "a loader of its own, or let one thread iterate and pass its batches on"
+                    "another thread is in next() of this loader, or was interrupted there: one thread at a time can "
+                    "iterate it. Give each thread a loader of its own, or let one thread iterate and pass its batches "
+                    "on. After an interrupt, call close() first."
                 )
             if self._started:
                 raise self.stop(
@@ -329,13 +329,3 @@ class LoaderIterator:
         the garbage collector runs.
         """
         return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)
-
-
-def _is_in_next(thread: int) -> bool:
-    """Whether a thread calls ``next()`` of a loader now: an interrupt may have ended its call."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code is LoaderIterator.__next__.__code__:
-            return True
-        frame = frame.f_back
-    return False

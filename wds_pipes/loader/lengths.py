@@ -15,7 +15,6 @@ import torch
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.stream import Stream
-from wds_pipes.loader.callers import asks_for_length
 from wds_pipes.stages import BatchSamples
 
 
@@ -153,8 +152,8 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
         ranks_are_divided: whether DataLoader divides the epoch over ranks.
 
     Raises:
-        TypeError: the number is not known, or depends on the number of workers or ranks; the
-            message says what to do.
+        TypeError: the number is not known, or depends on the number of ranks; the message says what
+            to do.
     """
     if why := _unknown(stage) or _uneven(stage, ranks_are_divided):
         raise TypeError(f"len() is not known: {why}")
@@ -176,15 +175,11 @@ def _unknown(stage: Stage[Any]) -> str | None:
 
 
 def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
-    """Why this process, or the DataLoader that calls ``len()``, may get another number of items
-    than one process that reads all.
-    """
-    loader, context = asks_for_length(), stage.context
+    """Why this process may get another number of items than one process that reads all."""
+    context = stage.context
     mend = "use wds_pipes.PipeLoader, whose len() is right on any number of workers and ranks"
     if context.lanes > 1:
         return f"this process gives part {context.lane} of {context.lanes} of the epoch: {mend}"
-    if loader is None:
-        return None
     if (
         ranks_are_divided
         and torch.distributed.is_available()
@@ -192,9 +187,4 @@ def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
         and torch.distributed.get_world_size() > 1
     ):
         return f"DataLoader gives each rank whole shards, which may have different numbers of samples: {mend}"
-    if loader.num_workers > 1 and (loader.batch_size is not None or batching(stage)):
-        return (
-            f"each of the {loader.num_workers} workers makes batches of its own, and their last "
-            f"ones may be smaller: {mend}"
-        )
     return None

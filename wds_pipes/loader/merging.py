@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 
+from wds_pipes.core.counts import sum_counts
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import Saved, are_all, damaged, read_state
@@ -58,10 +59,6 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
             f"the states were taken at different steps ({steps:.1000}): samples would be lost or "
             "repeated. Save all ranks at the same step."
         )
-    counts: dict[str, int] = {}
-    for state in saved:
-        for name, count in state.counts.items():
-            counts[name] = counts.get(name, 0) + count
     lanes = {number: lane for state in states for number, lane in state["lanes"].items()}
     # The largest, so that a run that is repeated from here writes the same as the first time.
     step = max(state.step for state in saved)
@@ -71,7 +68,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
         "world_size": 1,
         "step": step,
         "lanes": {number: lanes[number] for number in sorted(lanes, key=int)},
-        "counts": counts,
+        "counts": sum_counts(state.counts for state in saved),
     }
     if "given" in first:  # of all ranks together, as world_size says
         merged["given"] = sum(state.given for state in saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.core.counts import COUNTED, public_counts
+from wds_pipes.core.counts import COUNTED, public_counts, sum_counts
 from wds_pipes.core.state import MOST_LANES, damaged
 from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import Partition, Segment
@@ -33,12 +33,11 @@ def repartition(
     source, depth, uncounted = stage.root, stage.depth, stage.uncounted
     if not source.divides_shards:
         return _hand_on(old, lanes, states, stage)
-    shares, remainders, opened, counts = old.shares(source, stage.seed, epoch), [], [], dict(old.counts)
+    shares, remainders, opened = old.shares(source, stage.seed, epoch), [], []
+    counts = sum_counts((old.counts, *(states[number]["counts"] for number in range(old.lanes))))
     whole = any(step.whole_lanes for step in stage.chain)  # each lane counts as having opened its whole share
     for number in range(old.lanes):
         state = states[number]
-        for name, count in state["counts"].items():
-            counts[name] = counts.get(name, 0) + count
         share, position = shares[number], state["position"]
         segments = old.segments(number, source)
         handed = segments[:-1]  # the segments that are not divided
@@ -118,10 +117,7 @@ def repartition_loop(
             f"the lanes of this state are {spread} epochs of the data apart, too many to divide them anew: load it "
             f"with lanes={old.lanes}. Lanes stay together with ShardList(shuffle=True), or if samples are counted."
         )
-    counts = dict(old.counts)
-    for state in states.values():
-        for name, count in public_counts(state["counts"]).items():
-            counts[name] = counts.get(name, 0) + count
+    counts = sum_counts((old.counts, *(public_counts(state["counts"]) for state in states.values())))
     return epoch + first, replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
 
 
@@ -167,11 +163,10 @@ def _hand_on(old: Partition, lanes: int, states: dict[int, dict[str, Any]], stag
     The old lanes go to the new lanes in turn, as remainders. They are not divided, since the
     proportions hold within each lane.
     """
-    depth, remainders, counts = stage.depth, [], dict(old.counts)
+    depth, remainders = stage.depth, []
+    counts = sum_counts((old.counts, *(states[number]["counts"] for number in range(old.lanes))))
     for number in range(old.lanes):
         state = states[number]
-        for name, count in state["counts"].items():
-            counts[name] = counts.get(name, 0) + count
         if state["ended"]:
             continue
         position, segments = state["position"], old.segments(number, stage.root)

@@ -14,8 +14,8 @@ from wds_pipes.core.state import MOST, read_count, read_flag
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
-from wds_pipes.loader.callers import forget_old_state, refuse_lost_state
 from wds_pipes.loader.ranks import Rank, find_rank
+from wds_pipes.loader.torchdata_loader import mend_loader
 
 _VERSION = 1
 _BLOCK = 4096  # how many indices are computed at a time
@@ -61,8 +61,8 @@ class SampleOrder(DistributedSampler[int]):
     indices ahead, so ``state_dict()`` of the sampler itself is ahead of the batches. A plain
     DataLoader does not save a state. With it, save the sampler's own state when an epoch has ended,
     or after a batch if ``num_workers=0``. To pass batches of your own to StatefulDataLoader, use
-    ``torchdata.stateful_dataloader.sampler.BatchSampler``: torch's BatchSampler has no state, so
-    StatefulDataLoader with one is refused.
+    ``torchdata.stateful_dataloader.sampler.BatchSampler``. torch's BatchSampler has no state: with
+    one, StatefulDataLoader would start again with the first epoch.
 
     **Another number of ranks.** Ranks that have had equally many samples have the same state: the
     number of samples that all ranks together have had. Loaded on any number of ranks, it continues
@@ -89,8 +89,7 @@ class SampleOrder(DistributedSampler[int]):
     Raises:
         TypeError, ValueError: an argument does not fit. Also from ``len()`` and the iteration:
             ``"drop"`` would leave out all samples, because there are fewer of them than ranks.
-        StateError: from ``load_state_dict``: the state is of another order, or damaged. From the
-            iteration: StatefulDataLoader would lose the state, see above.
+        StateError: from ``load_state_dict``: the state is of another order, or damaged.
 
     Checkpoint: two numbers, and the arguments that decide the order. Nothing is computed again.
     """
@@ -127,7 +126,6 @@ class SampleOrder(DistributedSampler[int]):
         return f"SampleOrder({self.n}{order})"
 
     def __iter__(self) -> Iterator[int]:
-        forget_old_state()
         return _Indices(self)
 
     def __len__(self) -> int:
@@ -160,6 +158,7 @@ class SampleOrder(DistributedSampler[int]):
             StateError: it has another number of samples, seed, shuffle or block size, is of
                 something else, or is damaged. The message says what differs.
         """
+        mend_loader()
         self._next, self._last = self._read(state), None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -262,7 +261,6 @@ class _Indices(Iterator[int]):
 
     def __next__(self) -> int:
         if self._start is None:
-            refuse_lost_state("a SampleOrder")
             self._begin(self._sampler._coming)
         taken = self._taken
         if taken == self._first + len(self._block):

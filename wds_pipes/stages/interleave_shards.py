@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from wds_pipes.core.composite import Composite
+from wds_pipes.core.counts import sum_counts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark, Out, begin, running_copy
@@ -173,9 +174,7 @@ class InterleaveShards(Composite[Out]):
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         at = self._at(mark and mark[0])
         counts = super().counts((mark[0], None) if mark else None, at.batched) | (at.limited or {})
-        for _, before in at.round:
-            for name, count in self._before.counts(before, 0).items():
-                counts[name] = counts.get(name, 0) + count
+        counts = sum_counts((counts, *(self._before.counts(before, 0) for _, before in at.round)))
         return counts if self.counts_delivered else {**counts, "delivered": delivered}
 
     # A state names the first open shard by the position of ShardList, and the others relative to
