@@ -99,6 +99,16 @@ def test_frameworks_are_imported_in_their_modules_only():
             )
 
 
+def test_only_the_tools_import_duckdb():
+    """Also inside functions: a pipeline never evaluates SQL."""
+    for module, path in MODULES.items():
+        if folder_of(module) != "cli":
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module] if isinstance(node, ast.ImportFrom) else []
+                assert "duckdb" not in names, f"{module} imports duckdb: cli/conditions.py does"
+
+
 def test_no_circle_of_imports():
     try:
         TopologicalSorter({module: needed(module) for module in MODULES}).prepare()

@@ -10,6 +10,8 @@
 # %%
 import json
 import os
+import subprocess
+import sys
 import tempfile
 
 import wds_pipes as wp
@@ -60,7 +62,8 @@ print({name: len(part) for name, part in parts.items()}, len(data[10:20]), len(d
 assert not set(parts["train"].keys()) & set(parts["val"].keys())
 
 # %% [markdown]
-# `select` takes more: keys, a part of `split_by_key`, or a condition over metadata, such as the
+# `select` takes more: a part of `split_by_key`, or keys, also as a file with a key on each line.
+# `wds-pipes select` writes the keys of the samples whose metadata fulfil a condition, such as the
 # parquet file that img2dataset puts beside each shard. DuckDB evaluates the condition. Here the
 # metadata are lines of JSON in one file:
 
@@ -69,7 +72,10 @@ with open("metadata.jsonl", "w") as file:
     for number in range(300):
         file.write(json.dumps({"key": f"{number:08d}", "width": 200 + number}) + "\n")
 
-wide = data.select("width >= 256 and width % 2 = 0", metadata="metadata.jsonl")
+wds_pipes = [sys.executable, "-m", "wds_pipes"]  # in a shell: wds-pipes
+condition = ["--where", "width >= 256 and width % 2 = 0", "--metadata", "metadata.jsonl"]
+subprocess.run([*wds_pipes, "select", *shards, *condition, "-o", "wide.txt"], check=True)
+wide = data.select("@wide.txt")
 print(len(wide), "wide images; the first is", wide[0]["__key__"])
 
 # %% [markdown]

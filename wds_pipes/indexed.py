@@ -194,45 +194,28 @@ class IndexedShards(Dataset[dict[str, Any]]):
         """
         return range(self._open().count) if self._numbers is None else self._numbers
 
-    def select(
-        self,
-        where: Selection | None = None,
-        *,
-        exclude: Selection | None = None,
-        metadata: str | os.PathLike[str] | None = None,
-    ) -> IndexedShards:
+    def select(self, where: Selection | None = None, *, exclude: Selection | None = None) -> IndexedShards:
         """Return a view of some samples of this one. The shards are not read.
 
         Args:
             where: which samples, one of:
 
-                - a condition over metadata, such as ``"clip > 0.28 and width >= 256"``: SQL as it
-                  stands after WHERE, which DuckDB evaluates (``pip install 'wds_pipes[meta]'``).
-                  Texts, dates and UUIDs in JSON lines are text: write ``day::date``. NaN is NULL:
-                  it fulfils no comparison
                 - keys: a list of them, or a text file with a key on each line, ``"@keys.txt"`` or
-                  a ``Path``. There must be a sample with one of them; a warning counts the others
+                  a ``Path``. There must be a sample with one of them; a warning counts the others.
+                  ``wds-pipes select`` writes the keys of samples whose metadata fulfil a condition
                 - a part of ``split_by_key``
                 - numbers in this view: a slice (``slice(None, None, 10)``: every tenth sample), a
                   range, a list or an array; or an array of bools, one for each sample. The view
                   has the order of the numbers, and the order of this view otherwise.
             exclude: which of these samples to leave out, in the same forms.
-            metadata: where the table of metadata is: one table for all shards, or a directory with
-                a table for each, under the base name of the shard. None: beside each shard
-                ``X.tar``, as ``X.parquet`` or ``X.jsonl`` (JSON lines). A table has the key of a
-                sample in its column ``key`` or ``__key__``. Samples without a row do not fulfil a
-                condition; rows without a sample do not matter.
 
         Raises:
-            ValueError, TypeError: a selection does not fit: no sample has one of the keys, or the
-                condition is none, or has a subquery, or a column that a table does not have.
+            ValueError, TypeError: a selection does not fit, or no sample has one of the keys.
             IndexError: there is no sample with one of these numbers.
-            ShardError: an index of keys or a table is missing or damaged.
+            ShardError: an index of keys, or a file of keys, is missing or damaged.
             SampleError: several samples have one of the keys.
         """
-        chosen = Selector(self._open().located, self._options, self._connections).select(
-            self.numbers, where, exclude, metadata
-        )
+        chosen = Selector(self._open().located, self._options, self._connections).select(self.numbers, where, exclude)
         return self._view(chosen)
 
     def _view(self, chosen: Numbers) -> IndexedShards:

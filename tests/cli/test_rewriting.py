@@ -158,21 +158,23 @@ def test_every_way_writes_the_same_bytes(command, here, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_filter_selects_what_a_view_does(here, tmp_path):
-    """Of IndexedShards, with the same condition and the same lists of keys."""
+def test_a_filter_by_metadata_and_keys(here, tmp_path):
+    """A condition, whose keys ``select`` writes, and lists of keys, as IndexedShards selects."""
     pytest.importorskip("duckdb")
     data = wp.IndexedShards("d/*.tar")
-    condition, keys = "n % 2 = 0 and n < 24", "keys.txt"
+    condition, keys, chosen = "n % 2 = 0 and n < 24", "keys.txt", tmp_path / "chosen.txt"
+    run("select", "d", "--where", condition, "-o", chosen)
     run("filter", "d", tmp_path / "where", "--where", condition)
-    assert read(tmp_path / "where") == list(map(fields_of, data.select(condition)))
+    assert read(tmp_path / "where") == list(map(fields_of, data.select(chosen)))
     run("filter", "d", tmp_path / "keys", "--keys", keys)
     assert read(tmp_path / "keys") == list(map(fields_of, data.select("@keys.txt")))
     run("filter", "d", tmp_path / "both", "--where", condition, "--exclude", keys)
-    assert read(tmp_path / "both") == list(map(fields_of, data.select(condition, exclude="@keys.txt")))
+    assert read(tmp_path / "both") == list(map(fields_of, data.select(chosen, exclude="@keys.txt")))
     table = tmp_path / "all.jsonl"
     table.write_text("".join((here / f"d/s{number}.jsonl").read_text() for number in (2, 0)))
+    run("select", "d", "--where", "n > 5", "--metadata", table, "-o", chosen)
     run("filter", "d", tmp_path / "table", "--where", "n > 5", "--metadata", table)
-    assert read(tmp_path / "table") == list(map(fields_of, data.select("n > 5", metadata=table)))
+    assert read(tmp_path / "table") == list(map(fields_of, data.select(chosen)))
     table.write_text('{"key": "a/000", "n": 9}\n')
     assert "of another job: the inputs were changed" in refused(
         "filter", "d", tmp_path / "table", "--where", "n > 5", "--metadata", table
@@ -286,11 +288,11 @@ def test_tables_of_shards_of_one_name(here, tmp_path):
     run("filter", *both, tmp_path / "out", "--where", "n", "--metadata", tmp_path / "tables")
     assert read(tmp_path / "out/x") == [sample(0)]
     assert read(tmp_path / "out/y") == [sample(1)]
-    data = wp.IndexedShards([str(folder / "s0.tar") for folder in both])
-    with pytest.raises(ValueError, match="several shards have one name, such as .*x/s0.tar"):
-        data.select("n", metadata=tmp_path / "tables")
+    assert "several shards have one name, such as " in refused(
+        "select", *both, "--where", "n", "--metadata", tmp_path / "tables"
+    )
     message = refused("filter", both[0], tmp_path / "no", "--where", "n", "--metadata", tmp_path / "nowhere")
-    assert message.endswith("Check the directory of the tables")
+    assert "has no table of metadata" in message
 
 
 def test_what_a_filter_is_called_with_wrongly(here, tmp_path):

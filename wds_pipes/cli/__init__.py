@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli import bench, cache, create, index, info
+from wds_pipes.cli import bench, cache, create, index, info, select
 from wds_pipes.cli.converting import convert, download, export
 from wds_pipes.cli.demo import command as demo
 from wds_pipes.cli.look import commands as look
@@ -19,7 +19,7 @@ from wds_pipes.io.secret import hide
 
 _SECTIONS = {
     "Make shards": (create.create, convert.convert, index.index, download.download),
-    "Look at shards": (info.info, look.ls, look.head, look.cat, look.get),
+    "Look at shards": (info.info, look.ls, look.head, look.cat, look.get, select.select),
     "Check and mend": (verify.verify, rewriting.repair, rewriting.dedup),
     "Write shards anew": (
         reshaping.reshard,

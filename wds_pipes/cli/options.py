@@ -106,6 +106,12 @@ def values_option(text: str) -> Callable[[F], F]:
     return click.option("--value", "values", multiple=True, metavar="FIELD=COLUMN", callback=_values_from, help=text)
 
 
+metadata = click.option(
+    "--metadata",
+    metavar="PATH",
+    help="The table for --where, with the keys in a column 'key', or a directory of tables.  [default: beside each "
+    "X.tar, X.parquet or X.jsonl]",
+)
 dest = click.argument("dest", callback=lambda context, argument, value: check_dest(value))
 fields = names_option("--fields", "Only these fields, such as jpg,cls.")
 key_split = click.option(

@@ -32,9 +32,7 @@ _OPTIONS: tuple[tuple[re.Pattern[str], _Words], ...] = (
     (re.compile(r"storage_options=(?=\{)"), "--storage-options "),
     (re.compile(r"\{'(\w+)': (True|'\w+'|\{\.\.\.\})\}"), _json),
     (re.compile(r"\w+='DIRECTORY' \((--[\w-]+ DIRECTORY)\)"), r"\1"),
-    (re.compile(r"metadata= \((--metadata)\)"), r"\1"),
     (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
-    (re.compile(r"; a file of keys is '@keys\.txt'"), ""),
     (re.compile(r", or pass on_repeated_key='ignore'( here and to group_by_key \(wds-pipes index "
                 r"(--on-repeated-key ignore)\),)? to take the pieces as samples"), _repeated),
     (re.compile(r" \(A resume from here on does not see what came before\.\)"), ""),

@@ -268,7 +268,6 @@ class SampleList(WdsPipe[SampleRef]):
         seed: int = 0,
         where: Selection | None = None,
         exclude: Selection | None = None,
-        metadata: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
         moved: bool = False,

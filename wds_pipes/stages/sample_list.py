@@ -58,13 +58,12 @@ class SampleList(ShardSource[SampleRef]):
         block_samples: with ``shuffle``, permute runs of this many neighbours, which stay together
             and are read by one request. The last run may be shorter. A following
             ``shuffle_buffer`` can mix the runs. In a view, they are neighbours of the view.
-        where: which samples, in the forms that ``IndexedShards.select`` takes: a condition over
-            metadata, such as ``"clip > 0.28 and width >= 256"``; keys, ``"@keys.txt"``; a part of
-            ``split_by_key``; ``slice(None, None, 10)``; numbers of samples. None: all. It is
-            evaluated once, when the list is built. Workers that are not forked are sent the
-            result, which has 8 bytes for each sample; a slice or a range has none.
+        where: which samples, in the forms that ``IndexedShards.select`` takes: keys,
+            ``"@keys.txt"``; a part of ``split_by_key``; ``slice(None, None, 10)``; numbers of
+            samples. None: all. It is evaluated once, when the list is built. Workers that are not
+            forked are sent the result, which has 8 bytes for each sample; a slice or a range has
+            none.
         exclude: which of these samples to leave out, in the same forms.
-        metadata: where the tables of metadata are, as in ``IndexedShards.select``.
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: how many remote indexes are read at once.
@@ -73,8 +72,7 @@ class SampleList(ShardSource[SampleRef]):
     Raises:
         ValueError, TypeError: when built: nothing matches, or an argument does not fit.
         IndexError: there is no sample with a number in ``where``.
-        ShardError: a shard has no index or no table of metadata, or it is damaged or of another
-            shard.
+        ShardError: a shard has no index, or it is damaged or of another shard.
         SampleError: several samples have one of the keys.
 
     Checkpoint: one number. A resume reads nothing again. The state of a view fits only a list that
@@ -102,7 +100,6 @@ class SampleList(ShardSource[SampleRef]):
         seed: int = 0,
         where: Selection | None = None,
         exclude: Selection | None = None,
-        metadata: str | os.PathLike[str] | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
         moved: bool = False,
@@ -132,7 +129,7 @@ class SampleList(ShardSource[SampleRef]):
         if listed.counts is not None:
             self._located.compare_ends()
         every = range(self._located.starts[-1])
-        self._view = Selector(self._located, storage_options, connections).select(every, where, exclude, metadata)
+        self._view = Selector(self._located, storage_options, connections).select(every, where, exclude)
         self.count = len(self._view)
         if every and not self.count:
             raise ValueError(

@@ -14,10 +14,7 @@ if TYPE_CHECKING:
 
     Numbers = range | npt.NDArray[np.int64]
 
-KINDS = (
-    "a condition over metadata in SQL, keys, '@keys.txt', a slice, a range, numbers of samples, or a part of "
-    "split_by_key()"
-)
+KINDS = "keys, '@keys.txt', a slice, a range, numbers of samples, or a part of split_by_key()"
 
 
 def numbers_at(view: Numbers, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -5,7 +5,7 @@ Rules:
 1. Keys are compared by their hashes, which the indexes of keys have. Where a hash does not belong
    to one sample and one key, the keys in the tars decide. Two samples with one key are an error.
 2. The fingerprint is of the numbers. So selections that are written in different ways are one view
-   if they select the same samples, and a table with other rows makes another view.
+   if they select the same samples.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, redact
-from wds_pipes.tar.index import exists
-from wds_pipes.tar.index_formats import path_of
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
 from wds_pipes.tar.sample_numbers import (
     KINDS,
     among,
@@ -109,20 +106,14 @@ class Selector:
     Args:
         located: the samples.
         storage_options: how to reach the storage.
-        connections: how many indexes and tables are read at once.
+        connections: how many indexes are read at once.
     """
 
     located: Located
     storage_options: dict[str, Any] | None
     connections: int
 
-    def select(
-        self,
-        view: Numbers,
-        where: Selection | None,
-        exclude: Selection | None,
-        metadata: str | os.PathLike[str] | None,
-    ) -> Numbers:
+    def select(self, view: Numbers, where: Selection | None, exclude: Selection | None) -> Numbers:
         """Return a view of a view. Its samples keep their order; those that are selected by numbers
         come in the order of these.
 
@@ -130,32 +121,31 @@ class Selector:
             view: the numbers of the samples to select from.
             where: which of them to select; None: all.
             exclude: which of these to leave out again; None: none.
-            metadata: where the tables of metadata are; None: beside the shards.
 
         Raises:
             ValueError, TypeError, IndexError: a selection does not fit.
-            ShardError: an index or a table cannot be read.
+            ShardError: an index or a file of keys cannot be read.
             SampleError: two samples have the same key, and it is not known which is meant.
         """
         import numpy as np
 
-        conditions = [one for one in (where, exclude) if isinstance(one, str) and not one.startswith("@")]
-        if metadata is not None and not conditions:
-            raise ValueError("metadata= is for a condition: pass one as where=, such as where='clip > 0.28'")
-        found = view if where is None else self._find(where, view, metadata, "where")
+        found = view if where is None else self._find(where, view, "where")
         if exclude is not None:
-            without = self._find(exclude, view, metadata, "exclude")
+            without = self._find(exclude, view, "exclude")
             if len(without):
                 kept = as_array(found)
                 found = compact(kept[~among(kept, np.sort(as_array(without)))])
         return found
 
-    def _find(self, wanted: Any, view: Numbers, metadata: str | os.PathLike[str] | None, option: str) -> Numbers:
+    def _find(self, wanted: Any, view: Numbers, option: str) -> Numbers:
         """Return the samples of a view that a selection has."""
         if isinstance(wanted, KeyRange):
             return of_view(view, self._by_hash(wanted))
         if isinstance(wanted, str) and not wanted.startswith("@"):
-            return of_view(view, self._by_condition(wanted, metadata))
+            raise ValueError(
+                f"{option}={wanted!r:.300} is not '@keys.txt', a file of keys. For a condition over metadata, "
+                f"wds-pipes select SHARDS --where {wanted!r:.300} -o keys.txt writes the keys"
+            )
         if isinstance(wanted, str) and wanted == "@":
             raise ValueError(f"{option}='@' names no file of keys: write '@keys.txt', a file with a key on each line")
         if isinstance(wanted, (str, os.PathLike)):
@@ -253,40 +243,12 @@ class Selector:
                     redact(self.located.urls[self.located.place(one).shard]) for one in (seen[key], number)
                 )
                 raise SampleError(
-                    f"two samples have the key {key!r}, in shards {first} and {second}: select them by their "
-                    "numbers, or by a table of metadata beside each shard",
+                    f"two samples have the key {key!r}, in shards {first} and {second}: select them by their numbers",
                     url=second,
                     key=key,
                 )
             seen[key] = number
             yield number
-
-    def _by_condition(self, condition: str, metadata: str | os.PathLike[str] | None) -> npt.NDArray[np.int64]:
-        """Return the numbers of the samples whose rows fulfil a condition, sorted."""
-        located, opener, shards = self.located, self._opener, self.located.with_samples
-        place = None if metadata is None else at_home(os.fspath(metadata))
-        if place is not None and ending_of(place) is not None:
-            with Tables(condition, [place], opener) as tables:
-                return self._of_table(tables, 0, shards)
-        urls = tables_of([located.urls[shard] for shard in shards], place, self.storage_options)
-        with Tables(condition, urls, opener) as tables:
-            return _joined(
-                self._each(
-                    lambda number: self._of_table(tables, number, shards[number : number + 1]), range(len(shards))
-                )
-            )
-
-    def _of_table(self, tables: Tables, number: int, shards: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the samples of some shards whose rows in a table pass."""
-        keys = set(tables.passing(number))
-        found = self._with_keys(keys, shards)
-        # rows may have no sample, if it could not be downloaded
-        if keys and not len(found) and not len(self._with_keys(set(some := tables.some(number)), shards)):
-            raise ValueError(
-                f"no row of table {redact(tables.urls[number])} has the key of a sample: its first one has the key "
-                f"{some[0]!r:.200}. {self._example(shards[0], some)}"
-            )
-        return found
 
 
 def example_of(key: str, wanted: Collection[str], where: str = "") -> str:
@@ -327,47 +289,6 @@ def read_keys(url: str, opener: Opener) -> list[str]:
     if not keys:
         raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")
     return keys
-
-
-def tables_of(
-    urls: Sequence[str],
-    folder: str | None,
-    storage_options: dict[str, Any] | None,
-    names: Sequence[str] | None = None,
-) -> list[str]:
-    """Return the tables of metadata of shards: beside each, or in a folder under its name.
-
-    Args:
-        urls: the shards.
-        folder: the directory of the tables; None: they are beside the shards.
-        storage_options: how to reach them.
-        names: the names of the shards in the folder; None: their base names.
-
-    Raises:
-        ShardError: the first shard has none.
-        ValueError: two shards have one name, so that they would have one table.
-    """
-    paths = [path_of(url).removesuffix(".tar") for url in urls]
-    if folder is not None:
-        found = [path.rpartition("/")[2] for path in paths] if names is None else names
-        if len(set(found)) < len(found):
-            raise ValueError(
-                f"several shards have one name, such as {redact(urls[0])}, so a directory cannot have a table for "
-                "each: write the tables beside the shards, or all into one table"
-            )
-        paths = [os.path.join(folder, name) for name in found]
-    ending = next((ending for ending in ENDINGS if not paths or exists(paths[0] + ending, storage_options)), None)
-    if ending is None:
-        shown, either = redact(urls[0]), " or ".join(redact(paths[0] + ending) for ending in ENDINGS)
-        advice = (
-            "Pass metadata= (--metadata), a table with a column 'key', or a directory of tables"
-            if folder is None
-            else "Check the directory of the tables"
-        )
-        error = ShardError(f"shard {shown} has no table of metadata: there is no {either}. {advice}", url=shown)
-        error.missing = True
-        raise error
-    return [path + ending for path in paths]
 
 
 def _from(start: int, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ import click
 from wds_pipes.cli.jobs import Running, job_options, run_job
 from wds_pipes.cli.options import dest, example, key_split, names_option, storage_options, urls
 from wds_pipes.cli.options import fields as fields_option
+from wds_pipes.cli.options import metadata as metadata_option
 
 if TYPE_CHECKING:
     from wds_pipes.cli.rewriting.spine import Reading
@@ -47,12 +48,7 @@ def _place(dest: str, storage_options: dict[str, Any]) -> Place:
 @click.option(
     "--where", metavar="SQL", help="Samples whose row of metadata fulfils this; SQL as it stands after WHERE."
 )
-@click.option(
-    "--metadata",
-    metavar="PATH",
-    help="The table for --where, with the keys in a column 'key', or a directory of tables.  [default: beside each "
-    "X.tar, X.parquet or X.jsonl]",
-)
+@metadata_option
 @click.option("--keys", metavar="FILE", help="Samples whose key is in this file, which has a key on each line.")
 @click.option("--exclude", metavar="FILE", help="Leave out samples whose key is in this file.")
 @click.option("--keep", metavar="MODULE:FUNCTION", help="Samples for which this function returns true.")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from wds_pipes.cli.conditions import Tables, find_tables
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
@@ -18,12 +18,11 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.secret import hide, words
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
-from wds_pipes.io.urls import at_home, redact
+from wds_pipes.io.urls import redact
 from wds_pipes.stages.identity import identity
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.keys import is_metadata
-from wds_pipes.tar.metadata import ENDINGS, Tables, ending_of
-from wds_pipes.tar.views import example_of, read_keys, tables_of
+from wds_pipes.tar.views import example_of, read_keys
 
 
 @dataclass(frozen=True)
@@ -146,6 +145,7 @@ def plan_filter(
     Raises:
         ValueError: an argument does not fit.
         ShardError: a shard, a table or a list of keys is missing.
+        WdsError: no row of a table fulfils the condition.
     """
     storage_options = reading.storage_options
     opener = make_opener(storage_options)
@@ -208,22 +208,15 @@ def _finish(chosen: Filter, place: Place, facts: Sequence[Facts]) -> None:
 
 def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_options: Options) -> list[list[str]]:
     """Return the table of each shard, and what distinguishes its content."""
-    Tables(where, [], make_opener(storage_options)).close()  # which checks the condition alone
-    folder = None if metadata is None else at_home(metadata)
-    if folder is not None and ending_of(folder) is not None:
-        urls = [folder]
-    elif folder is not None and os.path.isfile(folder):
-        raise ValueError(f"--metadata: {folder} is no table: a table ends in {' or '.join(ENDINGS)}")
-    else:
-        # shards of one name have tables in directories, as what is written
-        names = [shard.name.removesuffix(".tar") for shard in shards]
-        apart = any("/" in name for name in names)
-        urls = tables_of([shard.url for shard in shards], folder, storage_options, names if apart else None)
+    # shards of one name have tables in directories, as what is written
+    names = [shard.name.removesuffix(".tar") for shard in shards]
+    apart = any("/" in name for name in names)
+    urls = find_tables([shard.url for shard in shards], metadata, storage_options, names if apart else None)
     try:
         found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
     except ShardError as error:
         error.args = (str(error).replace("shard ", "table ", 1),)
         raise
-    with Tables(where, urls[:1], make_opener(storage_options)) as tables:
-        tables.check(0)
+    with Tables(where, urls, make_opener(storage_options)) as tables:
+        tables.check_fulfilled()
     return found if len(found) == len(shards) else [found[0] for _ in shards]

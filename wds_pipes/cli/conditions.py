@@ -1,44 +1,39 @@
-"""Which rows of tables of metadata fulfil a condition, which DuckDB evaluates.
+"""Conditions over tables of metadata, which DuckDB evaluates: the keys of the samples whose rows
+fulfil one.
 
 Rules:
-1. A condition judges each row by itself, and says the same at any time and in any process. So
-   subqueries and functions such as ``random()`` are refused.
-2. A condition may come from a configuration that others wrote. So it is parsed as the expression of
-   a WHERE clause and nothing else, and is evaluated by a database in memory that may read the
-   tables of metadata, but no other file, and not the network, and that cannot be reconfigured.
-3. NaN is NULL, so it fulfils no comparison. (SQL would have it larger than all numbers.)
+1. A condition is the expression of a WHERE clause and nothing else. It is evaluated by a database
+   in memory that may read the tables of metadata, but no other file, and not the network, and that
+   cannot be reconfigured.
+2. NaN is NULL, so it fulfils no comparison. (SQL would have it larger than all numbers.)
 """
 
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.core.words import listed
-from wds_pipes.errors import ShardError
+from wds_pipes.core.words import listed, plural
+from wds_pipes.errors import ShardError, WdsError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import at_home, local_path, redact
+from wds_pipes.tar.index import exists
+from wds_pipes.tar.index_formats import path_of
 
 if TYPE_CHECKING:
     import duckdb
 
 ENDINGS = (".parquet", ".jsonl")
 KEY_COLUMNS = ("key", "__key__")
-# what DuckDB reads as names of columns, although they call functions
-_CLOCKS = frozenset({"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"})
-# what calls one, although DuckDB does not say so
-_CLOCKS |= {"current_localtime", "current_localtimestamp", "ago", "pg_conf_load_time", "pg_postmaster_start_time"}
 _LOCKED = ("SET enable_external_access=false", "SET python_enable_replacements=false", "SET lock_configuration=true")
 # Types that DuckDB gives a column of JSON lines if all of its values look so: one more row would
 # change what a condition says of the others. They stay text.
 _GUESSED = ("JSON", "UUID", "DATE", "TIME", "TIMESTAMP")
-_SOME = 10_000  # rows
 
 
 class Tables:
@@ -51,7 +46,7 @@ class Tables:
         opener: reads remote tables.
 
     Raises:
-        ValueError: the condition is none, or it is refused.
+        ValueError: the condition is none.
         ModuleNotFoundError: DuckDB is not installed.
     """
 
@@ -60,7 +55,7 @@ class Tables:
         self._database = _connect()
         self._copies: str | None = None  # the directory of tables that DuckDB cannot read where they are
         try:
-            self._check()
+            _check(condition)
             self._paths = [self._path(number, url) for number, url in enumerate(urls)]
             self._database.execute(f"SET allowed_paths=[{', '.join(map(_quoted, self._paths))}]")
             for statement in _LOCKED:
@@ -81,51 +76,6 @@ class Tables:
         if self._copies is not None:
             shutil.rmtree(self._copies, ignore_errors=True)
 
-    def _check(self) -> None:
-        """Raise ValueError unless the condition is one expression, which says the same at any
-        time.
-        """
-        problem = None
-        tree, empty = (self._parsed(f"SELECT 1 FROM t WHERE ({text}\n)") for text in (self._condition, "true"))
-        nodes: list[Any] = []
-        if "error_message" in tree:
-            problem = _first_line(tree["error_message"])
-        else:
-            nodes = list(_nodes(tree["statements"][0]["node"].pop("where_clause", None)))
-            empty["statements"][0]["node"].pop("where_clause")
-            if _without_places(tree) != _without_places(empty):
-                problem = "it is more than one expression"
-        if any(node.get("class") == "SUBQUERY" for node in nodes):
-            problem = "it has a subquery, and may use only the columns of a row"
-        found = self._database.execute(
-            "SELECT DISTINCT function_name FROM duckdb_functions() "
-            "WHERE stability IN ('VOLATILE', 'CONSISTENT_WITHIN_QUERY')"
-        )
-        changing = {name for (name,) in found.fetchall()}
-        for node in nodes:
-            columns = node.get("column_names") or [""]
-            if (
-                (name := str(node.get("function_name") or "").lower()) in changing | _CLOCKS
-                or (name == "age" and len(node.get("arguments") or node.get("children") or ()) < 2)  # until today
-                or (len(columns) == 1 and (name := str(columns[0]).lower()) in _CLOCKS)
-            ):
-                problem = f"{name} may return something else at another time, and would make another view"
-        if problem is not None:
-            raise ValueError(
-                f"{self._condition!r:.300} is not a condition over columns: {problem}. A condition is SQL as it "
-                "stands after WHERE, such as \"clip > 0.28 and width >= 256 and status = 'success'\"; a file of keys "
-                "is '@keys.txt'."
-            )
-
-    def _parsed(self, statement: str) -> Any:
-        import duckdb
-
-        try:
-            [(text,)] = self._database.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()
-        except duckdb.Error as error:  # it is no Unicode
-            return {"error_message": str(error)}
-        return json.loads(text)
-
     def _path(self, number: int, url: str) -> str:
         """Return where DuckDB will find a table."""
         path = local_path(url)
@@ -133,7 +83,8 @@ class Tables:
             return os.path.abspath(at_home(path))
         if self._copies is None:
             self._copies = tempfile.mkdtemp(prefix="wds_pipes-")
-        return os.path.join(self._copies, f"{number}{ending_of(url)}")
+        parquet = url.partition("?")[0].endswith(".parquet")
+        return os.path.join(self._copies, f"{number}{'.parquet' if parquet else '.jsonl'}")
 
     def passing(self, number: int) -> list[str]:
         """Return the keys of the rows of a table that fulfil the condition.
@@ -142,33 +93,34 @@ class Tables:
             ShardError: the table cannot be read, has no column of keys, or two rows with a key.
             ValueError: the condition does not fit its columns.
         """
-        rows = self._rows(number, "count(*)", f"GROUP BY 1 HAVING bool_or(CAST(({self._condition}\n) AS BOOL))")
-        repeated = next((key for key, count in rows if count > 1), None)
-        if repeated is not None:
-            raise self._unusable(number, f"it has several rows with the key {repeated!r:.200}")
-        return [key for key, _ in rows]
-
-    def check(self, number: int) -> None:
-        """Raise what ``passing`` raises if the condition does not fit the columns of a table."""
-        self._rows(number, "1", f"WHERE ({self._condition}\n) LIMIT 0")
-
-    def some(self, number: int) -> list[str]:
-        """Return the keys of the first rows of a table."""
-        return [key for key, _ in self._rows(number, "1", f"LIMIT {_SOME}")]
-
-    def _rows(self, number: int, column: str, end: str) -> list[tuple[str, int]]:
-        """Return the keys in a table that a query selects, each with another column."""
         path = self._paths[number]
         if self._copies is None or not path.startswith(self._copies):
-            return self._select(number, column, end)
+            return self._select(number)
         try:
             self._copy(number)
-            return self._select(number, column, end)
+            return self._select(number)
         finally:
             if os.path.exists(path):
                 os.unlink(path)
 
-    def _select(self, number: int, column: str, end: str) -> list[tuple[str, int]]:
+    def check_fulfilled(self) -> None:
+        """Read the tables up to the first one with a row that fulfils the condition.
+
+        Raises:
+            WdsError: there is none.
+            ShardError, ValueError: as from ``passing``.
+        """
+        if not any(map(self.passing, range(len(self.urls)))):
+            raise self.unfulfilled()
+
+    def unfulfilled(self) -> WdsError:
+        """Return the error for a condition that no row fulfils."""
+        return WdsError(
+            f"no row fulfils {self._condition!r:.300}, in {plural(len(self.urls), 'table')} such as "
+            f"{redact(self.urls[0])}: correct the condition"
+        )
+
+    def _select(self, number: int) -> list[str]:
         import duckdb
 
         path = self._paths[number]
@@ -194,7 +146,10 @@ class Tables:
                 plain = ", ".join(f"nullif({name}, 'NaN') AS {name}" for name in numbers)
                 table = f"(SELECT * REPLACE ({plain}) FROM {table})"
             try:
-                rows = cursor.execute(f'SELECT "{key}", {column} FROM {table} {end}').fetchall()
+                rows = cursor.execute(
+                    f'SELECT "{key}", count(*) FROM {table} WHERE "{key}" IS NOT NULL '
+                    f"GROUP BY 1 HAVING bool_or(CAST(({self._condition}\n) AS BOOL))"
+                ).fetchall()
             except duckdb.IOException as error:
                 raise self._unusable(number, _first_line(error)) from error
             except duckdb.Error as error:
@@ -202,7 +157,10 @@ class Tables:
                     f"the condition {self._condition!r:.300} cannot be evaluated over table "
                     f"{redact(self.urls[number])}: {_first_line(error)}. Its columns are {listed(columns)}"
                 ) from error
-        return [row for row in rows if row[0] is not None]
+        repeated = next((key for key, count in rows if count > 1), None)
+        if repeated is not None:
+            raise self._unusable(number, f"it has several rows with the key {repeated!r:.200}")
+        return [key for key, _ in rows]
 
     def _copy(self, number: int) -> None:
         """Copy a table, for one query, to where DuckDB can read it."""
@@ -217,9 +175,50 @@ class Tables:
         return ShardError(f"the table of metadata {shown} cannot be used: {what}.", url=shown)
 
 
-def ending_of(url: str) -> str | None:
-    """Return which of ``ENDINGS`` a table has; None: none of them."""
-    return next((ending for ending in ENDINGS if url.partition("?")[0].endswith(ending)), None)
+def find_tables(
+    urls: Sequence[str],
+    metadata: str | None,
+    storage_options: dict[str, Any] | None,
+    names: Sequence[str] | None = None,
+) -> list[str]:
+    """Return the table of metadata for all of some shards, or one for each of them.
+
+    Args:
+        urls: the shards.
+        metadata: a table, or the directory of the tables; None: they are beside the shards.
+        storage_options: how to reach them.
+        names: the names of the tables in the directory, without their endings; None: the base
+            names of the shards.
+
+    Raises:
+        ShardError: the first shard has none.
+        ValueError: two shards have one name, so that they would have one table.
+    """
+    paths = [path_of(url).removesuffix(".tar") for url in urls]
+    if metadata is not None:
+        folder = at_home(metadata)
+        if folder.partition("?")[0].endswith(ENDINGS):
+            return [folder]
+        if os.path.isfile(folder):
+            raise ValueError(f"--metadata: {folder} is no table: a table ends in {' or '.join(ENDINGS)}")
+        found = [path.rpartition("/")[2] for path in paths] if names is None else names
+        if len(set(found)) < len(found):
+            raise ValueError(
+                f"several shards have one name, such as {redact(urls[0])}, so a directory cannot have a table for "
+                "each: write the tables beside the shards, or all into one table"
+            )
+        paths = [os.path.join(folder, name) for name in found]
+    ending = next((ending for ending in ENDINGS if exists(paths[0] + ending, storage_options)), None)
+    if ending is None:
+        shown, either = redact(urls[0]), " or ".join(redact(paths[0] + ending) for ending in ENDINGS)
+        error = ShardError(
+            f"shard {shown} has no table of metadata: there is no {either}. Pass --metadata, a table with a column "
+            "'key', or the directory of the tables",
+            url=shown,
+        )
+        error.missing = True
+        raise error
+    return [path + ending for path in paths]
 
 
 def _connect() -> duckdb.DuckDBPyConnection:
@@ -233,6 +232,19 @@ def _connect() -> duckdb.DuckDBPyConnection:
     # Statistics of Parquet know nothing of NaN, and would decide over rows with it.
     database.execute("SET GLOBAL disabled_optimizers='statistics_propagation'")
     return database.execute("SET GLOBAL TimeZone='UTC'")  # not that of the machine
+
+
+def _check(condition: str) -> None:
+    """Raise ValueError unless a condition is one expression."""
+    import duckdb
+
+    try:
+        duckdb.SQLExpression(condition)
+    except (duckdb.Error, TypeError) as error:  # TypeError: it is no Unicode
+        raise ValueError(
+            f"{condition!r:.300} is not a condition over columns: {_first_line(error)}. A condition is SQL as it "
+            "stands after WHERE, such as \"clip > 0.28 and width >= 256 and status = 'success'\""
+        ) from error
 
 
 def _described(cursor: duckdb.DuckDBPyConnection, path: str) -> tuple[str, dict[str, str]]:
@@ -273,21 +285,6 @@ def _quoted(text: str) -> str:
 
 def _named(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
-
-
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dicts in a tree of dicts and lists."""
-    if isinstance(tree, dict):
-        yield tree
-    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
-        yield from _nodes(part)
-
-
-def _without_places(tree: Any) -> Any:
-    """Return a parsed statement without where its parts stand in the text."""
-    if isinstance(tree, dict):
-        return {name: _without_places(part) for name, part in tree.items() if not name.startswith("query_location")}
-    return list(map(_without_places, tree)) if isinstance(tree, list) else tree
 
 
 def _first_line(error: object) -> str:
