@@ -279,7 +279,7 @@ try:
     list(scans.decode_by_ext())
 except wp.DecodeError as error:
     print(error)
-    print(error.url, error.key, error.field, error.offset)
+    print(error.url, error.key, error.field)
 
 # %% [markdown]
 # ## What to read next

@@ -96,9 +96,6 @@ class DecodeError(SampleError):
 
     Attributes:
         field: the field's name, such as ``"jpg"``.
-        offset: the byte in the tar where the member of the field starts; None if the shard is
-            remote or compressed, if the field was renamed or its bytes were changed since they were
-            read, or if the member is not found within two seconds.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.identity import identity
-from wds_pipes.tar.finding import at_byte, offset_of
 
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
 _END = b"\xff\xd9"  # of a JPEG
@@ -119,7 +118,7 @@ class DecodeOnDevice:
             try:
                 result[place] = on_cpu(image)
             except Exception as error:
-                raise _error(batch, place, field, error, image) from error
+                raise _error(batch, place, field, error) from error
         return result.float() / 255 if self._floats else result
 
     def _on_device(self, images: list[bytes]) -> dict[int, torch.Tensor]:
@@ -225,7 +224,7 @@ def _form(batch: Any) -> str:
     return f"{len(batch)} columns" if isinstance(batch, tuple) else type(batch).__name__
 
 
-def _error(batch: Any, place: int, field: str | int, cause: Exception, image: bytes) -> DecodeError:
+def _error(batch: Any, place: int, field: str | int, cause: Exception) -> DecodeError:
     def of(column: str) -> Any:
         values = batch.get(column) if isinstance(batch, dict) else None
         return values[place] if isinstance(values, list) and place < len(values) else None
@@ -233,12 +232,10 @@ def _error(batch: Any, place: int, field: str | int, cause: Exception, image: by
     named = identity({name: of(name) for name in ("__key__", "__url__")})
     which = f"field {field!r}" if isinstance(field, str) else f"place {field}"
     sample = f"sample {place} of the batch" if named.key is None else named.name("in")
-    offset = offset_of(named.url, named.key, field, image)
     return DecodeError(
-        f"{which} of {sample} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}.{at_byte(offset)} "
+        f"{which} of {sample} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}. "
         "Correct it, or check it in the pipe, where on_error='skip' leaves such samples out.",
         url=named.url,
         key=named.key,
         field=str(field),
-        offset=offset,
     )

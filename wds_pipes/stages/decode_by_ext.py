@@ -18,7 +18,6 @@ from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.identity import identity
 from wds_pipes.stages.threaded import Threaded
-from wds_pipes.tar.finding import at_byte, offset_of
 from wds_pipes.tar.keys import is_metadata
 
 _NEW = object()  # no decoder is known yet
@@ -230,16 +229,14 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         if not isinstance(sample[field], _BYTES):
             raise _error(sample, field, error) from error
         mend = "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else ""
-        found = _error(sample, field, error, mend, find=False)
+        found = _error(sample, field, error, mend)
         if not self.skips(found):
-            raise _error(sample, field, error, mend) from error
+            raise found from error
         self.count_skip(found)
 
 
-def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "", *, find: bool = True) -> DecodeError:
-    """Make the error; ``find``: search for the byte, which takes time, so not if it is skipped."""
+def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
     named = identity(sample)
-    offset = offset_of(named.url, named.key, field, sample[field]) if find else None
     why = f"{type(cause).__name__}: {hide(words(cause))}"
     message = f"field {field!r} of {named.name('in')} cannot be decoded: {why}"
     row = ROWS.get(field.rpartition(".")[2])
@@ -248,8 +245,7 @@ def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "",
             f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "
             f"bytes.decode}}), or write it as txt"
         )
-    more = f"{at_byte(offset)} {mend}".rstrip()
-    message = f"{message.rstrip('.')}.{more}" if more else message
-    error = DecodeError(message, url=named.url, key=named.key, field=field, offset=offset)
-    error.__cause__ = cause
+    message = f"{message.rstrip('.')}. {mend}" if mend else message
+    error = DecodeError(message, url=named.url, key=named.key, field=field)
+    error.__cause__ = cause  # also where it is only counted
     return error

@@ -17,7 +17,6 @@ from wds_pipes.errors import DecodeError, SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
 from wds_pipes.stages.identity import identity
-from wds_pipes.tar.finding import at_byte, offset_of
 from wds_pipes.tar.keys import is_metadata
 
 _BYTES = (bytes, bytearray, memoryview)
@@ -128,18 +127,14 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
             if isinstance(error, MemoryError):
                 raise
             named = identity(sample)
-            offset, mend = None, ""
-            if not self.may_skip:  # skipping must not cost the time to search for the place
-                offset = offset_of(sample.get("__url__"), named.key, field, sample[field])
-                mend = "Correct it, or pass on_error='skip'."
+            mend = "" if self.may_skip else " Correct it, or pass on_error='skip'."
             raise DecodeError(
                 f"record {number} of field {field!r} of {named.name('in')} cannot be decoded: "
                 f"{type(error).__name__}: {hide(words(error))}".rstrip(".")
-                + f".{at_byte(offset)} {mend}".rstrip(),
+                + f".{mend}",
                 url=named.url,
                 key=named.key,
                 field=field,
-                offset=offset,
             ) from error
 
     def _field_of(self, sample: dict[str, Any]) -> str:
