@@ -8,8 +8,9 @@ two entries, that is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 from wds_pipes.core.words import plural
@@ -23,10 +24,8 @@ from wds_pipes.tar.index_formats import (
     ShardFacts,
     base_name,
     check_named,
-    first_dot,
+    dali_name,
     folder_of,
-    last_dot,
-    make_opener,
     parts_of_path,
     path_of,
     read_indexes,
@@ -34,9 +33,10 @@ from wds_pipes.tar.index_formats import (
 from wds_pipes.tar.offsets import MEND as MEND_OFFSETS
 from wds_pipes.tar.offsets import OFFSETS, beside, unusable
 
+_Parts = tuple[str, ...]
+
 # File names of an index in the directory of its shards.
-_BESIDE = ("index.json", "sizes.json", "_info.json", "info.json")
-_LENGTH = "__len__"
+_BESIDE = ("index.json", "sizes.json", "_info.json")
 
 
 # Reading
@@ -162,16 +162,6 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
             else:
                 files += expand(name, storage_options)
     indices += read_indexes(files, storage_options) if files else []
-    totals = [found for found in indices if found.total is not None]
-    if totals:
-        total, distinct = totals[0], len(set(urls))
-        if len(indices) > 1 or distinct > 1:
-            where = redact(total.url)
-            raise ValueError(
-                f"index {where} says only that there are {total.total} samples in all, not how "
-                f"many each of {distinct} shards has. {MEND}"
-            )
-        return [ShardFacts(total.total)] * len(urls)
     return _Matcher(indices).of(urls)
 
 
@@ -187,31 +177,18 @@ def _look_in(
         if exists(folder + name, storage_options):
             files.append(folder + name)
             return
-    if exists(first := beside(shards[0], OFFSETS, folder), storage_options):
+    if exists(beside(shards[0], OFFSETS, folder), storage_options):
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
-        if _is_text(first, storage_options):
-            files += each
-        else:
-            indices += _by_sizes(each, storage_options)
+        indices += _by_sizes(each, storage_options)
         return
-    for stem in (first_dot, last_dot):
-        if exists(f"{folder}{stem(shards[0])}.idx", storage_options):
-            files += dict.fromkeys(f"{folder}{stem(shard)}.idx" for shard in shards)
-            return
-    if exists(folder + _LENGTH, storage_options):
-        files.append(folder + _LENGTH)
+    if exists(folder + dali_name(shards[0]), storage_options):
+        files += dict.fromkeys(folder + dali_name(shard) for shard in shards)
         return
     shown = redact(folder) or "the working directory"
     raise ValueError(
-        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, {_LENGTH}, or "
-        f"{base_name(shards[0])}{OFFSETS} or {first_dot(shards[0])}.idx for each shard. {MEND}"
+        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or "
+        f"{base_name(shards[0])}{OFFSETS} or {dali_name(shards[0])} for each shard. {MEND}"
     )
-
-
-def _is_text(url: str, storage_options: Options) -> bool:
-    """Whether a file is an index of DALI."""
-    with make_opener(storage_options, readahead_bytes=1 << 20).open(url) as stream:
-        return stream.read(3) == b"v1."
 
 
 def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
@@ -275,82 +252,57 @@ class _Matcher:
 
     def __init__(self, indices: Sequence[Index]) -> None:
         self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
-        self._entries: list[tuple[str, ShardFacts]] = []
-        # The first entry with a base name, and where several have it, all of them.
-        self._by_base: dict[str, int] = {}
-        self._more: dict[str, list[int]] = {}
-        # For a base name of several entries: the entries by each end of their paths.
-        self._by_end: dict[str, dict[str, list[int]]] = {}
-        known: dict[str, int] = {}
-        for index in indices:
-            for name, facts in index.shards:
-                base, number = base_name(name), len(self._entries)
-                first = self._by_base.setdefault(base, number)
-                if first != number:  # paths are compared where base names are the same
-                    known.setdefault("/".join(parts_of_path(self._entries[first][0])), first)
-                    number = known.setdefault("/".join(parts_of_path(name)), number)
-                if number == len(self._entries):
-                    self._entries.append((name, facts))
-                    if first != number:
-                        self._more.setdefault(base, [first]).append(number)
-                elif self._entries[number][1] != facts:
-                    raise ValueError(
-                        f"index {self._where} says two things of shard {redact(name)}: "
-                        f"{self._entries[number][1]} and {facts}. {MEND}"
-                    )
+        # the name and the facts of each entry, by the parts of its path, and these by its base name
+        self._entries: dict[_Parts, tuple[str, ShardFacts]] = {}
+        self._by_base: dict[str, list[_Parts]] = {}
+        for name, facts in chain.from_iterable(index.shards for index in indices):
+            parts = tuple(parts_of_path(name))
+            if parts not in self._entries:
+                self._entries[parts] = name, facts
+                self._by_base.setdefault(base_name(name), []).append(parts)
+            elif self._entries[parts][1] != facts:
+                raise ValueError(
+                    f"index {self._where} says two things of shard {redact(name)}: "
+                    f"{self._entries[parts][1]} and {facts}. {MEND}"
+                )
 
     def of(self, urls: Sequence[str]) -> list[ShardFacts]:
         """The facts of each shard."""
-        users: dict[int, str] = {}
+        users: dict[_Parts, str] = {}
         found = []
         for url in urls:
-            number = self._find(url)
-            user = users.setdefault(number, url)
+            parts = self._find(url)
+            name, facts = self._entries[parts]
+            user = users.setdefault(parts, url)
             if user != url and parts_of_path(user) != parts_of_path(url):
                 raise ValueError(
-                    f"index {self._where} has one entry, {redact(self._entries[number][0])}, "
+                    f"index {self._where} has one entry, {redact(name)}, "
                     f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
                 )
-            name, facts = self._entries[number]
             found.append(facts if name == url else ShardFacts(*facts))  # it may be a copy
         return found
 
-    def _find(self, url: str) -> int:
-        base = base_name(url)
-        found = self._by_base.get(base)
-        for stem in (base_name, last_dot, first_dot) if found is None else ():
-            base = f"{stem(url)}.idx"
-            found = self._by_base.get(base)
-            if found is not None:
-                break
-        if found is None:
-            example = (
-                f"; it lists {plural(len(self._entries), 'other')}, such as {redact(self._entries[0][0])}"
-                if self._entries
-                else ", it is empty"
-            )
+    def _find(self, url: str) -> _Parts:
+        candidates = (base_name(url), base_name(url) + OFFSETS, dali_name(url))
+        base = next((name for name in candidates if name in self._by_base), None)
+        if base is None:
+            names = [redact(name) for name, _ in self._entries.values()]
+            example = f"; it lists {plural(len(names), 'other')}, such as {names[0]}" if names else ", it is empty"
             raise ValueError(
                 f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
             )
-        group = self._more.get(base)
-        if group is None:
-            return found
-        if base not in self._by_end:
-            ends = self._by_end[base] = {}
-            for number in group:
-                for end in _ends([*parts_of_path(self._entries[number][0])[:-1], base]):
-                    ends.setdefault(end, []).append(number)
-        group = next(
-            self._by_end[base][end] for end in _ends([*parts_of_path(url)[:-1], base]) if end in self._by_end[base]
-        )
-        if len(group) > 1:
-            names = " and ".join(redact(self._entries[number][0]) for number in group[:2])
+        parts = (*parts_of_path(url)[:-1], base)
+        if parts in self._entries:
+            return parts
+        nearest = self._by_base[base]
+        for count in range(2, len(parts) + 1):
+            nearer = [other for other in nearest if other[-count:] == parts[-count:]]
+            if not nearer:
+                break
+            nearest = nearer
+        if len(nearest) > 1:
+            names = " and ".join(redact(self._entries[other][0]) for other in nearest[:2])
             raise ValueError(
-                f"index {self._where} has {len(group)} entries that may mean shard {redact(url)}: {names}. {MEND}"
+                f"index {self._where} has {len(nearest)} entries that may mean shard {redact(url)}: {names}. {MEND}"
             )
-        return group[0]
-
-
-def _ends(parts: list[str]) -> Iterator[str]:
-    """All ends of a path, longest first."""
-    return ("/".join(parts[start:]) for start in range(len(parts)))
+        return nearest[0]

@@ -1,9 +1,9 @@
 """The formats of an index of shards.
 
 Rules:
-1. The format is detected by content: wids ``index.json``, ``sizes.json`` and ``__len__``
-   (open_clip), ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain numbers, never pickle,
-   and at most ``MAX_INDEX_BYTES`` are read.
+1. The format is detected by content: wids ``index.json``, ``sizes.json`` (open_clip),
+   ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain numbers, never pickle, and at most
+   ``MAX_INDEX_BYTES`` are read.
 2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
    URL or one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name
    local files, and no index may name an open descriptor, a command, standard input or a chain of
@@ -16,7 +16,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 MAX_INDEX_BYTES = 64 << 20  # enough for 250 000 shards
 _READERS, _READAHEAD_BYTES = 16, 2 << 20  # index files read at a time, and the read-ahead for each
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
-_SIMPLE = re.compile(r"\w[\w=-]*([./]\w[\w=-]*)*", re.ASCII)  # a name that needs no care when it is joined
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
 # A local index may name these too: ``wds-pipes index`` may have written it.
 _STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")
@@ -73,16 +72,13 @@ class Index(NamedTuple):
 
     Attributes:
         url: where the index is.
-        shards: the URLs of the shards that it lists, and what it says about each; empty if it has a
-            total.
-        total: the number of samples in all shards, if that is all that the index says.
+        shards: the URLs of the shards that it lists, and what it says about each.
         parts: the number of splits that it lists.
         of_stem: its shard is named like the index, except for the extension ``.idx``.
     """
 
     url: str
     shards: list[tuple[str, ShardFacts]]
-    total: int | None = None
     parts: int = 1
     of_stem: bool = False
 
@@ -141,8 +137,6 @@ def _parse(url: str, data: bytes) -> Index:
         raise ValueError(
             f"it is neither JSON nor an index of DALI ({error}); its first bytes are {data[:24]!r}"
         ) from error
-    if isinstance(content, int) and not isinstance(content, bool):
-        return Index(url, [], total=_count("its number", content))
     if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
         return Index(url, list(_wids(url, content)))
     if isinstance(content, dict) and isinstance(content.get("splits"), dict):
@@ -155,38 +149,30 @@ def _parse(url: str, data: bytes) -> Index:
                 for name, value in content.items()
             ],
         )
-    raise ValueError(
-        "its content is in no known format (wids index.json, sizes.json, __len__, timm's _info.json, DALI's .idx)"
-    )
+    raise ValueError("its content is in no known format (wids index.json, sizes.json, timm's _info.json, DALI's .idx)")
 
 
 def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
     if content.get("wids_version", 1) != 1:
         raise ValueError(f"its wids_version is {content['wids_version']!r:.40}, and 1 is known here")
     here = content.get("place") == place_of(url)
-    for place, part in enumerate([content, *_list("datasets", content.get("datasets", []))]):
-        if not isinstance(part, dict) or (place and "source_url" in part):
-            raise ValueError("one of its datasets is another index: name each index by itself, as a list")
-        base = part.get("base") if place else None
-        folder = url if base is None else _join(url, f"{base}/index.json")
-        join = _joiner(folder)
-        for entry in _list("shardlist", part.get("shardlist", None if place or "datasets" not in content else [])):
-            if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
-                raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
-            name, samples, size = entry["url"], entry.get("nsamples"), entry.get("filesize")
-            digest = entry.get("md5sum") or None
-            if digest is not None and not (isinstance(digest, str) and _MD5.fullmatch(digest)):
-                raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
-            if not _is_count(samples):
-                samples = _count(f"nsamples of {name!r}", samples)
-            if size is not None and not _is_count(size):
-                size = _count(f"filesize of {name!r}", size)
-            version = entry.get("version") if here or local_path(name) is None or os.path.isabs(name) else None
-            facts = ShardFacts(samples, size, digest and digest.lower())
-            if isinstance(version, str):
-                facts = FactsHere(*facts)
-                facts.version = version
-            yield join(name), facts
+    if "datasets" in content:
+        raise ValueError("it lists data sets, and not only shards: name the index of each, as a list")
+    for entry in _list("shardlist", content.get("shardlist")):
+        if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
+            raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
+        name, size, digest = entry["url"], entry.get("filesize"), entry.get("md5sum") or None
+        if digest is not None and not (isinstance(digest, str) and _MD5.fullmatch(digest)):
+            raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
+        samples = _count(f"nsamples of {name!r}", entry.get("nsamples"))
+        if size is not None:
+            size = _count(f"filesize of {name!r}", size)
+        version = entry.get("version") if here or local_path(name) is None or os.path.isabs(name) else None
+        facts = ShardFacts(samples, size, digest and digest.lower())
+        if isinstance(version, str):
+            facts = FactsHere(*facts)
+            facts.version = version
+        yield _join(url, name), facts
 
 
 def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -208,17 +194,13 @@ def _list(what: str, value: Any) -> list[Any]:
     return value
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
 def _count(what: str, value: Any) -> int:
     """A number that is not negative, also if it is a string of decimal digits."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
         value = int(value)
-    if not _is_count(value):
+    if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{what} is {value!r:.80}, not a number of 0 or more")
-    return int(value)
+    return value
 
 
 # Names
@@ -257,26 +239,14 @@ def base_name(url: str) -> str:
 
 
 def first_dot(url: str) -> str:
-    """The base name up to its first dot."""
-    return base_name(url).partition(".")[0]
-
-
-def last_dot(url: str) -> str:
-    """The base name up to its last dot."""
-    return os.path.splitext(base_name(url))[0]
+    """The base name up to its first dot, if that is not its beginning."""
+    name = base_name(url)
+    return name[:1] + name[1:].partition(".")[0]
 
 
 def dali_name(url: str) -> str:
     """The name of the index of DALI of a shard: its base name up to the first dot, and ``.idx``."""
-    name = base_name(url)
-    dot = name.find(".", 1)
-    return (name if dot < 0 else name[:dot]) + ".idx"
-
-
-def _joiner(index: str) -> Callable[[str], str]:
-    """``_join`` for the names in one index; the usual ones take a tenth of the time."""
-    folder, simple = _join(index, "x")[:-1], _SIMPLE.fullmatch
-    return lambda name: folder + name if simple(name) else _join(index, name)
+    return first_dot(url) + ".idx"
 
 
 def _join(index: str, name: str) -> str:
