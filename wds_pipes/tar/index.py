@@ -301,8 +301,8 @@ class _Matcher:
                 break
             nearest = nearer
         if len(nearest) > 1:
-            names = " and ".join(redact(self._entries[other][0]) for other in nearest[:2])
+            both = " and ".join(redact(self._entries[other][0]) for other in nearest[:2])
             raise ValueError(
-                f"index {self._where} has {len(nearest)} entries that may mean shard {redact(url)}: {names}. {MEND}"
+                f"index {self._where} has {len(nearest)} entries that may mean shard {redact(url)}: {both}. {MEND}"
             )
         return nearest[0]

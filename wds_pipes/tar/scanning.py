@@ -6,17 +6,15 @@ import dataclasses
 import io
 import threading
 import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import md5
-from struct import error as struct_error
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.dali import Component
-from wds_pipes.tar.headers import BLOCK, FIELDS, MAX_SIZE, Sizes, Sums
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
 from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, field_twice, half_sample, reserved_name
@@ -25,7 +23,6 @@ from wds_pipes.tar.reader import TarReader
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
-_SIZES, _SUMS = Sizes(), Sums()  # caches
 _CHUNK = 1 << 20  # bytes read at once
 _MOST_NAMES = 4096  # so that hostile names do not fill the memory
 
@@ -86,10 +83,12 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
         stream = io.BufferedReader(hashed, _CHUNK)
         try:
             tar, kind = unpacked(stream)
-            walk = _Walk(tar, url)
-            members, found = walk.members() if kind else walk.common_members(), Scanned()
+            reader = TarReader(
+                tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False
+            )
+            members, found = _members(reader), Scanned()
             find_samples(found, _noting(members, found.components) if components else members, rules, url)
-            found.end, found.compressed = walk.end, bool(kind)
+            found.end, found.compressed = reader.offset, bool(kind)
             while stream.read(_CHUNK):
                 pass
         except ModuleNotFoundError as error:
@@ -104,106 +103,10 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
     return found
 
 
-class _Walk:
-    """Walks over the members of a tar, without their data."""
-
-    def __init__(self, stream: BinaryIO, url: str) -> None:
-        self._stream, self._url = stream, url
-        self._failed: Exception | None = None  # what reading has raised
-        self.end = 0  # where the last member ends
-
-    def common_members(self) -> Iterator[Member]:
-        """Yield all members: those with common headers are found here, in chunks, which takes a
-        third of the time. From the first other one on, TarReader finds them.
-        """
-        unpack, sizes, sums, adler = FIELDS.unpack_from, _SIZES, _SUMS, zlib.adler32
-        data, base, at = b"", 0, 0  # a chunk, which byte of the tar it begins with, the place in it
-        while True:
-            try:
-                short, last, digits, after_size, checksum, kind, prefix = unpack(data, at)
-                size = sizes[digits]
-                if (
-                    last
-                    or prefix
-                    or after_size & 223
-                    or (kind != 48 and kind != 0)  # noqa: PLR1714 - a set is slower
-                    or size > MAX_SIZE
-                    or adler(data[at : at + BLOCK]) & 0xFFFF != sums[checksum]
-                    or (name := short[: short.index(0)].decode())[-1] == "/"
-                ):
-                    break
-            except (ValueError, IndexError):
-                break
-            except struct_error:  # the chunk ends before the header does
-                data, base, at = data[at:] + self._read(_CHUNK), base + at, 0
-                if len(data) < BLOCK:
-                    break
-                continue
-            start = base + at
-            following = at + BLOCK + size + (-size & 511)
-            if following <= len(data):
-                at = following
-            elif self._skip(following - len(data)):
-                data, base, at = b"", base + following, 0
-            else:
-                break
-            self.end = base + at
-            yield name, start, start, size, True, None
-        yield from self.members(data[at:], base + at)
-
-    def members(self, begun: bytes = b"", offset: int = 0) -> Iterator[Member]:
-        """Yield the members from ``offset`` on; their first bytes, ``begun``, were read already."""
-        reader = TarReader(
-            io.BufferedReader(_Rest(begun, self._read_on), _CHUNK),
-            url=self._url,
-            offset=offset,
-            want=lambda name: False,
-            max_member_bytes=MAX_SIZE,
-            doubts=True,
-            named=False,
-        )
-        for _, name, doubt, start in reader:
-            self.end = reader.offset
-            yield name, start, *reader.skipped, None if name else doubt
-        self.end = reader.offset
-
-    def _read(self, count: int) -> bytes:
-        """Read some bytes; what reading raises is raised by ``_read_on``."""
-        try:
-            return self._stream.read(count)
-        except unreadable() as error:
-            self._failed = error
-            return b""
-
-    def _read_on(self, count: int) -> bytes:
-        if self._failed is not None:
-            raise self._failed
-        return self._stream.read(count)
-
-    def _skip(self, count: int) -> bool:
-        """Skip bytes of the stream, and return whether it has so many."""
-        while count:
-            passed = len(self._read(min(count, _CHUNK)))
-            if not passed:
-                return False
-            count -= passed
-        return True
-
-
-class _Rest(io.RawIOBase):
-    """A stream of which the first bytes were read already."""
-
-    def __init__(self, begun: bytes, read: Callable[[int], bytes]) -> None:
-        self._begun, self._read = begun, read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data, self._begun = self._begun[: len(buffer)], self._begun[len(buffer) :]
-        data = data or self._read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+def _members(reader: TarReader) -> Iterator[Member]:
+    """Yield the members of a tar, without their data."""
+    for _, name, doubt, start in reader:
+        yield name, start, *reader.skipped, None if name else doubt
 
 
 def _noting(members: Iterable[Member], components: list[Component]) -> Iterator[Member]:
