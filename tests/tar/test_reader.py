@@ -188,9 +188,3 @@ def test_the_first_link_is_warned_of(format):
     ]
     assert found[1].describe("u.tar").endswith("with: tar --dereference")
     assert data[found[1].end :].strip(b"\0") == b""
-
-
-def test_ten_thousand_members():
-    """With as many sizes."""
-    members = [(f"{number:05d}.x", bytes(number % 2000)) for number in range(10_000)]
-    assert by_reader(tar(members)) == members

@@ -98,20 +98,6 @@ def test_a_pax_header_only_where_the_name_does_not_fit(tmp_path, key, headers):
     assert [sample["__key__"] for sample in samples([str(path)])] == [key]
 
 
-@pytest.mark.skipif(shutil.which("tar") is None, reason="tar is not installed")
-def test_gnu_tar_reads_it(tmp_path):
-    """The same names and contents, without a complaint."""
-    items = [*HUNDRED[:5], {"__key__": "n" * 150, "txt": "long"}, {"__key__": "d/größe", "bin": bytes(1000)}]
-    path = tmp_path / "x.tar"
-    path.write_bytes(written(items))
-    (tmp_path / "out").mkdir()
-    done = subprocess.run(["tar", "-xvf", path, "-C", tmp_path / "out"], check=True, capture_output=True, text=True)
-    assert done.stderr == ""
-    for name, data in by_tarfile(path):
-        assert (tmp_path / "out" / name).read_bytes() == data
-    assert len(done.stdout.splitlines()) == len(by_tarfile(path)) == 12
-
-
 def test_values_are_encoded_by_their_field(tmp_path):
     """And webdataset decodes them to the same."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -133,28 +119,9 @@ def test_values_are_encoded_by_their_field(tmp_path):
     path = tmp_path / "x.tar"
     path.write_bytes(written([sample]))
     (read,) = samples([str(path)])
-    assert list(read) == [
-        "__key__",
-        "__url__",
-        "bin",
-        "cls",
-        "count",
-        "jpg",
-        "json",
-        "mem",
-        "npy",
-        "png",
-        "seg.png",
-        "txt",
-    ]
-    assert (read["txt"], read["cls"], read["count"], read["jpg"], read["bin"], read["mem"]) == (
-        "größe".encode(),
-        b"7",
-        b"8",
-        b"not touched",
-        b"xy",
-        b"z",
-    )
+    plain = {"bin": b"xy", "cls": b"7", "count": b"8", "jpg": b"not touched", "mem": b"z", "txt": "größe".encode()}
+    assert {name: read[name] for name in plain} == plain
+    assert read.keys() == sample.keys()
     assert json.loads(read["json"]) == sample["json"]
     assert (np.load(io.BytesIO(read["npy"])) == array).all()
     assert (np.asarray(Image.open(io.BytesIO(read["png"]))) == image).all()
@@ -382,12 +349,6 @@ def test_of_a_compressed_shard_the_bytes_before_compression_count(tmp_path):
         assert counts == [19, 19, 19, 19, 19, 5]
 
 
-def test_half_a_compressed_shard_gets_no_name(tmp_path):
-    with pytest.raises(KeyError):
-        write_and_fail(TarWriter(tmp_path / "x.tgz"), HUNDRED)
-    assert os.listdir(tmp_path) == []
-
-
 def test_a_failed_close_leaves_nothing_open(tmp_path):
     """The folder has gone in the meantime."""
     folder = tmp_path / "gone"
@@ -483,14 +444,6 @@ def test_a_killed_process_leaves_no_shard_that_looks_whole(tmp_path):
     assert (tmp_path / f"s-{len(shards):03d}.tar").read_bytes() == written(HUNDRED[:1])
 
 
-def test_an_empty_tar_is_a_valid_one(tmp_path):
-    """TarWriter was asked for this file."""
-    with TarWriter(tmp_path / "x.tar"):
-        pass
-    assert by_tarfile(tmp_path / "x.tar") == []
-    assert samples([str(tmp_path / "x.tar")]) == []
-
-
 @pytest.mark.parametrize("pattern", ["s-%02d.tar", "s-{:02d}.tar"])
 def test_shards_are_full_and_none_is_empty(tmp_path, pattern):
     """7 samples in shards of 3: 3, 3, 1; and 6: 3, 3."""
@@ -527,14 +480,6 @@ def test_no_shard_is_larger_than_max_bytes(tmp_path, max_bytes):
     assert len(sizes) <= 60 * 97 * 60 // 2 // max_bytes * 2 + 2
 
 
-def test_an_exception_keeps_the_complete_shards_only(tmp_path):
-    writer = ShardWriter(tmp_path / "s-%d.tar", max_samples=3)
-    with pytest.raises(KeyError):
-        write_and_fail(writer, HUNDRED[:5])
-    assert os.listdir(tmp_path) == ["s-0.tar"]
-    assert writer.shards == {str(tmp_path / "s-0.tar"): 3}
-
-
 def test_a_refused_first_sample_leaves_no_shard(tmp_path):
     """The block goes on, and there is nothing to finish."""
     with ShardWriter(tmp_path / "s-%d.tar") as writer, pytest.raises(SampleError):
@@ -550,43 +495,12 @@ def test_the_same_key_may_be_in_another_shard(tmp_path):
     assert [sample["txt"] for sample in samples(list(writer.shards))] == [b"1", b"2"]
 
 
-def test_each_value_is_encoded_once(tmp_path):
-    """Also where it is written to the next shard."""
-    encoded = []
-
-    class Text(str):
-        def encode(self, *how):
-            encoded.append(str(self))
-            return super().encode(*how)
-
-    with ShardWriter(tmp_path / "s-%d.tar", max_samples=2, max_bytes=20_480) as writer:
-        for number in range(9):
-            writer.write({"__key__": str(number), "txt": Text(str(number) * 1000 * number)})
-    assert len(encoded) == 9
-
-
 def test_percent_signs_and_braces_elsewhere_in_the_path_stay(tmp_path):
     folder = tmp_path / "my%20{x} 100%"
     folder.mkdir()
     with ShardWriter(folder / "s-{:03d}.tar") as writer:
         writer.write(HUNDRED[0])
     assert os.listdir(folder) == ["s-000.tar"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "options", "message"),
-    [
-        ("s.tar", {}, "one place for the shard's number"),
-        ("s-%d-%d.tar", {}, "one place for the shard's number"),
-        ("s-%s.tar", {}, "one place for the shard's number"),
-        ("s-%d.tar", {"max_samples": 0}, "must be at least"),
-        ("s-%d.tar", {"max_bytes": 0}, "must be at least"),
-        ("s-%d.tar", {"start": -1}, "must be at least"),
-    ],
-)
-def test_wrong_arguments_are_told_at_once(pattern, options, message):
-    with pytest.raises(ValueError, match=message):
-        ShardWriter(pattern, **options)
 
 
 # Errors of the disk
@@ -1055,8 +969,12 @@ def test_an_index_is_written_again_however_paths_are_spelled(pattern, index, aga
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
+        ({"pattern": "s.tar"}, ValueError, "one place for the shard's number"),
+        ({"pattern": "s-%d-%d.tar"}, ValueError, "one place for the shard's number"),
+        ({"pattern": "s-%s.tar"}, ValueError, "one place for the shard's number"),
         ({"max_samples": 2.5}, TypeError, "max_samples must be an int, not 2.5"),
         ({"max_samples": 0}, ValueError, "max_samples must be at least 1, not 0"),
+        ({"max_bytes": 0}, ValueError, "max_bytes must be at least 1, not 0"),
         ({"max_bytes": "1GB"}, TypeError, "max_bytes must be an int, not '1GB'"),
         ({"start": -1}, ValueError, "start must be at least 0, not -1"),
         ({"on_shard": 3}, TypeError, "on_shard is a function of the path of a shard, not 3"),
@@ -1064,7 +982,7 @@ def test_an_index_is_written_again_however_paths_are_spelled(pattern, index, aga
 )
 def test_wrong_options_are_told_when_it_is_built(options, error, message, tmp_path):
     with pytest.raises(error, match=message):
-        ShardWriter(str(tmp_path / "%d.tar"), **options)
+        ShardWriter(**{"pattern": str(tmp_path / "%d.tar"), **options})
 
 
 @pytest.mark.parametrize("sample", [None, [1], 3])
