@@ -145,3 +145,39 @@ class Renewed(Stage):
         for member in self.source.items:
             self.at.given += 1
             yield TarMember("".join(list(member.url)), member.name, member.data, member.offset)
+
+
+# Tars of many sorts, all of which are sound.
+LINK = tarfile.TarInfo("link.txt")
+LINK.type, LINK.linkname = tarfile.SYMTYPE, "a" * 150
+FOLDER = tarfile.TarInfo("folder.d")
+FOLDER.type = tarfile.DIRTYPE
+
+SORTS = {
+    "plain": tar(pairs(5)),
+    "links, folders, hidden": tar([FOLDER, ("0.txt", b"0"), (".hidden", b"h" * 600), ("1.txt", b"1"), ("1.cls", b"")]),
+    "gnu": tar(
+        [("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.GNU_FORMAT
+    ),
+    "pax": tar(
+        [("n" * 200 + ".txt", b"x" * 513), LINK, ("0.txt", b"0"), ("m" * 200 + ".txt", b"")], format=tarfile.PAX_FORMAT
+    ),
+    "global": filled(
+        pax((b"comment", b"x"), kind=b"g") + tar(pairs(2))[:-1024] + pax((b"comment", b"x"), kind=b"g") + tar(pairs(2))
+    ),
+    "sparse": filled(
+        pax((b"GNU.sparse.size", b"9"), (b"GNU.sparse.map", b"1,2,5,1"))
+        + header(b"a.txt", 3)
+        + padded(b"xyz")
+        + tar(pairs(2))
+    ),
+    "several": tar(pairs(2)) + tar(pairs(3)) + tar([]) + tar(pairs(1)),
+    "no end": tar(pairs(3), end=False) + END,
+    "empty": tar([]),
+    "unknown kinds": header(b"V", kind=b"V")
+    + header(b"z", 700, kind=b"Z")
+    + bytes(1024)
+    + header(b"a.txt", 1)
+    + padded(b"x")
+    + END,
+}

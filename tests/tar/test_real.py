@@ -12,9 +12,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from tars import END, KINDS, by_reader, by_tarfile, by_webdataset, filled, header, load, padded, pax, samples, tar
+from tars import END, KINDS, by_reader, by_tarfile, by_webdataset, filled, header, load, padded, pax, put, samples, tar
 
-from wds_pipes import ShardError
+from wds_pipes import SampleError, ShardError
 from wds_pipes.core.stream import Stream
 
 SHARED = ["compressed.tar", "sample.tgz", "mpdata.tar", "photos-000000.tar", "photos-000001.tar"]
@@ -267,3 +267,10 @@ def test_exception_a_member_without_a_name_is_passed_over():
     data = header(b"", 1) + padded(b"x") + header(b"a.txt", 1) + padded(b"y") + END
     assert by_tarfile(data) == [("", b"x"), ("a.txt", b"y")]
     assert by_reader(data) == [("a.txt", b"y")]
+
+
+def test_a_field_twice_names_its_place(tmp_path):
+    path = put(tmp_path / "x.tar", tar([("a.jpg", b"1"), ("a.JPG", b"2")]))
+    with pytest.raises(SampleError, match=r"field 'jpg' twice \(again at byte 1024, as 'a.JPG'\)") as caught:
+        samples([path])
+    assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 1024)

@@ -38,8 +38,22 @@ def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[
         The header, or what comes after such a file; and where it starts, or if there is none, how
         far blocks could be read (``offset``: not at all).
     """
-    head, offset = _find_header(source, found, offset, url)
+    head: bytes | None = None
     try:
+        if found.head is not None:
+            head, offset = found.head, source.position
+        else:
+            declared = None if found.size is None else source.position + found.size + (-found.size & 511)
+            if found.passed is not None:
+                source.pass_over(found.passed, "that is too large", found.offset)
+                declared = source.position
+            while head is None and len(block := source.stream.read(BLOCK)) == BLOCK:
+                offset = source.position
+                found.sure = offset == declared
+                if is_header(block) or (found.sure and (block == ZEROS or found.passed is not None)):
+                    head = block
+                else:
+                    source.position += BLOCK
         while head is not None and not found.whole and _may_have_another_name(head):
             size = parse_header(head, offset, MAX_SIZE).size
             source.position = offset + BLOCK
@@ -49,18 +63,13 @@ def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[
     except ShardError:
         raise
     except unreadable() as error:
-        _log_end(url, source, error)
+        what = f"{type(error).__name__}: {error}"
+        logger.warning("shard %s, byte %d: it cannot be read on: %s.", redact(url), source.position, what)
         return None, offset
     except Damage as cut:
         logger.warning("shard %s, byte %d: it %s.", redact(url), cut.offset, cut.what)
         return None, offset
     return head, offset
-
-
-def _log_end(url: str, source: TarSource, error: Exception) -> None:
-    logger.warning(
-        "shard %s, byte %d: it cannot be read on: %s: %s.", redact(url), source.position, type(error).__name__, error
-    )
 
 
 def _may_have_another_name(head: bytes) -> bool:
@@ -69,26 +78,3 @@ def _may_have_another_name(head: bytes) -> bool:
     """
     name, nul, _ = head[:_NAME].partition(b"\0")
     return len(head) == BLOCK and is_header(head) and head[156] in b"0\0S7" and (not nul or b"?" in name)
-
-
-def _find_header(source: TarSource, found: Damage, offset: int, url: str) -> tuple[bytes | None, int]:
-    if found.head is not None:
-        return found.head, source.position
-    declared = None if found.size is None else source.position + found.size + (-found.size & 511)
-    try:
-        if found.passed is not None:
-            source.pass_over(found.passed, "that is too large", found.offset)
-            declared = source.position
-        while len(head := source.stream.read(BLOCK)) == BLOCK:
-            offset = source.position
-            found.sure = offset == declared
-            if is_header(head) or (found.sure and (head == ZEROS or found.passed is not None)):
-                return head, offset
-            source.position += BLOCK
-    except ShardError:
-        raise
-    except unreadable() as error:
-        _log_end(url, source, error)
-    except Damage as cut:
-        logger.warning("shard %s, byte %d: it %s.", redact(url), cut.offset, cut.what)
-    return None, offset

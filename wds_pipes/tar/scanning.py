@@ -86,8 +86,8 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
             reader = TarReader(
                 tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False
             )
-            members, found = _members(reader), Scanned()
-            find_samples(found, _noting(members, found.components) if components else members, rules, url)
+            found = Scanned()
+            find_samples(found, _members(reader, found.components if components else None), rules, url)
             found.end, found.compressed = reader.offset, bool(kind)
             while stream.read(_CHUNK):
                 pass
@@ -103,19 +103,13 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
     return found
 
 
-def _members(reader: TarReader) -> Iterator[Member]:
-    """Yield the members of a tar, without their data."""
+def _members(reader: TarReader, components: list[Component] | None) -> Iterator[Member]:
+    """Yield the members of a tar, without their data, and add them to the components of a shard."""
     for _, name, doubt, start in reader:
-        yield name, start, *reader.skipped, None if name else doubt
-
-
-def _noting(members: Iterable[Member], components: list[Component]) -> Iterator[Member]:
-    """Yield members, and add them to the components of a shard."""
-    for member in members:
-        name, _, header, size, plain, _ = member
-        if name:
+        header, size, plain = reader.skipped
+        if name and components is not None:
             components.append(Component(name, header + BLOCK, size, plain))
-        yield member
+        yield name, start, header, size, plain, None if name else doubt
 
 
 def find_samples(

@@ -168,9 +168,7 @@ class Selector:
 
     def _each(self, function: Callable[[int], Found], numbers: Sequence[int]) -> list[Found]:
         """Return the results of a function of each number, of which several run at once."""
-        if len(numbers) < 2:
-            return list(map(function, numbers))
-        with ThreadPoolExecutor(min(self.connections, len(numbers))) as pool:
+        with ThreadPoolExecutor(self.connections) as pool:
             return list(pool.map(function, numbers))
 
     def _by_hash(self, part: KeyRange) -> npt.NDArray[np.int64]:
