@@ -1,14 +1,11 @@
-"""Views: how many bytes a view of a tenth reads, and what finding keys costs.
+"""Views: how many bytes a view of a tenth reads.
 
-    python tests/bench/views.py [DIRECTORY]      writes about 450 MB there (default: a temporary
+    python tests/bench/views.py [DIRECTORY]      writes about 110 MB there (default: a temporary
     directory), takes a minute
 
-1. A tenth of images of 107 KB, chosen at random by their keys, in order, shuffled, and in runs:
-   bytes against those of its own samples. Of local shards, what the kernel has in its cache
-   afterwards counts, and nothing before; of remote ones, what the server sent.
-2. A state of another view is refused.
-3. Finding a tenth of the keys of shards of 10 000 samples; and what a copy of the pipe for a worker
-   takes: 8 bytes for each sample.
+A tenth of images of 107 KB, chosen at random by their keys, in order, shuffled, and in runs: bytes
+against those of its own samples. Of local shards, what the kernel has in its cache afterwards
+counts, and nothing before; of remote ones, what the server sent.
 
 Exits with 1 if a bar is missed.
 """
@@ -17,12 +14,10 @@ import ctypes
 import json
 import mmap
 import os
-import pickle
 import random
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -33,10 +28,8 @@ from servers import Servers
 
 import wds_pipes as wp
 from wds_pipes.tar import index_shards
-from wds_pipes.tar.offsets import pack_keys, pack_offsets
 
 ORDERS = {"in order": {}, "shuffled": {"shuffle": True}, "in runs of 16": {"shuffle": True, "block_samples": 16}}
-SAMPLES, SHARDS = 10_000, 50
 
 _READ = """
 import json, sys
@@ -104,55 +97,12 @@ def read(urls: list[str], where: str, directory: Path) -> None:
             bar(f"{name}: bytes of remote shards over its own", sent / own, 1.2)
 
 
-def refused(urls: list[str]) -> None:
-    pipe = wp.SampleList(urls, where=slice(0, None, 2), shuffle=True).fetch_samples()
-    next(iter(pipe))
-    state = pipe.state_dict()
-    count = 0
-    for other in (slice(1, None, 2), [0, 2, 5], slice(None, None, 10)):
-        try:
-            wp.SampleList(urls, where=other, shuffle=True).fetch_samples().load_state_dict(state)
-        except wp.StateError as error:
-            count += "view=" in str(error)
-    bar("states of another view that are refused", count, 3, least=True)
-
-
-def evaluated(directory: Path) -> None:
-    """Only indexes are read here, so the shards have no samples."""
-    directory.mkdir(exist_ok=True)
-    offsets = pack_offsets([1024 * number for number in range(SAMPLES + 1)])
-    urls = []
-    for shard in range(SHARDS):
-        path = directory / f"{shard:05d}.tar"
-        urls.append(str(path))
-        with path.open("wb") as file:
-            file.truncate(1024 * SAMPLES + 1024)
-        path.with_suffix(".tar.idx").write_bytes(offsets)
-        path.with_suffix(".tar.keys").write_bytes(pack_keys([f"{shard:05d}{number:05d}" for number in range(SAMPLES)]))
-    keys = tenth([f"{shard:05d}{number:05d}" for shard in range(SHARDS) for number in range(SAMPLES)])
-    start = time.perf_counter()
-    pipe = wp.SampleList(urls, where=keys, shuffle=True)
-    seconds = time.perf_counter() - start
-    count = pipe.sample_count()
-    print(f"{count:,} of {SAMPLES * SHARDS:,} samples: {seconds / SHARDS * 1e3:.1f} ms for a shard")
-    more = len(pickle.dumps(pipe)) - len(pickle.dumps(wp.SampleList(urls, shuffle=True)))
-    bar("bytes of the view for each sample in a copy for a worker", more / count, 8.1)
-    every = wp.SampleList(urls, where=slice(None, None, 10), shuffle=True)
-    bar(
-        "bytes in a copy for a worker of every tenth sample",
-        len(pickle.dumps(every)) - len(pickle.dumps(wp.SampleList(urls, shuffle=True))),
-        200,
-    )
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(sys.argv[1] if len(sys.argv) > 1 else temporary)
         urls = images(directory, shards=2)
         index_shards(urls, offsets=True)
         read(urls, "views", directory)
-        refused(urls)
-        evaluated(directory / "indexes")
     exit_if_missed()
 
 

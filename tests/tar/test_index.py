@@ -341,23 +341,6 @@ def test_the_writer_refuses_an_index_that_it_would_ruin(tmp_path):
 # The command line
 
 
-def test_the_command(tmp_path, monkeypatch):
-    """It writes the index, and says how much there is."""
-    make_shards(tmp_path, shards=3, samples=[3, 0, 4])
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(
-        main, ["index", "shard-{000000..000001}.tar", "*2.tar", "-o", "index.json", "--jobs", "2"]
-    )
-    assert result.exit_code == 0, result.output
-    assert result.stdout == "index.json: 3 shards, 7 samples, 30,720 bytes\n"
-    assert not result.stderr
-    assert ShardList("index.json").samples == [3, 0, 4]
-    told = json.loads(CliRunner().invoke(main, ["index", "*.tar", "-o", "index.json", "--json"]).stdout)
-    assert told["command"] == "index"
-    md5 = hashlib.md5(Path("shard-000002.tar").read_bytes()).hexdigest()
-    assert list(told["facts"].values())[2] == {"samples": 4, "size": 10_240, "md5": md5}
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -374,14 +357,6 @@ def test_the_command_says_what_is_wrong(arguments, message, tmp_path, monkeypatc
     assert result.exit_code == 2  # as of all commands that are not called rightly
     assert message in result.stderr
     assert not list(tmp_path.iterdir())
-
-
-def test_the_command_shows_warnings_as_a_line(tmp_path):
-    url = put(tmp_path / "a.tar", tar(pairs(2), end=False))
-    result = CliRunner().invoke(main, ["index", url, "-o", str(tmp_path / "i.json")])
-    assert result.exit_code == 0
-    assert result.stderr.startswith("warning: shard ")
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_command_writes_offsets(tmp_path):

@@ -326,6 +326,9 @@ def test_the_command(tmp_path, monkeypatch, opened):
         assert not result.stderr
         assert len(opened) == count
     assert os.path.getsize("shard-000000.idx")
+    told = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    facts = index_shards("shard-000002.tar")["shard-000002.tar"]
+    assert (told["command"], list(told["facts"].values())[2]) == ("index", facts._asdict())
     result = CliRunner().invoke(main, [*arguments, "--progress"])
     assert "4/4" in result.stderr
     os.mkdir("to")
