@@ -138,13 +138,13 @@ def test_values_are_encoded_by_their_field(tmp_path):
         ({"__key__": "a.b", "txt": "x"}, "write it as 'a_b'"),
         ({"__key__": "v1.0/a.b", "txt": "x"}, "write it as 'v1.0/a_b'"),
         ({"__key__": ".a", "txt": "x"}, "write it as '_a'"),
-        ({"__key__": "dir/", "txt": "x"}, "does not end with '/'"),
-        ({"__key__": "__x__/a", "txt": "x"}, "or begin with '__'"),
+        ({"__key__": "dir/", "txt": "x"}, "must not end with '/'"),
+        ({"__key__": "__x__/a", "txt": "x"}, "double underscores are kept for metadata"),
         ({"__key__": "a", "JPG": b"x"}, "write 'jpg'"),
         ({"__key__": "a", "cls": 1, "Cls": 2}, "write 'cls'"),
-        ({"__key__": "a", "": b"x"}, "such as 'txt'"),
-        ({"__key__": "a", "x/y": b"x"}, "a field is a text without '/'"),
-        ({"__key__": "a", 1: b"x"}, "such as 'txt'"),
+        ({"__key__": "a", "": b"x"}, "a field must not be empty"),
+        ({"__key__": "a", "x/y": b"x"}, "a field must not be empty or hold '/'"),
+        ({"__key__": "a", 1: b"x"}, "a field's name is a string"),
         ({"__key__": "a\0b", "txt": "x"}, "names hold no NUL"),
         ({"__key__": "a", "t\0xt": b"x"}, "names hold no NUL"),
         ({"__key__": "\ud800", "txt": "x"}, "nothing that UTF-8 cannot write"),
@@ -245,7 +245,7 @@ def test_a_place_where_no_file_can_be_made(tmp_path, monkeypatch):
         TarWriter("missing/x.tar")
     [note] = caught.value.__notes__
     assert "missing/x.tar" in note
-    assert "its directory must exist" in note
+    assert "make its directory first" in note
 
 
 @pytest.mark.parametrize(
@@ -816,6 +816,23 @@ def test_a_resumed_writer_goes_on_at_the_first_unfinished_shard(tmp_path, done, 
     assert (writer.samples, told) == (100, list(writer.shards))
     assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
     assert before == {name: (tmp_path / "resumed" / name).stat().st_mtime_ns for name in before}
+
+
+def test_the_way_to_append_is_named_with_the_number_of_the_next_shard(tmp_path):
+    """By the first message, and where ``resume`` was tried for it."""
+
+    def write(samples, **options):
+        with ShardWriter(tmp_path / "s-%d.tar", max_samples=1, **options) as writer:
+            for sample in samples:
+                writer.write(sample)
+
+    for count, more in ((1, {}), (2, {"start": 1}), (6, {"start": 2}), (7, {"start": 6})):
+        write(HUNDRED[len(os.listdir(tmp_path)) : count], **more)
+        for wrong, error in (({}, FileExistsError), ({"resume": True}, StateError)):
+            with pytest.raises(error, match=rf"start={count}\b.* to append"):
+                write(HUNDRED[count:], **wrong)
+    shards = ShardList(str(tmp_path)).open_shards().load_tar().group_by_key()
+    assert [sample["__key__"] for sample in shards] == [sample["__key__"] for sample in HUNDRED[:7]]
 
 
 def test_other_samples_are_not_mixed_with_those_of_an_earlier_run(tmp_path):

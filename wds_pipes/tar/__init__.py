@@ -9,7 +9,8 @@
 # - ``offsets``: the index of offsets of a shard; ``shard_offsets``: those of a list of shards;
 #   ``located``: where their samples are.
 # - ``views``: selected samples; ``sample_numbers``: their numbers.
-# - ``writer``, ``shard_writer``, ``shard_file``: write shards; ``encoded``: samples as bytes.
+# - ``writer``, ``shard_writer``, ``shard_file``: write shards; ``encoded``: samples as bytes;
+#   ``digest``: their MD5.
 
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.indexing import index_shards

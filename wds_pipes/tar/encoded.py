@@ -142,4 +142,8 @@ def _mend(key: str, field: str) -> str:
         return f"its key has a dot, which would start the field; write it as {without_dots(key)!r}"
     if field != field.lower():
         return f"fields are in lower case; write {field.lower()!r}"
-    return "a key does not end with '/' or begin with '__', and a field is a text without '/', such as 'txt'"
+    if not field or "/" in field:
+        return "a field must not be empty or hold '/'; name it by what it is, such as 'txt'"
+    if key.startswith("__"):
+        return "names in double underscores are kept for metadata; begin the key otherwise"
+    return "a key must not end with '/', and a field's name is a string; write them so"

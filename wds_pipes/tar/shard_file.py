@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from wds_pipes.tar.digest import Md5
 from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets
 from wds_pipes.tar.writer import TarWriter
@@ -43,7 +43,7 @@ def write_shard(
     """
     keys, starts = [], []
     with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
-        writer.digest = digest = hashlib.md5(usedforsecurity=False) if md5 else None
+        writer.digest = digest = Md5() if md5 else None
         for sample in samples:
             starts.append(writer.size)
             writer.write(sample)

@@ -8,7 +8,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from hashlib import md5
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +17,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.io.compression import compressor, kind_of_name
 from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.digest import Md5
 from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.index import listed_shards
 from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
@@ -142,8 +142,8 @@ class ShardWriter:
         if not (overwrite or resume) and exists(self.path(start), storage_options):
             raise FileExistsError(
                 errno.EEXIST,
-                "there is such a shard: pass start=, the number after the last shard, to append new samples, "
-                "resume=True to go on with a run that was interrupted, which writes the same samples again, "
+                f"there is such a shard: pass start={self._free()} to append new samples after the shards that are "
+                "there, resume=True to go on with a run that was interrupted, which writes the same samples again, "
                 "or overwrite=True to replace the shards",
                 redact(self.path(start)),
             )
@@ -159,6 +159,17 @@ class ShardWriter:
         place = self._place
         text = place.group() % number if place.group()[0] == "%" else place.group().format(number)
         return self.pattern[: place.start()] + text + self.pattern[place.end() :]
+
+    def _free(self) -> int:
+        """Return the number after those of the shards that are there; the current one is there."""
+        last, step = self._number, 1
+        while exists(self.path(last + step), self._options):
+            last, step = last + step, 2 * step
+        while step > 1:  # ``last`` is there, and ``last + step`` is not
+            step //= 2
+            if exists(self.path(last + step), self._options):
+                last += step
+        return last + 1
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample to the current shard, or to the next one if the current one is full."""
@@ -188,7 +199,7 @@ class ShardWriter:
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
             self._samples = []
             if self._index is not None:
-                self._writer.digest = md5(usedforsecurity=False)
+                self._writer.digest = Md5()
         begin = self._writer.size
         self._writer._write(encoded)
         if self._offsets:
@@ -209,7 +220,7 @@ class ShardWriter:
             raise StateError(
                 f"shard {redact(path)} is of another run: its sample {self._count - len(self._kept)} has the key "
                 f"{key!r}, and this sample has {own!r:.80}. Write the same samples in the same order, or pass "
-                "start= in place of resume=True to append others, or overwrite=True to replace them"
+                f"start={self._free()} in place of resume=True to append others, or overwrite=True to replace them"
             )
         self._kept.popleft()
         if not self._kept:

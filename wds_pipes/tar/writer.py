@@ -13,7 +13,6 @@ Rules:
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import warnings
@@ -26,13 +25,14 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.offsets import remove_beside, write_beside
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec
     from wds_pipes.codecs.names import Encoder
+    from wds_pipes.tar.digest import Md5
 
 _END = 1024  # bytes of zeros at the end
 _RECORD = 10240  # the size of a tar file is a multiple of this
@@ -125,7 +125,7 @@ class TarWriter:
         self._keys: set[str] = set()
         # Set by the caller: the MD5 of the bytes written; the files to write beside the shard, by
         # their endings. They are there when the shard appears.
-        self.digest: hashlib._Hash | None = None
+        self.digest: Md5 | None = None
         self.beside: dict[str, bytes] = {}
         self._name = ""
         self._compressor: Compressor | None = None
@@ -137,13 +137,16 @@ class TarWriter:
             self._compressor = compressor(kind) if kind else None
             try:
                 self._partial = open_output(self._name, overwrite=overwrite, storage_options=storage_options)
+            except (FileExistsError, BlockingIOError) as error:
+                error.add_note(f"raised when shard {redact(self._name)} was to be written")
+                raise
             except OSError as error:
+                if local_path(self._name) is None:
+                    raise
                 shown = redact(self._name)
                 if error.filename == self._name:
                     error.filename = shown
-                wrong_place = isinstance(error, (FileNotFoundError, NotADirectoryError, PermissionError))
-                mend = ": its directory must exist, and you need the permission to write there" if wrong_place else ""
-                error.add_note(f"raised when shard {shown} was to be written{mend}")
+                error.add_note(f"raised when shard {shown} was to be written: {_cannot_write(self._name)}")
                 raise
         elif callable(getattr(target, "write", None)):
             self._stream = target
@@ -278,6 +281,15 @@ class TarWriter:
                     ShardWarning,
                     stacklevel=2,
                 )
+
+
+def _cannot_write(target: str) -> str:
+    """The advice for a file that cannot be created."""
+    return (
+        "make its directory first"
+        if not os.path.isdir(os.path.dirname(target) or ".")
+        else "check the permissions of its directory, and that the disk is not full"
+    )
 
 
 def whole(size: int) -> int:
