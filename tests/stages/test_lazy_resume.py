@@ -566,17 +566,6 @@ def test_counts_come_from_the_sizes_of_indexes(tmp_path):
     assert len(loader) == -(-sum(number % 7 for number in range(300)) // 10)
 
 
-def test_an_index_of_dali_is_one(tmp_path):
-    """By its content, though its name is that of an index of offsets."""
-    urls = make_shards(tmp_path, shards=2, samples=[10, 14])
-    for url, count in zip(urls, (10, 14), strict=True):
-        text = f"v1.2 {count}\n" + "".join(f"txt 1 2 {number:04d}.txt\n" for number in range(count))
-        put(tmp_path / (os.path.basename(url) + ".idx"), text.encode() + b"\n" * (-len(text) % 8))
-    loader = lambda: wp.PipeLoader(shuffled(urls, 4).batch_samples(4), lanes=3)  # noqa: E731
-    assert sorted(key for batch in loader() for key in batch["__key__"]) == [f"{number:08d}" for number in range(24)]
-    check_resume(loader)
-
-
 def test_a_shard_without_an_index_is_named(indexed, tmp_path):
     urls = [put(tmp_path / os.path.basename(url), content(url)) for url in indexed[:3]]
     index_shards(urls, offsets=True)
