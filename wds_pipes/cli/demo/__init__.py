@@ -1,5 +1,5 @@
 """``wds-pipes demo``: compares a training that is killed and resumed with an uninterrupted one.
 
-``command``: the command. ``data``: its images; ``plan``: what is trained; ``runs``: starts the
-trainings, and kills one; ``train``: the program that they run; ``picture``: their losses.
+``command``: the command, which starts the trainings and kills one. ``data``: its images; ``train``:
+the program that it starts.
 """

@@ -1,24 +1,27 @@
-"""The command ``wds-pipes demo``."""
+"""The command ``wds-pipes demo``: it trains in processes of their own, of which it kills one."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import signal
+import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from wds_pipes.cli.demo.data import SHAPES, inspect_shards, write_images
-from wds_pipes.cli.demo.picture import draw_losses
-from wds_pipes.cli.demo.plan import Plan
-from wds_pipes.cli.demo.runs import COLUMN, Run, choose_kill, difference, run_trainer
-from wds_pipes.cli.options import echo, example
+from wds_pipes.cli.options import FOUND, Damaged, Refused, echo, example, in_one_line
 from wds_pipes.core.words import plural
 
-MAX_CLASSES = 1000  # for --data, whose number of classes is not known
 STEPS_WITH_DATA = 200
+_COLUMN = 15  # characters of the first column of the output
+
+Step = dict[str, Any]  # a line of the trainer: step, epoch, loss, keys, seconds; state_bytes if it has saved
 
 
 @click.command(epilog=example("wds-pipes demo\nwds-pipes demo --data 'train-{000..011}.tar' --steps 100"))
@@ -56,15 +59,7 @@ STEPS_WITH_DATA = 200
     help="Steps from one checkpoint to the next.",
 )
 def demo(
-    *,
-    urls: tuple[str, ...],
-    out: Path,
-    samples: int,
-    batch_size: int,
-    workers: int,
-    epochs: int,
-    steps: int | None,
-    checkpoint_every: int,
+    *, urls: tuple[str, ...], out: Path, samples: int, batch_size: int, epochs: int, steps: int | None, **chosen: int
 ) -> None:
     """Kill a training in mid-epoch, resume it, and compare.
 
@@ -73,92 +68,124 @@ def demo(
     and losses are equal; otherwise it prints the first difference, and exits with 1.
     """
     start = time.perf_counter()
-    prepare(out)
-    if urls:
-        shards, image, label = inspect_shards(urls)
-        steps = expected = steps or STEPS_WITH_DATA
-        say(
-            "data",
-            f"{plural(len(shards), 'shard')}, "
-            f"{f'labels in {label!r}' if label else 'no label field: labels are made of the keys'}",
-        )
-    else:
-        shards, image, label = write_images(out / "shards", samples), "jpg", "cls"
-        expected = min(steps or sys.maxsize, epochs * -(-samples // batch_size))
-        say("data", f"{plural(samples, 'JPEG')} of {len(SHAPES)} classes in {plural(len(shards), 'shard')}")
-    plan = Plan(
-        urls=shards,
-        image=image,
-        label=label,
-        classes=MAX_CLASSES if urls else len(SHAPES),
-        batch_size=batch_size,
-        workers=min(workers, len(shards)),
-        epochs=epochs,
-        steps=steps,
-        checkpoint=str(out / "uninterrupted.pt"),
-        checkpoint_every=checkpoint_every,
-    )
-    whole, killed, resumed = train_three_times(plan, out, expected)
-    picture = draw_losses(out / "demo.png", whole.steps, killed.steps, resumed.steps)
-    unequal = difference(whole.steps, killed.steps, resumed.steps)
-    report(unequal, whole, killed, resumed, plan.workers)
-    say("picture", str(picture or "none, since matplotlib is not installed: pip install 'wds_pipes[demo]'"))
-    if not urls:
-        say("shards", str(out / "shards" / f"shapes-{{000000..{len(shards) - 1:06d}}}.tar"))
-    say("took", f"{time.perf_counter() - start:.0f} s")
-    if unequal is not None:
-        raise SystemExit(1)
+    with in_one_line():
+        from wds_pipes.cli.demo.data import CLASSES, write_images
+        from wds_pipes.io.expand import expand
 
-
-def prepare(out: Path) -> None:
-    """Check that the demo can run here, and create its directory."""
-    if not hasattr(os, "killpg"):
-        raise click.ClickException(
-            "the demo kills processes with SIGKILL, which this system does not have: run it on Linux or macOS"
-        )
-    try:
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.BadParameter(str(error), param_hint="--out") from error
+        if urls:
+            shards, label = expand(urls, {}), "__key__"
+            steps = expected = steps or STEPS_WITH_DATA
+            _say("data", f"{plural(len(shards), 'shard')}: labels are made of the keys")
+        else:
+            shards, label = write_images(out / "shards", samples), "cls"
+            expected = min(steps or sys.maxsize, epochs * -(-samples // batch_size))
+            _say("data", f"{plural(samples, 'JPEG')} of {CLASSES} classes in {plural(len(shards), 'shard')}")
+        plan = {"urls": shards, "label": label, "batch_size": batch_size, "epochs": epochs, "steps": steps, **chosen}
+        unequal = _compare(plan, out, expected)
+    if not urls:
+        _say("shards", str(out / "shards" / f"shapes-{{000000..{len(shards) - 1:06d}}}.tar"))
+    _say("took", f"{time.perf_counter() - start:.0f} s")
+    if unequal is not None:
+        raise SystemExit(FOUND)
 
 
-def train_three_times(plan: Plan, out: Path, expected: int) -> tuple[Run, Run, Run]:
-    """Train without interruption, until killed, and resumed; return the three runs."""
-    Path(plan.checkpoint).unlink(missing_ok=True)
-    whole = run_trainer(plan, "uninterrupted", out / "uninterrupted.jsonl", expected)
-    total = len(whole.steps)
-    say("", f"{plural(total, 'step')}, loss {whole.steps[0].loss:.2f} to {whole.steps[-1].loss:.2f}")
-
-    plan = replace(plan, checkpoint=str(out / "interrupted.pt"))
-    Path(plan.checkpoint).unlink(missing_ok=True)
-    kill_at = choose_kill(whole.steps, plan.checkpoint_every)
-    killed = run_trainer(plan, "to be killed", out / "killed.jsonl", total, kill_at=kill_at)
-    say("", f"killed with SIGKILL after step {killed.steps[-1].step}, in epoch {killed.steps[-1].epoch + 1}")
-
-    resumed = run_trainer(plan, "resumed", out / "resumed.jsonl", total)
-    say("", f"went on from the checkpoint of step {resumed.steps[0].step - 1}")
-    return whole, killed, resumed
-
-
-def report(unequal: str | None, whole: Run, killed: Run, resumed: Run, workers: int) -> None:
-    """Print whether the runs are equal (``unequal``: their first difference), and their figures."""
+def _compare(plan: dict[str, Any], out: Path, expected: int) -> str | None:
+    """Train without interruption, until killed, and resumed; return the first difference."""
+    whole_file, file = out / "uninterrupted.pt", out / "interrupted.pt"
+    for left in (whole_file, file):
+        left.unlink(missing_ok=True)
+    whole = run_trainer({**plan, "checkpoint": str(whole_file)}, "uninterrupted", expected)
+    first, last, samples = whole[0], whole[-1], sum(len(step["keys"]) for step in whole)
+    _say("", f"{plural(len(whole), 'step')}, loss {first['loss']:.2f} to {last['loss']:.2f}")
+    kill_at, plan = choose_kill(whole, plan["checkpoint_every"]), {**plan, "checkpoint": str(file)}
+    killed = run_trainer(plan, "to be killed", len(whole), kill_at=kill_at)
+    _say("", f"killed with SIGKILL after step {kill_at}, in epoch {killed[-1]['epoch'] + 1}")
+    resumed = run_trainer(plan, "resumed", len(whole))
+    saved = resumed[0]["step"] - 1
+    _say("", f"went on from the checkpoint of step {saved}: {plural(kill_at - saved, 'step')} done again")
+    unequal = difference(whole, killed, resumed)
+    echo("")
     if unequal is None:
-        twice = killed.steps[-1].step - resumed.steps[0].step + 1
-        ends = resumed.steps[-1].epoch - resumed.steps[0].epoch
-        echo("")
-        echo(
-            f"EXACT: {plural(len(whole.steps), 'step')}, {plural(whole.samples, 'sample')}: the same keys "
-            "and the same losses, to the last bit"
-        )
-        say("", f"{plural(twice, 'step')} done again after the crash; {plural(ends, 'epoch end')} passed after it")
+        same = "the same keys and the same losses, to the last bit"
+        echo(f"EXACT: {plural(len(whole), 'step')}, {plural(samples, 'sample')}: {same}")
     else:
-        echo("")
         echo(f"DIFFERENT: {unequal}")
-    say("speed", f"{whole.samples_per_second:,.0f} samples/s with {plural(workers, 'worker')}")
-    say("state", f"{plural(killed.state_bytes, 'byte')} as JSON, all workers together")
-    say("first batch", f"{resumed.steps[0].seconds:.2f} s after load_state_dict()")
+    rate = (samples - len(first["keys"])) / (last["seconds"] - first["seconds"])  # without the start of the workers
+    _say("speed", f"{rate:,.0f} samples/s with {plural(plan['workers'], 'worker')}")
+    state = max(step.get("state_bytes", 0) for step in killed)
+    _say("state", f"{plural(state, 'byte')} as JSON, all workers together")
+    _say("first batch", f"{resumed[0]['seconds']:.2f} s after load_state_dict()")
+    return unequal
 
 
-def say(what: str, text: str) -> None:
+def run_trainer(plan: dict[str, Any], label: str, total: int, *, kill_at: int | None = None) -> list[Step]:
+    """Train in a separate process, with a progress bar, and return its steps.
+
+    ``kill_at``: the step after which the training process and its workers are killed; None: never.
+
+    Its output comes through a pipe that its workers also hold open. So when the pipe ends, all of
+    them have ended.
+
+    Raises:
+        Damaged: it failed.
+    """
+    steps: list[Step] = []
+    command = [sys.executable, "-m", "wds_pipes.cli.demo.train", json.dumps(plan)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
+        try:
+            with click.progressbar(length=total, label=f"{label:{_COLUMN - 2}}", show_pos=True) as bar:
+                for line in trainer.stdout or ():
+                    if not line.endswith("\n"):
+                        break  # it was killed while it wrote this
+                    steps.append(json.loads(line))
+                    bar.update(steps[-1]["step"] - bar.pos)
+                    if steps[-1]["step"] == kill_at:
+                        os.killpg(trainer.pid, signal.SIGKILL)
+            code = trainer.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(trainer.pid, signal.SIGKILL)
+            raise
+    if code != (0 if kill_at is None else -signal.SIGKILL):
+        raise Damaged(f"the trainer failed with exit code {code}: what it printed says why")
+    return steps
+
+
+def choose_kill(steps: Sequence[Step], checkpoint_every: int) -> int:
+    """Return the step after which to kill: between two checkpoints, in the middle of the last epoch
+    but one.
+
+    Raises:
+        Refused: there is no such step.
+    """
+    epoch = max(0, steps[-1]["epoch"] - 1)
+    inside: list[int] = [step["step"] for step in steps if step["epoch"] == epoch][1:-1]
+    between = [step for step in inside if step > checkpoint_every and step % checkpoint_every == checkpoint_every // 2]
+    if not between:
+        raise Refused(
+            f"{len(steps)} steps are too few to kill the training in mid-epoch, between two checkpoints: "
+            "use more --epochs, or a smaller --batch-size or --checkpoint-every"
+        )
+    return between[len(between) // 2]
+
+
+def difference(whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[Step]) -> str | None:
+    """Describe the first difference of the killed and resumed runs from the uninterrupted one; None
+    if there is none.
+    """
+    expected = {step["step"]: step for step in whole}
+    for name, run in (("killed", killed), ("resumed", resumed)):
+        for step in run:
+            other = expected.get(step["step"], {})
+            for what in ("epoch", "keys", "loss"):
+                found, wanted = repr(step[what]), repr(other.get(what))
+                if found != wanted:  # as text: exact for floats, and NaN is NaN
+                    return f"step {step['step']} of the {name} run has the {what} {found}, not {wanted}"
+    missing = expected.keys() - {step["step"] for step in (*killed, *resumed)}
+    return f"step {min(missing)} was done neither before the crash nor after it" if missing else None
+
+
+def _say(what: str, text: str) -> None:
     """Print a fact, in two columns."""
-    echo(f"{what:{COLUMN}}{text}")
+    echo(f"{what:{_COLUMN}}{text}")
