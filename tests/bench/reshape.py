@@ -31,7 +31,6 @@ from bars import bar, exit_if_missed
 from data import images, tiny
 
 import wds_pipes as wp
-from wds_pipes.cli.first_pass import How
 from wds_pipes.cli.reshaping.inputs import open_inputs
 from wds_pipes.cli.reshaping.plan import Division, plan
 from wds_pipes.io.tasks.running import run
@@ -91,7 +90,7 @@ def reshard_md5(urls, folder):
 
 def reshard(urls, folder, md5=False):
     place = Place(str(folder))
-    inputs = open_inputs(urls, Place(str(folder / ".wds-pipes")), how=How(), memory=MEMORY // 8)
+    inputs = open_inputs(urls, Place(str(folder / ".wds-pipes")), Running(), memory=MEMORY // 8)
     division, order = Division(100_000, 1 << 26), range(inputs.count)
     report = run(
         plan(

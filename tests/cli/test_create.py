@@ -549,7 +549,7 @@ def test_two_columns_of_one_name_are_refused(tmp_path, kind):
         (["nowhere", "out", "--from", "csv"], "SOURCE 'nowhere' does not exist"),
         (["-", "out"], "standard input may be anything: pass --from"),
         (["t.json", "out"], "pass --from jsonl if it is an object on each line"),
-        ([".", "out.tar"], "'out.tar' is the name of a file: name a directory"),
+        ([".", "out.tar"], "'out.tar' is none: name one"),
         ([".", "out", "--key", "id"], "--key is for csv, tsv, jsonl, parquet, and SOURCE is files"),
         (["t.csv", "out", "--ignore", "x"], "--ignore is for files, classes, and SOURCE is csv"),
         ([".", "out", "--task", "1"], "--task and --tasks belong together"),

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -120,17 +121,6 @@ def without_base64(line):
                 value.encode() if field != "a.json" and isinstance(value, str) else json.dumps(value).encode()
             )
     return sample
-
-
-def test_images_of_another_program_are_not_replaced(shards, tmp_path):
-    mine = tmp_path / "images/dog/003.jpg"
-    mine.parent.mkdir(parents=True)
-    mine.write_bytes(b"mine")
-    told = refused("export", shards, tmp_path, "--to", "imagefolder")
-    assert "such as images/, and no plan of a job: another program wrote them" in told
-    assert mine.read_bytes() == b"mine"
-    run("export", shards, tmp_path, "--to", "imagefolder", "--overwrite")
-    assert mine.read_bytes() == JPEG + bytes([3])
 
 
 def test_images_are_read_back_as_classes(shards, tmp_path):
@@ -308,75 +298,28 @@ def test_images_of_one_shard_are_no_files_of_one_name(tmp_path):
     assert "samples 'x' and 'cat/x' would both be images/cat/x.jpg" in message
 
 
-def test_what_lies_elsewhere_is_never_removed(tmp_path):
-    """Whatever the note of the files to remove says, and whatever became of the receipts."""
-    jpg, outside, out = b"a picture", tmp_path / "outside", tmp_path / "out"
-    first = write(tmp_path / "in", "a.tar", [("x.jpg", jpg), ("x.cls", b"0")])
-    other = write(tmp_path / "in", "b.tar", [("y.jpg", jpg), ("y.cls", b"0")])
-    run("export", first, out, "--to", "imagefolder")
-    (out / ".wds-pipes/done/a.txt.json").write_text("{")
-    outside.mkdir()
-    (outside / "v.jpg").write_bytes(jpg)
-    (out / "images/link").symlink_to(outside)
-    (out / "images/folder.jpg").mkdir()
-    plan = out / ".wds-pipes/plan.json"
-    listed = [
-        "images/link/v.jpg",
-        "./.wds-pipes/plan.json",
-        "../outside/v.jpg",
-        str(outside / "v.jpg"),
-        "images/folder.jpg",
-    ]
-    (out / ".wds-pipes/listed").write_text("\n".join(listed))
-    run("export", other, out, "--to", "imagefolder", "--overwrite")
-    assert (outside / "v.jpg").exists()
-    assert plan.exists()
-    assert (out / "images/folder.jpg").is_dir()
-    assert not (out / ".wds-pipes/listed").exists()
-
-
-def test_images_of_an_earlier_data_set_are_removed(tmp_path):
-    """With --overwrite, by the lists of what was written: other files stay, and so do images of
-    shards that are as before."""
-    shards, out = tmp_path / "in", tmp_path / "out"
-    export = ["export", shards, out, "--to", "imagefolder"]
-    write(shards, "a.tar", [("x.jpg", JPEG), ("x.cls", b"0"), ("moved.jpg", JPEG), ("moved.cls", b"3")])
-    write(shards, "b.tar", [("y.jpg", JPEG), ("y.cls", b"1"), ("y.json", b"1")])
-    write(shards, "c.tar", [("k.jpg", JPEG), ("k.cls", b"0")])
-    run(*export)
-    (out / "images/0/mine.jpg").write_bytes(b"mine")
-    write(shards, "a.tar", [("z.jpg", JPEG), ("z.cls", b"2")])
-    (shards / "b.tar").unlink()
-    write(shards, "d.tar", [("moved.jpg", JPEG), ("moved.cls", b"3")])
-    refused(*export)
-    run(*export, "--overwrite", "--dry-run")
-    assert (out / "images/0/x.jpg").exists()
-    for index in (0, 1):  # what belongs to the whole is done by the last share
-        run(*export, "--overwrite", "--tasks", 2, "--task", index)
-    (out / "images/0/mine.jpg").unlink()
-    run("export", shards, tmp_path / "fresh", "--to", "imagefolder")
-    assert outputs(out) == outputs(tmp_path / "fresh")
-    assert sorted(os.listdir(out / "images")) == ["0", "2", "3"]
-
-
-def test_images_in_a_store_are_removed_too(tmp_path, s3):
-    command = ["export", tmp_path / "in", f"{s3.url}/images-of-two", "--to", "imagefolder", "--overwrite"]
+@pytest.mark.parametrize("store", [False, True])
+def test_images_that_this_command_did_not_write_are_never_mixed_with_its_own(store, tmp_path, request):
+    """Neither replaced, also with --overwrite; what was begun goes on."""
+    s3 = request.getfixturevalue("s3") if store else None
+    out = f"{s3.url}/images-of-two" if store else tmp_path / "out"
+    options = ["--storage-options", json.dumps(s3.storage_options)] if store else []
     for name in "xy":
-        write(tmp_path / "in", "a.tar", [(f"{name}.jpg", JPEG), (f"{name}.cls", b"0")])
-        run(*command, "--storage-options", json.dumps(s3.storage_options))
-    assert set(stored(s3, "images-of-two")) == {"a.txt", "images/0/y.jpg"}
-
-
-def test_images_that_another_command_did_not_write_stay(tmp_path):
-    """A list that was changed is not believed; another format removes images too."""
-    shard, out = write(tmp_path / "in", "a.tar", [("x.jpg", JPEG), ("x.cls", b"0")]), tmp_path / "out"
-    run("export", shard, out, "--to", "imagefolder")
-    (out / "images/0/mine.jpg").write_bytes(b"mine")
-    listed = (out / "a.txt").read_bytes()
-    (out / "a.txt").write_bytes(listed + b"images/0/mine.jpg\t0\n")
-    run("export", shard, out, "--to", "imagefolder", "--fields", "jpg", "--overwrite")
-    run("export", shard, out, "--to", "jsonl", "--overwrite")
-    assert list(outputs(out)) == ["a.jsonl", "images/0/mine.jpg"]
+        write(tmp_path / "in", f"{name}.tar", [(f"{name}.jpg", JPEG), (f"{name}.cls", b"0")])
+    export = ["export", tmp_path / "in", out, "--to", "imagefolder", *options]
+    for index in (0, 1):
+        run(*export, "--tasks", 2, "--task", index)
+    write(tmp_path / "in", "x.tar", [("z.jpg", JPEG), ("z.cls", b"0")])
+    for kind in ("imagefolder", "jsonl"):
+        told = refused("export", tmp_path / "in", out, "--to", kind, "--overwrite", *options)
+        assert "has files in images/ that this command did not write: remove that directory" in told
+    if not store:
+        assert [name for name in outputs(out) if "images" in name] == ["images/0/x.jpg", "images/0/y.jpg"]
+        shutil.rmtree(out / ".wds-pipes")
+        assert "another program wrote them" in refused(*export)
+        shutil.rmtree(out / "images")
+        run(*export, "--overwrite")
+        assert [name for name in outputs(out) if "images" in name] == ["images/0/y.jpg", "images/0/z.jpg"]
 
 
 def test_names_of_classes_that_are_damaged(tmp_path):

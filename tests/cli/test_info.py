@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+import pytest
 from click.testing import CliRunner
 
 from wds_pipes.cli import main
@@ -27,8 +28,7 @@ def test_simplejpeg_is_named_if_it_is_used(monkeypatch):
     assert "pip install" not in found
 
 
-def test_what_to_show_has_to_be_named():
-    result = run()
-    assert (result.exit_code, "pass --codecs" in result.output) == (2, True)
-    result = run("--codecs", "a.tar")
-    assert (result.exit_code, "leave out URLS" in result.output) == (2, True)
+@pytest.mark.parametrize(("arguments", "message"), [("", "pass --codecs"), ("--codecs a.tar", "leave out URLS")])
+def test_what_to_show_has_to_be_named(arguments, message):
+    result = run(*arguments.split())
+    assert (result.exit_code, message in result.output) == (2, True)

@@ -2,18 +2,18 @@
 
 import base64
 import io
+import itertools
 import json
 import os
 import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
 from remote import content
-from tars import by_reader, by_tarfile, filled, header, pairs, put, samples, tar
+from tars import by_reader, by_tarfile, pairs, put, samples, tar
 
 from wds_pipes.cli import main
 from wds_pipes.tar import TarWriter, index_shards
@@ -74,36 +74,32 @@ def shard(tmp_path_factory):
     return str(path)
 
 
-def test_each_command_has_an_example_in_its_help():
-    def commands(group, *path):
-        for name, command in group.commands.items():
-            yield (*path, name)
-            yield from commands(command, *path, name) if hasattr(command, "commands") else ()
-
-    found = list(commands(main))
-    assert len(found) > 25
-    for path in found:
-        if path not in {("cache", "ls"), ("cache", "clear")}:  # of which the whole group has one
-            assert f"Example:\n    wds-pipes {' '.join(path)}" in done(*path, "--help").output
-
-
-def test_what_cannot_be_done_is_said_in_one_line(tmp_path, shard):
-    torn = put(tmp_path / "torn.tar", content(shard)[:2000])
-    for command in ("info", "ls", "head", "cat"):
-        assert "does not exist" in refused(command, tmp_path / "no.tar")
-        assert "no shard matches" in refused(command, tmp_path / "no-*.tar")
-        assert "is cut inside" in CliRunner().invoke(main, [command, torn]).stderr
-        assert run(command, torn).exit_code == 1
-    assert "--storage-options is not JSON" in refused("ls", shard, "--storage-options", "{")
-    assert "--slice takes" in refused("cat", shard, "--slice", "3")
-    assert "--slice takes" in refused("cat", shard, "--slice", "3:1")
-    assert "--rename takes old=new" in refused("cat", shard, "--rename", "jpg")
-    assert "would have one name" in refused("cat", shard, "--jsonl", "--rename", "jpg=txt", code=1)
-    assert "there are 3" in CliRunner().invoke(main, ["get", "3", shard]).stderr
-    assert "no sample has the key 'x'" in CliRunner().invoke(main, ["get", "x", shard]).stderr
-    assert (
-        "has no field 'png'; it has cls, jpg" in CliRunner().invoke(main, ["get", "0", shard, "--field", "png"]).stderr
-    )
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        *((f"{command} no.tar", 2, "does not exist") for command in ("info", "ls", "head", "cat")),
+        *((f"{command} no-*.tar", 2, "no shard matches") for command in ("info", "ls", "head", "cat")),
+        *((f"{command} torn.tar", 1, "is cut inside") for command in ("info", "ls", "head", "cat")),
+        ("ls a.tar --storage-options {", 2, "--storage-options is not JSON"),
+        ("cat a.tar --slice 3", 2, "--slice takes"),
+        ("cat a.tar --slice 3:1", 2, "--slice takes"),
+        ("cat a.tar --rename jpg", 2, "--rename is written as OLD=NEW"),
+        ("cat a.tar --rename jpg=txt --jsonl", 1, "would have one name"),
+        ("cat a.tar --rename label=cls --jsonl", 2, "no sample has field 'label': --rename takes OLD=NEW"),
+        ("cat dots.tar --key-split last-dot", 1, "its key has a dot"),
+        ("get 3 a.tar", 2, "there are 3"),
+        ("get x a.tar", 2, "no sample has the key 'x'"),
+        ("get 0 a.tar --field png", 2, "has no field 'png'; it has cls, jpg"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(tmp_path, shard, monkeypatch, *, arguments, code, message):
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "torn.tar", content(shard)[:2000])
+    put(tmp_path / "a.tar", content(shard))
+    put(tmp_path / "dots.tar", tar([("img.v2.jpg", b"1"), ("img.v2.cls", b"2")]))
+    result = run(*arguments.split())
+    assert result.exit_code == code
+    assert message in result.stderr.splitlines()[-1]
 
 
 # info
@@ -132,43 +128,7 @@ def test_info_says_what_is_in_shards(shard):
     assert "\x1b" not in text
 
 
-def test_info_finds_what_would_save_bytes(tmp_path):
-    """The pax headers of webdataset, and small fields; writing again by ``cat`` does save them."""
-    infos = []
-    for name, data in pairs(40):
-        info = tarfile.TarInfo(name)
-        info.mtime = 1.5
-        infos.append((info, data))
-    old = put(tmp_path / "old.tar", tar(infos, format=tarfile.PAX_FORMAT))
-    found = json.loads(done("info", old, "--json").stdout)
-    assert found["parts"]["pax"] == 80 * 1024
-    assert "pax headers" in found["savings"][0]
-    assert (
-        "cls, txt are small"
-        in done(
-            "info",
-            put(tmp_path / "p.tar", tar([(f"{n}.{of}", b"1") for n in range(9) for of in ("cls", "txt")])),
-            "--all",
-        ).stdout
-    )
-    alone = put(tmp_path / "alone.tar", tar([(f"{number}.txt", b"x" * 200) for number in range(99)]))
-    [saved] = json.loads(done("info", alone, "--json").stdout)["savings"]
-    assert saved.startswith(
-        "samples are small: many of them as the lines of one jsonl field, as wds-pipes create --group"
-    )
-    assert saved.endswith("would save about 78%")
-    long = put(tmp_path / "long.tar", tar([("n" * 120 + f"{n}.bin", bytes(2000)) for n in range(99)], format=2))
-    assert json.loads(done("info", long, "--json").stdout)["savings"] == [
-        "names above 100 bytes take headers of their own: shorter keys would save 28%"
-    ]
-    lean = tmp_path / "lean.tar"
-    lean.write_bytes(done("cat", old).stdout_bytes)
-    again = json.loads(done("info", lean, "--json").stdout)
-    assert again["parts"]["pax"] == 0
-    assert again["parts"]["data"] == found["parts"]["data"]
-
-
-def test_info_reads_a_bounded_part_unless_all_is_requested(tmp_path, counted):
+def test_info_reads_a_bounded_part_unless_all_is_requested(tmp_path):
     data = tar(pairs(400))
     for number in range(12):
         put(tmp_path / f"s{number:02d}.tar", data)
@@ -183,9 +143,6 @@ def test_info_reads_a_bounded_part_unless_all_is_requested(tmp_path, counted):
     indexed = json.loads(done("info", tmp_path, "--json").stdout)
     assert (indexed["samples"], indexed["samples_exact"], indexed["index"]) == (4800, True, True)
     assert "counted by an index" in done("info", tmp_path / "index.json").stdout
-    counted.clear()
-    done("info", f"counted://{tmp_path}/s00.tar")
-    assert sum(size for _, size in counted)
 
 
 def test_info_of_a_compressed_shard_and_of_odd_files(tmp_path):
@@ -220,29 +177,14 @@ def test_ls_lists_samples_and_files_with_their_bytes(tmp_path):
     assert len(done("ls", path, "-n", 1).stdout.splitlines()) == 3
 
 
-def test_ls_shows_names_that_are_no_text_and_long_ones(tmp_path):
-    long = "x" * 150 + ".txt"
-    path = put(
-        tmp_path / "a.tar", filled(header(b"\xff\x1b.txt", 0) + tar([(long, b"abc")], format=tarfile.PAX_FORMAT))
-    )
-    text = done("ls", path, "--members").stdout
-    assert "\\udcff\\x1b.txt" in text
-    assert long in text
-    [_, second] = map(json.loads, done("ls", path, "--json").stdout.splitlines())
-    assert content(path)[second["members"][long]["offset"] :][:3] == b"abc"
-
-
 # head
 
 
 def test_head_shows_samples_decoded(shard):
-    text = done("head", "-n", 2, shard).stdout
-    assert text.splitlines()[:2] == [shard, "k0"]
-    assert "  txt: line one and 0 \\x1b[31m" in text
-    assert "  npy: ndarray float32 (2, 3), 152 bytes" in text
-    assert "  jpg: JPEG 64x48 RGB, " in text
-    assert "k1" in text
-    assert "k2" not in text
+    lines = done("head", "-n", 2, shard).stdout.splitlines()
+    assert [line for line in lines if line[:2] != "  "] == [shard, "k0", "k1"]
+    assert {"  txt: line one and 0 \\x1b[31m", "  npy: ndarray float32 (2, 3), 152 bytes"} <= set(lines)
+    assert sum(line.startswith("  jpg: JPEG 64x48 RGB, ") for line in lines) == 2
 
 
 def test_head_survives_what_cannot_be_decoded(tmp_path):
@@ -251,7 +193,7 @@ def test_head_survives_what_cannot_be_decoded(tmp_path):
     lines = {line.split(":")[0].strip(): line for line in done("head", path).stdout.splitlines()}
     assert "cannot be decoded" in lines["json"]
     assert "cannot be decoded" in lines["npy"]
-    assert "pickles can run code" in lines["pkl"]
+    assert "not decoded: unpickling runs code" in lines["pkl"]
     assert lines["bin"] == "  bin: 5 bytes"
 
 
@@ -284,15 +226,6 @@ def test_cat_slices_the_same_with_and_without_an_index(part, indexed, fifty):
         assert [json.loads(line)["__key__"] for line in lines] == expected
 
 
-def test_a_damaged_index_matters_only_where_it_is_used(tmp_path):
-    path = put(tmp_path / "a.tar", tar(pairs(3)))
-    put(tmp_path / "a.tar.idx", b"12345")
-    assert len(done("cat", "--jsonl", path).stdout.splitlines()) == 3
-    assert "0000" in done("head", path).stdout
-    for arguments in (["cat", "--slice", "1:2"], ["get", "1"]):
-        assert "Make it with: wds-pipes index SHARDS --offsets" in refused(*arguments, path, code=1)
-
-
 def test_an_index_saves_reading_what_comes_before(indexed, counted):
     urls = [f"counted://{url}" for url in indexed]
     done("cat", "--jsonl", *urls, "--slice", "48:50")
@@ -310,15 +243,6 @@ def test_jsonl_keeps_the_bytes_of_what_is_no_text(shard):
         assert base64.b64decode(one[name]["base64"]) == expected[name]
 
 
-def test_a_rename_of_no_field_is_an_error(shard):
-    """It was most likely written the wrong way round."""
-    for more in ([], ["--jsonl"]):
-        result = run("cat", shard, "--rename", "label=cls", *more)
-        assert result.exit_code == 2
-        assert "no sample has field 'label': --rename takes OLD=NEW" in result.stderr
-    assert json.loads(done("cat", shard, "--rename", "jpeg;cls=label", "--jsonl").stdout.splitlines()[1])["label"] == 1
-
-
 def test_json_that_utf_8_does_not_hold_is_base64(tmp_path):
     """It may have half of a pair of surrogates."""
     data = b'{"a":"\\ud800"}'
@@ -327,54 +251,16 @@ def test_json_that_utf_8_does_not_hold_is_base64(tmp_path):
     assert (base64.b64decode(first["json"]["base64"]), second["json"]) == (data, 1)
 
 
-def test_cat_takes_fields_that_begin_with_underscores(tmp_path):
-    path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2")]))
-    assert by_tarfile(done("cat", path).stdout_bytes) == [("a.__mask.png", b"2"), ("a.jpg", b"1")]
-    assert by_tarfile(done("cat", path, "--fields", "__mask.png").stdout_bytes) == [("a.__mask.png", b"2")]
-    assert json.loads(done("cat", path, "--jsonl").stdout)["__mask.png"] == {"base64": "Mg=="}
-    assert done("get", "a", path, "--field", "__mask.png").stdout_bytes == b"2"
-    assert "__mask.png: 1 byte" in done("head", path).stdout
-    assert "has no field '__KEY__'; it has jpg, __mask.png" in run("get", "a", path, "--field", "__KEY__").stderr
-
-
-def test_a_reserved_name_is_called_so(tmp_path):
-    """Also where an index, which another program has made, leads to the sample."""
-    path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__key__", b"2"), ("b.jpg", b"3")]))
-    for _ in range(2):
-        assert "'a' of shard" in (line := refused("cat", "--slice", "0:1", path, code=1))
-        assert "has the reserved field name '__key__'" in line
-        put(tmp_path / "a.tar.idx", np.array([0, 2048, 3072], "<u8").tobytes())
-
-
-def test_a_link_is_warned_of_once(tmp_path):
-    links = [tarfile.TarInfo(name) for name in ("a.txt", "b.jpg", "c.txt")]
-    for one in links:
-        one.type, one.linkname = tarfile.LNKTYPE, "a.jpg"
-    path = put(tmp_path / "a.tar", tar([("a.jpg", b"1"), *links[:2], ("c.jpg", b"2"), links[2]]))
-    for _ in range(2):
-        [line] = done("cat", path, "--slice", "0:9").stderr.splitlines()
-        assert line.startswith(f"warning: shard {path}, byte 1024: 'a.txt' is a hard link to 'a.jpg'")
-        assert "is a hard link" in done("index", path, "--offsets").stderr
-
-
-def test_a_key_in_pieces_is_mended_by_a_command(tmp_path):
+@pytest.mark.parametrize(
+    "command", ["cat IN", "concat IN o.tar", "export IN e --to jsonl", "filter IN f --fields cls", "reshard IN d"]
+)
+def test_a_key_in_pieces_is_mended_by_a_command(command, tmp_path, monkeypatch):
     """And not by an option that the commands do not have."""
-    path = put(tmp_path / "a.tar", tar((name, b"1") for name in ("a.cls", "b.cls", "a.txt", "b.txt")))
-    commands = [["cat"], ["concat", tmp_path / "o.tar"], ["export", tmp_path / "e", "--to", "jsonl"]]
-    commands += [["filter", tmp_path / "f", "--fields", "cls"], ["reshard", tmp_path / "d"]]
-    for name, *more in commands:
-        result = run(name, path, *more)
-        assert result.exit_code == 1
-        assert "sample is in pieces. Join them with: wds-pipes repair SHARD NEW" in result.stderr
-        assert "on_repeated_key" not in result.stderr
-        assert "resume" not in result.stderr
-
-
-def test_cat_refuses_what_a_tar_would_not_hold(tmp_path):
-    path = put(tmp_path / "a.tar", tar([("img.v2.jpg", b"1"), ("img.v2.cls", b"2")]))
-    assert "its key has a dot" in CliRunner().invoke(main, ["cat", path, "--key-split", "last-dot"]).stderr
-    [line] = done("cat", "--jsonl", path, "--key-split", "last-dot", "--fields", "cls").stdout.splitlines()
-    assert json.loads(line) == {"__key__": "img.v2", "__url__": path, "cls": 2}
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "IN", tar((name, b"1") for name in ("a.cls", "b.cls", "a.txt", "b.txt")))
+    result = run(*command.split())
+    assert (result.exit_code, "on_repeated_key" in result.stderr, "resume" in result.stderr) == (1, False, False)
+    assert "sample is in pieces. Join them with: wds-pipes repair SHARD NEW" in result.stderr
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path):
@@ -412,11 +298,6 @@ def test_get_finds_a_sample_by_number_and_by_key(with_index, indexed, fifty, tmp
         assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_get_with_its_arguments_in_the_wrong_order(shard):
-    assert "SAMPLE comes before URLS: wds-pipes get 3 " in refused("get", shard, 3)
-    assert "shard none.tar does not exist" in run("get", 3, "none.tar").stderr
-
-
 def test_a_key_of_digits(tmp_path):
     path = put(tmp_path / "a.tar", tar([("7.txt", b"seven"), ("0.txt", b"zero")]))
     assert done("get", "0", path, "--field", "txt").stdout == "seven"
@@ -449,22 +330,27 @@ def test_an_index_of_other_keys_gives_no_half_samples(tmp_path):
     assert result.stderr == told
 
 
-def test_all_of_them_read_from_a_web_server(web, indexed, tmp_path):
-    urls = []
-    for path in indexed[:2]:
-        for ending in (".idx", ".keys", ""):
-            url = web.put(f"look/{os.path.basename(path)}{ending}", content(path + ending))
-        urls.append(url)
-    options = ["--storage-options", json.dumps(web.storage_options)]
-    whole = samples(indexed[:2])
-    assert json.loads(done("info", *urls, "--json", *options).stdout)["samples"] == len(whole)
-    assert len(done("ls", "--json", *urls, *options).stdout.splitlines()) == len(whole)
-    assert whole[0]["__key__"] in done("head", *urls, *options).stdout
-    assert len(done("cat", "--jsonl", *urls, *options).stdout.splitlines()) == len(whole)
-    result = done("get", whole[2]["__key__"], *urls, "--field", "txt", *options)
-    assert (result.stdout_bytes, result.stderr) == (whole[2]["txt"], "")
-    assert done("verify", *urls, *options).stdout.endswith("nothing is wrong\n")
-    assert f": 2 shards, {len(whole)} samples" in done("index", *urls, "-o", tmp_path / "i.json", *options).stdout
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("info URLS", "2 shards, 12 samples"),
+        ("ls URLS", "KEY: "),
+        ("head URLS", "KEY\n"),
+        ("cat URLS --jsonl", '"__key__": "KEY"'),
+        ("get KEY URLS -o OUT", "KEY.txt"),
+        ("verify URLS", "nothing is wrong"),
+        ("index URLS -o OUT", ": 2 shards, 12 samples"),
+    ],
+)
+def test_all_of_them_read_from_a_web_server(command, shown, web, indexed, tmp_path):
+    for path, ending in itertools.product(indexed[:2], (".idx", ".keys", "")):
+        web.put(f"look/{os.path.basename(path)}{ending}", content(path + ending))
+    urls = [f"{web.url}/look/{os.path.basename(path)}" for path in indexed[:2]]
+    key = samples(indexed[:2])[2]["__key__"]
+    words = {"URLS": urls, "KEY": [key], "OUT": [tmp_path / "out"]}
+    arguments = [word for name in command.split() for word in words.get(name, [name])]
+    result = done(*arguments, "--storage-options", json.dumps(web.storage_options))
+    assert shown.replace("KEY", key) in result.stdout
 
 
 def test_a_stale_index_is_not_believed(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from commands import outputs, run_command
+from commands import outputs, refused, run_command
 
 import wds_pipes
 from wds_pipes.cli import main
@@ -51,9 +51,10 @@ def test_all_commands_that_read_urls_can_be_told_how_to_reach_them():
             assert "storage_options" in {option.name for option in options(command)}, name
 
 
-def test_every_option_has_a_help():
+def test_every_command_has_an_example_and_every_option_a_help():
     """A sentence that can be understood without the documentation of the Python functions."""
     for name, command in COMMANDS.items():
+        assert name in {"cache ls", "cache clear"} or f"Example:\n  wds-pipes {name}" in command.epilog
         for option in options(command):
             assert option.help, f"{name} {option.opts[0]}"
             assert option.help[0].isupper(), option.help
@@ -74,11 +75,22 @@ def test_names_of_fields_are_read_alike(command, written, tmp_path, monkeypatch)
     assert b"txt" in found
     assert b"cls" in found
     assert b"weight" not in found  # which is in json
-    for empty in ("", "txt,,cls"):
-        assert "names of fields" in run_command(*command, "d", "--fields", empty, code=2).stderr
+    assert "names of fields" in run_command(*command, "d", "--fields", "txt,,cls", code=2).stderr
 
 
-def test_messages_name_options_of_commands(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (
+            'ls s3://bucket/x.tar --storage-options {"endpoint_url":"http://127.0.0.1:9"}',
+            """for public data pass --storage-options '{"anon": true}', for buckets""",
+        ),
+        ("head d --fields cap", "Error: all 2 samples had none of the fields 'cap'; they have 'cls', 'txt'. Correct"),
+        ("map functions_here:odd d out", "and set: pass bytes, or use one of"),
+        ("index s3://b/x.tar --offsets", "written to a directory, --offsets-to DIRECTORY:"),
+    ],
+)
+def test_messages_name_options_of_commands(command, message, tmp_path, monkeypatch):
     """Not the arguments of Python that messages of the package name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
@@ -88,27 +100,7 @@ def test_messages_name_options_of_commands(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     Path("functions_here.py").write_text("def odd(sample):\n    return {'zzz': {1, 2}}\n")
-
-    def told(*command, code):
-        return " ".join(run_command(*command, code=code).stderr.split())
-
-    store = ["--storage-options", '{"endpoint_url": "http://127.0.0.1:9"}']
-    message = told("ls", "s3://bucket/x.tar", *store, code=1)
-    assert """for public data pass --storage-options '{"anon": true}', for buckets""" in message
-    assert told("head", "d", "--fields", "cap", code=2) == (
-        "Error: all 2 samples had none of the fields 'cap'; they have 'cls', 'txt'. Correct the names."
-    )
-    assert "and set: pass bytes, or use one of" in told("map", "functions_here:odd", "d", "out", code=1)
-    assert "written to a directory, --offsets-to DIRECTORY:" in told("index", "s3://b/x.tar", "--offsets", code=2)
-
-
-@pytest.mark.parametrize("command", ["filter", "dedup", "repair", "reshard", "sort", "download", "export", "concat"])
-def test_a_missing_dest_is_named(command, tmp_path):
-    """It is the last of the arguments, so that is the one which is missing."""
-    make_shards(tmp_path, shards=1, samples=2)
-    told = run_command(command, tmp_path, *(["--to", "jsonl"] if command == "export" else []), code=2).stderr
-    assert "the last argument, is missing: after the shards, name where to write" in told
-    assert "Missing argument 'URLS...'" in run_command("ls", code=2).stderr
+    assert message in refused(*command.split(), code=(1, 2))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

@@ -189,17 +189,6 @@ def test_parquet_of_a_web_server(web, shards, tmp_path):
     assert SECRET not in refused.output
 
 
-def test_an_error_of_a_function_is_one_line(shards, tmp_path, monkeypatch):
-    """Also if its message has several."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "two_lines.py").write_text("def fail(sample):\n    raise ValueError('one\\ntwo')\n")
-    failed = run_command("map", "two_lines:fail", shards / "shard-000000.tar", "out", code=1)
-    (line, last) = failed.stderr.splitlines()
-    assert "raised ValueError on sample 'a' of shard" in line
-    assert line.endswith("one two")
-    assert "1 task failed" in last
-
-
 def test_values_of_two_kinds_show_no_secret(web, tmp_path):
     for number, value in enumerate((b"1", b'"a"')):
         web.put(f"kinds/{number}.tar", tar([("a.json", b'{"x": %s}' % value)]))

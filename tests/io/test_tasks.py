@@ -19,8 +19,8 @@ from waiting import wait_for
 from wds_pipes import StateError
 from wds_pipes.cli.shards import write_indexes
 from wds_pipes.io.tasks import running
-from wds_pipes.tar import TarWriter, index_shards
-from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files, write_shard
+from wds_pipes.tar import TarWriter
+from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files
 
 
 @pytest.fixture(autouse=True)
@@ -171,27 +171,6 @@ def test_a_progress_bar(tmp_path, capsys):
     assert "5/5" in capsys.readouterr().err
 
 
-def test_shards_by_tasks(tmp_path):
-    """write_shard replaces a shard, its offsets and its keys."""
-    from wds_pipes import IndexedShards
-
-    for count in (5, 3):
-        items = [{"__key__": str(number), "txt": "x" * 1000 * number} for number in range(count)]
-        facts = write_shard(str(tmp_path / "a.tar"), items)
-        assert sorted(os.listdir(tmp_path)) == sorted(shard_files("a.tar"))
-        again = index_shards(str(tmp_path / "a.tar"), offsets=False)
-        assert list(again.values()) == [facts]
-        indexed = IndexedShards(str(tmp_path / "a.tar"))
-        assert [indexed[number]["txt"] for number in range(count)] == [item["txt"].encode() for item in items]
-        assert indexed.by_key("2")["txt"] == items[2]["txt"].encode()
-
-
-def test_a_dry_run_writes_nothing(tmp_path):
-    report = run(make(tmp_path / "new"), dry_run=True, share=(1, 2))
-    assert (report.written, report.total, report.complete) == (["part-1", "part-3"], 5, False)
-    assert not (tmp_path / "new").exists()
-
-
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -253,7 +232,7 @@ def test_a_killed_process_is_replaced(tmp_path):
     report = run(job, jobs=2)
     assert report.written == ["part-0", "part-1", "part-3"]
     assert list(report.failed) == ["part-2"]
-    assert "its process was ended by SIGKILL" in report.failed["part-2"]
+    assert "its process ended with exit code -9" in report.failed["part-2"]
 
 
 def test_in_a_store(s3, tmp_path, whole):
@@ -272,34 +251,34 @@ def test_in_a_store(s3, tmp_path, whole):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error"),
     [
-        ({"jobs": 0}, ValueError, "jobs and attempts must be at least 1"),
-        ({"share": (2, 2)}, ValueError, "counted from 0"),
-        ({"share": (-1, 2)}, ValueError, "counted from 0"),
-        ({"attempts": 0}, ValueError, "at least 1"),
+        ({"jobs": 0}, ValueError),
+        ({"share": (2, 2)}, ValueError),
+        ({"share": (-1, 2)}, ValueError),
+        ({"attempts": 0}, ValueError),
+        ({"work": lambda task, place: {}, "jobs": 2}, TypeError),
     ],
 )
-def test_wrong_arguments(tmp_path, options, error, message):
-    with pytest.raises(error, match=message):
-        run(make(tmp_path / "out"), **options)
+def test_wrong_arguments(tmp_path, options, error):
+    job = make(tmp_path / "out", work=options.pop("work", write))
+    with pytest.raises(error):
+        run(job, **options)
     assert os.listdir(tmp_path) == []
 
 
-def test_wrong_jobs(tmp_path):
-    with pytest.raises(TypeError, match="work is a function of a module"):
-        run(make(tmp_path, work=lambda task, place: {}), jobs=2)
-    for name in ("", "/x", "../x", "a/../../x", ".wds-pipes/plan.json"):
-        with pytest.raises(ValueError, match="relative to its directory"):
-            Job("test", Place(str(tmp_path)), write, [Task("a", (name,))])
-    with pytest.raises(ValueError, match="two tasks have one output, 'x'"):
-        Job("test", Place(str(tmp_path)), write, [Task("a", ("x",)), Task("b", ("x",))])
-    with pytest.raises(ValueError, match="two tasks have one task, 'a'"):
-        Job("test", Place(str(tmp_path)), write, [Task("a", ("x",)), Task("a", ("y",))])
-    with pytest.raises(ValueError, match="nothing is written to"):
-        Place("https://host/folder")
-    report = run(Job("test", Place(str(tmp_path)), partial(dict, a=1), [Task("a", ("x",))]))
-    assert "TypeError" in report.failed["a"]
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        *([Task("a", (name,))] for name in ("", "/x", "../x", "a/../../x", ".wds-pipes/plan.json")),
+        [Task("a", ("x",)), Task("b", ("x",))],
+        [Task("a", ("x",)), Task("a", ("y",))],
+    ],
+)
+def test_wrong_jobs(tmp_path, tasks):
+    """Outputs outside of the directory, or of two tasks; two tasks of one name."""
+    with pytest.raises(ValueError, match="relative to its directory|two tasks have one"):
+        Job("test", Place(str(tmp_path)), write, tasks)
 
 
 def test_a_task_that_does_not_write_its_output_has_failed(tmp_path):

@@ -17,6 +17,11 @@ def run_command(*arguments, code=0, stdin=None):
     return result
 
 
+def refused(*arguments, code=2):
+    """The message of a command that must end with this code, in one line."""
+    return " ".join(run_command(*arguments, code=code).stderr.split())
+
+
 def assert_readable(folder):
     """All files have the permissions of any new file, with which others may read them."""
     umask = os.umask(0)

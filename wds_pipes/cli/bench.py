@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from wds_pipes.cli.options import echo, example, in_one_line, storage_options
+from wds_pipes.core.words import plural
+from wds_pipes.io.urls import redact
 
 if TYPE_CHECKING:
     from wds_pipes.core.stage import Stage
@@ -63,63 +64,27 @@ def bench(
     mostly come from the memory of the machine.
     """
     with in_one_line():
-        from wds_pipes.core.words import plural
         from wds_pipes.io.expand import expand
         from wds_pipes.io.open import is_remote
-        from wds_pipes.io.urls import redact
-        from wds_pipes.stages import GroupByKey, InterleaveShards, LoadTar, OpenShards, ShardList
+        from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 
         shards = expand(urls, storage_options)
         remote = is_remote(shards[0])
         echo(f"{plural(len(shards), 'shard')}, the first: {redact(shards[0])}")
         link, enough = _link(shards, seconds, storage_options, readahead_mib << 20) if remote else (0.0, connections)
 
-        def pipe(connections: int, together: int = 1) -> _Seen:
-            opened = OpenShards(
-                ShardList(shards),
-                storage_options=storage_options,
-                connections=connections,
-                readahead_bytes=readahead_mib << 20,
-            )
-            chain: Stage[Any] = GroupByKey(LoadTar(opened))
-            return _watch(InterleaveShards(chain, together) if together > 1 else chain, opened.opener, seconds)
-
-        own = pipe(connections)
-        echo(f"a pipeline in one process, connections={connections}: {_shown(own)}")
-        gains = _gains(pipe, own, connections, enough, len(shards) if remote else 1)
-        for line in [*gains, *_advice(own, link)] or [_NOTHING]:
-            echo(f"-> {line}")
-
-
-def _gains(pipe: Callable[..., _Seen], own: _Seen, connections: int, enough: int, shards: int) -> list[str]:
-    """Measure a pipeline with changes, one at a time, and return which are worth it.
-
-    Args:
-        pipe: measures a pipeline with some connections and shards read in turn.
-        own: the measurement without changes.
-        connections: the connections without changes.
-        enough: the connections that the link needs.
-        shards: at most this many may be read in turn.
-    """
-    best, gains = own, []  # each change is compared with the best until then
-    if enough > connections:
-        more = pipe(enough)
-        echo(f"with connections={enough}: {_shown(more)}")
-        if more.mb > best.mb * _GAIN:
-            gains.append(
-                f"connections={enough} reads {more.mb / best.mb:.1f} times as fast as connections={connections}"
-            )
-            best, connections = more, enough
-    several = min(connections, shards)
-    if several > 1:
-        together = pipe(connections, several)
-        echo(f"with connections={connections} and interleave_shards({several}): {_shown(together)}")
-        if together.mb > best.mb * _GAIN:
-            gains.append(
-                f"interleave_shards({several}) reads {together.mb / best.mb:.1f} times as "
-                f"fast as without it, both with connections={connections}"
-            )
-    return gains
+        opened = OpenShards(
+            ShardList(shards),
+            storage_options=storage_options,
+            connections=connections,
+            readahead_bytes=readahead_mib << 20,
+        )
+        own = _watch(GroupByKey(LoadTar(opened)), opened.opener, seconds)
+        echo(
+            f"a pipeline in one process, connections={connections}: {own.mb:,.0f} MB/s, {own.samples:,.0f} samples/s; "
+            f"it computed {own.computed:.0%} of the time, and waited for bytes {own.stalled:.0%}"
+        )
+        echo(f"-> {_advice(own, link, connections, enough)}")
 
 
 def _link(shards: list[str], seconds: float, options: dict[str, Any], readahead: int) -> tuple[float, int]:
@@ -170,25 +135,18 @@ def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
     from wds_pipes.core.stream import Stream
 
     taken = samples = 0
-    stream = Stream(chain)
+    stream, passed = Stream(chain), 0.0
     start, busy, before = time.perf_counter(), time.thread_time(), opener.used.stall_seconds
-
-    def endless() -> Iterator[Any]:
-        while True:
-            empty = True
-            for sample in stream:
-                empty = False
-                yield sample
-            if empty:
-                raise ValueError("these shards hold no samples")
-
-    passed = 0.0
-    for sample in endless():
-        samples += 1
-        taken += sum(len(value) for value in sample.values() if isinstance(value, bytes))
-        passed = time.perf_counter() - start
-        if passed > seconds:
-            break
+    while passed <= seconds:
+        known = samples
+        for sample in stream:
+            samples += 1
+            taken += sum(len(value) for value in sample.values() if isinstance(value, bytes))
+            passed = time.perf_counter() - start
+            if passed > seconds:
+                break
+        if samples == known:
+            raise ValueError("these shards hold no samples")
     return _Seen(
         taken / passed / 1e6,
         samples / passed,
@@ -197,24 +155,18 @@ def _watch(chain: Stage[Any], opener: Opener, seconds: float) -> _Seen:
     )
 
 
-def _shown(seen: _Seen) -> str:
-    return (
-        f"{seen.mb:,.0f} MB/s, {seen.samples:,.0f} samples/s; it computed {seen.computed:.0%} of "
-        f"the time, and waited for bytes {seen.stalled:.0%}"
-    )
-
-
-def _advice(own: _Seen, link: float) -> list[str]:
+def _advice(own: _Seen, link: float, connections: int, enough: int) -> str:
     """Return what limits a pipeline, and what would help."""
-    found = []
     if own.computed > _SAME:
-        found.append(
+        return (
             "the process computes all the time: PipeLoader(num_workers=...) uses more of the "
             f"{os.cpu_count() or 1} cores"
         )
-    if link and own.mb >= link * _SAME and own.computed <= _SAME:
-        found.append(
+    if link and own.mb >= link * _SAME:
+        return (
             "the pipeline is as fast as the link: cache_shards() keeps shards that are read in "
             "more than one epoch on a local disk"
         )
-    return found
+    if enough > connections:
+        return f"the link transfers more with connections={enough}; so may interleave_shards({enough})"
+    return _NOTHING

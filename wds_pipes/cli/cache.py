@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wds_pipes.cli.options import echo, example
+from wds_pipes.cli.options import echo, example, in_one_line
 from wds_pipes.core.words import bytes_shown, plural
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ def cache() -> None:
 @_directory
 def list_shards(directory: str | None) -> None:
     """List the shards, those used least recently first."""
-    files = _open(directory)
-    entries = files.entries()
-    if entries:
-        echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
-    for entry in entries:
-        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
-        echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
-    echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
+    with in_one_line():
+        files = _open(directory)
+        entries = files.entries()
+        if entries:
+            echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
+        for entry in entries:
+            used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
+            echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
+        echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
 
 
 @cache.command(epilog=example("wds-pipes cache prune --size 200GB"))
@@ -49,35 +50,27 @@ def prune(directory: str | None, size: str | None) -> None:
 
     if size is None and not os.environ.get("WDS_PIPES_CACHE_SIZE"):
         raise click.UsageError("say how much to keep, such as --size 200GB, or set WDS_PIPES_CACHE_SIZE")
-    try:
-        limit = cache_limit(size)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--size") from error
-    _prune(_open(directory), limit)
+    with in_one_line():
+        _prune(_open(directory), cache_limit(size))
 
 
 @cache.command()
 @_directory
 def clear(directory: str | None) -> None:
     """Remove all files that are not in use."""
-    _prune(_open(directory), 0)
+    with in_one_line():
+        _prune(_open(directory), 0)
 
 
 def _open(directory: str | None) -> CacheDirectory:
     from wds_pipes.io.cache.files import CacheDirectory
     from wds_pipes.io.cache.shard_cache import cache_path
 
-    try:
-        return CacheDirectory(cache_path(directory))
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--directory") from error
+    return CacheDirectory(cache_path(directory))
 
 
 def _prune(files: CacheDirectory, limit: int) -> None:
-    try:
-        count, freed = files.prune(limit)
-    except OSError as error:
-        raise click.ClickException(str(error)) from error
+    count, freed = files.prune(limit)
     left = files.entries()
     kept = (
         f"{plural(len(left), 'shard')} {'is' if len(left) == 1 else 'are'} left, "

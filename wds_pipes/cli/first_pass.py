@@ -14,28 +14,13 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
+from wds_pipes.cli.jobs import Running
 from wds_pipes.errors import ShardError
-from wds_pipes.io.tasks.engines import Processes, in_this_process
+from wds_pipes.io.tasks.engines import in_processes, in_this_process
+from wds_pipes.io.tasks.on_ray import on_ray
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Engine, Facts, Job, Outcome, Place, Task, fingerprint
-
-
-class How(NamedTuple):
-    """How tasks are run.
-
-    Attributes:
-        jobs: processes on this machine.
-        share: ``(i, n)``, if n machines run the command at the same time.
-        engine: what runs the tasks instead.
-        progress: show a progress bar.
-    """
-
-    jobs: int = 1
-    share: tuple[int, int] = (0, 1)
-    engine: Engine | None = None
-    progress: bool = False
 
 
 @contextlib.contextmanager
@@ -58,7 +43,7 @@ def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
     return Place(hidden.at(made_from), hidden.storage_options)
 
 
-def first_pass(job: Job, how: How) -> list[Facts]:
+def first_pass(job: Job, running: Running) -> list[Facts]:
     """Run the tasks that are not finished yet, and return what all have found.
 
     Raises:
@@ -66,8 +51,10 @@ def first_pass(job: Job, how: How) -> list[Facts]:
     """
     if not job.tasks:
         return []
-    engine = how.engine or (Processes(how.jobs) if how.jobs > 1 else in_this_process)
-    report = run(job, engine=partial(_from_share, engine, how.share), overwrite=True, progress=how.progress)
+    on_cluster = running.engine is not None and not running.dry_run
+    engine = on_ray if on_cluster else partial(in_processes, running.jobs) if running.jobs > 1 else in_this_process
+    progress = running.progress and not running.dry_run
+    report = run(job, engine=partial(_from_share, engine, running.share), overwrite=True, progress=progress)
     if report.failed:
         first, more = next(iter(report.failed.values())), len(report.failed) - 1
         raise ShardError(f"{first} (and {more} more)" if more else first)

@@ -12,6 +12,8 @@ from wds_pipes.cli.options import engine as engine_option
 from wds_pipes.cli.options import key_split as key_split_option
 from wds_pipes.cli.options import progress as progress_option
 from wds_pipes.cli.options import urls as urls_argument
+from wds_pipes.core.words import plural
+from wds_pipes.io.urls import redact
 
 
 @click.command(
@@ -84,8 +86,6 @@ def index(
     if output is None and not (offsets or offsets_to or dali or dali_to):
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
     with in_one_line():
-        from wds_pipes.core.words import plural
-        from wds_pipes.io.urls import redact
         from wds_pipes.tar.indexing import index_shards
 
         with executor_of(engine) as executor:

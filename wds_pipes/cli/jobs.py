@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,23 +21,23 @@ from wds_pipes.cli.options import (
     in_one_line,
     progress,
 )
+from wds_pipes.core.words import plural
 
 if TYPE_CHECKING:
-    from wds_pipes.cli.first_pass import How
     from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
 
 
 class Running(NamedTuple):
     """The options of ``job_options``."""
 
-    jobs: int
-    engine: str | None
-    task: int | None
-    tasks: int | None
-    overwrite: bool
-    dry_run: bool
-    as_json: bool
-    progress: bool
+    jobs: int = 1
+    engine: str | None = None
+    task: int | None = None
+    tasks: int | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+    progress: bool = False
 
     @property
     def share(self) -> tuple[int, int]:
@@ -53,25 +54,15 @@ class Running(NamedTuple):
             raise click.UsageError(f"--task counts from 0, so of {self.tasks} the last is --task {self.tasks - 1}")
         return self.task, self.tasks
 
-    @property
-    def how(self) -> How:
-        """How first passes are run."""
-        from wds_pipes.cli.first_pass import How
-        from wds_pipes.io.tasks.on_ray import on_ray
-
-        engine = on_ray if self.engine is not None and not self.dry_run else None
-        return How(self.jobs, self.share, engine, self.progress and not self.dry_run)
-
 
 def job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options with which its tasks run; it gets them as ``running``."""
 
+    @functools.wraps(command)
     def wrapped(**options: Any) -> None:
         running = Running(**{name: options.pop(name) for name in Running._fields})
         command(**options, running=running)
 
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    wrapped.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
     for option in reversed(_OPTIONS):
         option(wrapped)
     return wrapped
@@ -116,7 +107,6 @@ def run_job(
         planned: what a task would write, for ``--dry-run``.
         summary: what the finished tasks wrote.
     """
-    from wds_pipes.core.words import plural
     from wds_pipes.io.tasks.on_ray import connect, on_ray
     from wds_pipes.io.tasks.running import run
 
@@ -148,10 +138,19 @@ def run_job(
 def _show(
     job: Job, report: Report, running: Running, planned: Callable[[Task], str], summary: Callable[[Report], str]
 ) -> None:
-    from wds_pipes.core.words import plural
 
     if running.as_json:
-        echo_json(_as_json(job, report, running.dry_run))
+        shown = {
+            "command": job.command,
+            "place": report.place,
+            "tasks": report.total,
+            "would_write" if running.dry_run else "written": report.written,
+            "skipped": report.skipped,
+            "failed": report.failed,
+            "complete": report.complete,
+            "facts": report.facts,
+        }
+        echo_json(shown)
     elif running.dry_run:
         named = {task.name: task for task in job.tasks}
         for name in report.written:
@@ -168,16 +167,3 @@ def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
         for line in Refused(f"{outcome.name} failed: {outcome.error}").message.split("\n"):
             echo(line, err=True)
-
-
-def _as_json(job: Job, report: Report, dry_run: bool) -> dict[str, Any]:
-    return {
-        "command": job.command,
-        "place": report.place,
-        "tasks": report.total,
-        "would_write" if dry_run else "written": report.written,
-        "skipped": report.skipped,
-        "failed": report.failed,
-        "complete": report.complete,
-        "facts": report.facts,
-    }

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from wds_pipes.cli.wording import for_commands
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plain, plain_json
 from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
@@ -36,25 +35,38 @@ F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE = 1, 2
 
 
-class _Urls(click.Argument):
-    """The shards. Of the arguments of a command, the last one is DEST: if there is one, it is the
-    other that is missing.
-    """
-
-    def process_value(self, ctx: click.Context, value: Any) -> Any:
-        try:
-            return super().process_value(ctx, value)
-        except click.MissingParameter:
-            last = [one for one in ctx.command.params if isinstance(one, click.Argument)][-1]
-            if last is self:
-                raise
-            name = last.make_metavar(ctx)
-            raise click.UsageError(
-                f"{name}, the last argument, is missing: after the shards, name where to write"
-            ) from None
+def _json(found: re.Match[str]) -> str:
+    """Options for fsspec, as an argument of the shell."""
+    values = {"True": True, "{...}": {"Authorization": "..."}}
+    return f"'{json.dumps({found[1]: values.get(found[2], found[2].strip(chr(39)))})}'"
 
 
-urls = click.argument("urls", nargs=-1, required=True, cls=_Urls)
+# Messages of the package name arguments of Python; the commands have options instead.
+_WORDING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r" \(overwrite=True\)"), ""),
+    (re.compile(r"storage_options=(?=\{)"), "--storage-options "),
+    (re.compile(r"\{'(\w+)': (True|'\w+'|\{\.\.\.\})\}"), _json),
+    (re.compile(r"\w+='DIRECTORY' \((--[\w-]+ DIRECTORY)\)"), r"\1"),
+    (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
+    (re.compile(r", or pass on_repeated_key='ignore'( here and to group_by_key \(wds-pipes index "
+                r"(--on-repeated-key ignore)\),)? to take the pieces as samples"), ""),
+    (re.compile(r" \(A resume from here on does not see what came before\.\)"), ""),
+    (re.compile(r"the fields that fetch_samples\(fields=\[(.*?)\]\) keeps: correct the names, or pass on_error='skip'"),
+     r"the fields \1: correct the names"),
+    (re.compile(r"of group_by_key\(fields=\.\.\.\)"), "of --fields"),
+    (re.compile(r"this epoch gave nothing: (.*) had none of the fields that group_by_key\(fields=\[(.*?)\]\) keeps"),
+     r"\1 had none of the fields \2"),
+)  # fmt: skip
+
+
+def for_commands(message: str) -> str:
+    """Return a message with the options of commands instead of arguments of Python."""
+    for argument, option in _WORDING:
+        message = argument.sub(option, message)
+    return message
+
+
+urls = click.argument("urls", nargs=-1, required=True)
 
 
 def check_dest(dest: str) -> str:
@@ -63,15 +75,9 @@ def check_dest(dest: str) -> str:
     Raises:
         UsageError: it is the name of a file, or names shards, so the directory was left out.
     """
-    what = "a file" if os.path.isfile(dest) else "a pattern" if "*" in dest else None
-    if os.path.islink(dest) and not os.path.exists(dest):
-        what = "a link to nothing"
-    if what is None and dest.endswith((".tar", ".parquet", ".jsonl", ".tfrecord")) and not os.path.isdir(dest):
-        what = "the name of a file"
-    if what is not None:
-        raise click.UsageError(
-            f"DEST, the last argument, is the directory to write to, and {dest!r} is {what}: name a directory"
-        )
+    is_file = "*" in dest or dest.endswith((".tar", ".parquet", ".jsonl", ".tfrecord")) or os.path.lexists(dest)
+    if is_file and not os.path.isdir(dest):
+        raise click.UsageError(f"DEST, the last argument, is the directory to write to, and {dest!r} is none: name one")
     return dest
 
 
@@ -89,14 +95,14 @@ def names_option(name: str, text: str) -> Callable[[F], F]:
     return click.option(name, metavar="NAMES", callback=_names_from, help=text)
 
 
-def _values_from(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _values_from(context: click.Context, option: Any, values: tuple[str, ...]) -> dict[str, str]:
     named: dict[str, str] = {}
     for value in values:
         field, equals, column = value.partition("=")
         if not equals or not field or not column:
-            raise Refused(f"{option.opts[0]} is written as FIELD=COLUMN, such as cls=label, not {value!r}")
+            raise Refused(f"{option.opts[0]} is written as {option.metavar}, such as cls=label, not {value!r}")
         if field in named:
-            raise Refused(f"{option.opts[0]} names field {field!r} twice: give each column its own")
+            raise Refused(f"{option.opts[0]} names field {field!r} twice: name it once")
         named[field] = column
     return named
 
@@ -111,6 +117,9 @@ metadata = click.option(
     metavar="PATH",
     help="The table for --where, with the keys in a column 'key', or a directory of tables.  [default: beside each "
     "X.tar, X.parquet or X.jsonl]",
+)
+renames = click.option(
+    "--rename", multiple=True, metavar="OLD=NEW", callback=_values_from, help="Rename a field; repeatable."
 )
 dest = click.argument("dest", callback=lambda context, argument, value: check_dest(value))
 fields = names_option("--fields", "Only these fields, such as jpg,cls.")
@@ -224,28 +233,20 @@ def shares(name: str, argument: str, text: str, *, required: bool = False) -> Ca
     def parse(context: click.Context, option: click.Parameter, value: str | None) -> dict[str, float] | None:
         if value is None:
             return None
-        found: dict[str, float] = {}
-        for part in value.split(","):
-            split, _, share = part.partition("=")
-            try:
-                found[split.strip()] = float(share)
-            except ValueError:
-                raise click.UsageError(f"{name} is written as train=0.9,val=0.1, not {value!r}") from None
-        if abs(sum(found.values()) - 1) > 1e-9 or not min(found.values()) > 0 or len(found) <= value.count(","):
+        pairs = [part.partition("=") for part in value.split(",")]
+        try:
+            found = {split.strip(): float(share) for split, _, share in pairs}
+        except ValueError:
+            found = {}
+        named = len(found) == len(pairs) and all(re.fullmatch(r"[\w-]+", split) for split in found)
+        if not (named and min(found.values()) > 0 and abs(sum(found.values()) - 1) < 1e-9):
             raise click.UsageError(
-                f"the shares of {name} have different names, are above 0 and sum to 1, not {value!r}"
+                f"{name} is written as train=0.9,val=0.1, not {value!r}: the shares have different names of letters, "
+                "digits, '_' and '-', are above 0 and sum to 1"
             )
-        for split in found:
-            if not re.fullmatch(r"[\w-]+", split):
-                raise click.UsageError(f"a split is named by letters, digits, '_' and '-', not {split!r}")
         return found
 
     return click.option(name, argument, metavar="NAME=SHARE,...", callback=parse, required=required, help=text)
-
-
-def is_given(name: str) -> bool:
-    """Whether an option of the command is passed, and not only its default."""
-    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def check_not_given(*names: str, instead: str) -> None:
@@ -256,16 +257,14 @@ def check_not_given(*names: str, instead: str) -> None:
         instead: the other option, and what it says.
     """
     for name in names:
-        if is_given(name):
+        if click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"{instead}, so --{name.replace('_', '-')} would be ignored: pass one of the two")
 
 
 def check_engine(engine: str | None) -> None:
     """Raise UsageError if ``-j`` is passed together with ``--engine``."""
-    if engine is not None and is_given("jobs"):
-        raise click.UsageError(
-            "-j is for processes of this machine; with --engine ray, as many tasks run as the cluster has CPUs"
-        )
+    if engine is not None:
+        check_not_given("jobs", instead="with --engine ray, as many tasks run as the cluster has CPUs")
 
 
 @contextlib.contextmanager

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
@@ -21,15 +24,12 @@ from wds_pipes.io.outputs import read_small
 from wds_pipes.io.tasks.task import fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.index_file import Entry, name_in, read_index, write_index
+from wds_pipes.tar.index_file import Entry, write_index
 from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, parts_of_path
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from wds_pipes.io.tasks.task import Facts, Job, Place, Report
 
 T = TypeVar("T")
@@ -103,23 +103,19 @@ def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: 
         check_same(url, mark, storage_options)
 
 
-def complete(name: str, samples: Iterable[T], count: int) -> Iterator[T]:
+def complete(name: str, samples: Iterable[T], count: int | Callable[[], int]) -> Iterator[T]:
     """Yield samples; at the end, before what is made of them gets its name, raise StateError unless
-    there were so many.
+    there were so many, which may be known only then.
     """
     number = 0
     for sample in samples:
         number += 1
         yield sample
-    check_complete(name, "sample", count, number)
-
-
-def check_complete(name: str, what: str, read: int, written: int, left_out: int = 0) -> None:
-    """Raise StateError unless everything that was read was written or left out on purpose."""
-    if read != written + left_out:
+    wanted = count() if callable(count) else count
+    if number != wanted:
         raise StateError(
-            f"{redact(name)}: of {plural(read, what)}, {written:,} would be written and {left_out:,} left out. This is "
-            "an error of wds-pipes, or the input changed: run the command again, and report it if it stays"
+            f"{redact(name)}: of {plural(wanted, 'sample')}, {number:,} would be written. This is an error of "
+            "wds-pipes, or the input changed: run the command again, and report it if it stays"
         )
 
 
@@ -162,7 +158,7 @@ def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence
 
 def names_of(urls: Sequence[str]) -> list[str]:
     """The names of files relative to their common directory. If they have none, such as one on a
-    disk and one in a store, with as many directories as tell them apart.
+    disk and one in a store, with all directories.
     """
     local = [local_path(url) for url in urls]
     paths = [
@@ -173,10 +169,6 @@ def names_of(urls: Sequence[str]) -> list[str]:
     start = len(list(common))
     if start:
         return ["/".join(path[start:]) for path in paths]
-    for count in range(1, max(map(len, paths))):
-        names = ["/".join(filter(None, path[-count:])) for path in paths]
-        if len(set(names)) == len(names):
-            return names
     return ["/".join(filter(None, path)) for path in paths]
 
 
@@ -217,25 +209,12 @@ def index_names(shards: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
-    """Write an index of the shards of each directory. Where the MD5 of a shard was not computed,
-    keep what ``wds-pipes index`` has written of it since.
-    """
+    """Write an index of the shards of each directory."""
     indexes: dict[str, dict[str, Entry]] = {}
     for fact in facts:
         entry = Entry(ShardFacts(fact["samples"], fact["size"], fact["md5"]))
         indexes.setdefault(place.at(_index_of(fact["shard"])), {})[place.at(fact["shard"])] = entry
     for index, entries in indexes.items():
-        without = [url for url, entry in entries.items() if entry.facts.md5 is None]
-        there = read_index(index, place.storage_options).entries if without else {}
-        known = {url: there.get(name_in(index, url)) or there.get(url) for url in without}
-        added = {url: entry for url, entry in known.items() if entry is not None and entry.facts.md5 is not None}
-        written = version_of(index, place.storage_options).mark if added and local_path(index) is not None else None
-        is_of = partial(_is_of, written=written, storage_options=place.storage_options)
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            for (url, entry), valid in zip(added.items(), pool.map(is_of, added, added.values()), strict=True):
-                if valid:
-                    own = entries[url].facts
-                    entries[url] = Entry(own._replace(md5=entry.facts.md5), entry.version)
         write_index(index, entries, storage_options=place.storage_options)
 
 
@@ -287,23 +266,6 @@ def _finish_with_classes(finish: Any, classes: bytes, place: Place, facts: list[
     place.write(CLASSES, classes)
 
 
-def _is_of(url: str, entry: Entry, *, written: str | None, storage_options: dict[str, Any] | None) -> bool:
-    """Whether an entry of an index is of the present content of a shard.
-
-    Args:
-        url: the shard.
-        entry: of a shard that had just been written, it has no version.
-        written: the version of the index, which then decides, if it is a file on this machine.
-        storage_options: how to reach the shard.
-    """
-    size, mark, sure = version_of(url, storage_options)
-    if size != entry.facts.size or mark is None:
-        return False
-    if entry.version is None and written is not None:
-        return int(mark) <= int(written)
-    return sure and mark == entry.version
-
-
 def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_bytes: int) -> Iterator[int]:
     """Divide samples into shards as ShardWriter does, and yield where each shard ends: how many
     samples it and those before it have.
@@ -313,8 +275,6 @@ def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_by
         max_samples: the maximum number of samples in a shard.
         max_bytes: the maximum size of a shard. One with a single sample may be larger.
     """
-    import numpy as np
-
     room = most_members(max_bytes)
     passed = count = size = 0  # samples before the block; samples and bytes of the shard so far
     for block in blocks:
@@ -344,8 +304,6 @@ def split_numbers(hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -
     Raises:
         ValueError: a split would have no sample.
     """
-    import numpy as np
-
     found = {name: np.flatnonzero(part.has(hashes)) for name, part in split_by_key(shares).items()}
     for name, places in found.items():
         if not len(places):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import threading
@@ -77,11 +78,10 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
         SampleError: a sample has a field twice, or one whose name is kept for metadata, or a key
             comes again.
     """
-    shown = redact(url)
     with opener.open(url) as raw:
         hashed = Hashed(raw, stop)
         stream = io.BufferedReader(hashed, _CHUNK)
-        try:
+        with readable(url):
             tar, kind = unpacked(stream)
             reader = TarReader(
                 tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False
@@ -91,16 +91,24 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
             found.end, found.compressed = reader.offset, bool(kind)
             while stream.read(_CHUNK):
                 pass
-        except ModuleNotFoundError as error:
-            raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
-        except ShardError:
-            raise
-        except unreadable() as error:
-            raise ShardError(
-                f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown
-            ) from error
     found.facts = ShardFacts(len(found.keys), hashed.size, hashed.md5.hexdigest())
     return found
+
+
+@contextlib.contextmanager
+def readable(url: str) -> Iterator[None]:
+    """Raise ShardError for what unpacking a shard raises, or a package that it needs."""
+    shown = redact(url)
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
+    except ShardError:
+        raise
+    except unreadable() as error:
+        raise ShardError(
+            f"shard {shown} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.", url=shown
+        ) from error
 
 
 def _members(reader: TarReader, components: list[Component] | None) -> Iterator[Member]:

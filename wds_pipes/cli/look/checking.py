@@ -7,30 +7,29 @@ import shlex
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.look.decoders import fault_of, of_all_fields
-from wds_pipes.cli.wording import for_commands
+from wds_pipes.cli.look.describing import fault_of, of_all_fields
+from wds_pipes.cli.options import for_commands
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
-from wds_pipes.io.compression import unpacked, unreadable
+from wds_pipes.io.compression import unpacked
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.members import Link, ReservedNameError
-from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, unpack_offsets
+from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples
+from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples, readable
 
 MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
-_MOST_SETS = 1000  # different sets of fields of a shard that are kept
 
 
 class Finding(NamedTuple):
@@ -73,27 +72,30 @@ class Options(NamedTuple):
     def rewriting(self, command: str, *more: str) -> str:
         """Return a command that writes the shards anew, into a directory that the user names."""
         new = "NEW" if "NEW" not in self.urls else "NEWER"
-        return shlex.join(["wds-pipes", command, *map(_argument, self.urls), new, *more, *self._key_split(more)])
+        return shlex.join(["wds-pipes", command, *map(_argument, self.urls), new, *more, *self._key_split()])
+
+    def repairing(self) -> str:
+        """Return the command that mends all that ``repair`` can."""
+        return self.rewriting("repair", "--drop-repeated", *(["--decode"] if self.decode else []))
 
     def indexing(self, shard: str, *more: str) -> str:
         """Return a command that writes an index of a shard."""
-        return shlex.join(["wds-pipes", "index", _argument(shard), *more, *self._key_split(more)])
+        return shlex.join(["wds-pipes", "index", _argument(shard), *more, *self._key_split()])
 
-    def counting(self, shard: str) -> str:
-        """Return a command that writes the ``index.json`` of a shard, and of those beside it; of a
-        remote one to the working directory, from where it can be copied.
+    def counting(self, shard: str) -> str | None:
+        """Return a command that writes the ``index.json`` of a shard, and of those beside it; None:
+        it is not on this machine.
         """
-        folder = redact(folder_of(shard)) or "."
-        shards = [folder] if self.index_url is None or self.index_url in self.urls else map(_argument, self.urls)
-        index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
         if is_remote(shard):
-            index = "index.json"
-            if shard.startswith(("http://", "https://")):  # which cannot be listed
-                shards = map(_argument, self.urls)
-        return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split(())])
+            return None
+        folder = redact(folder_of(shard)) or "."
+        listed = self.index_url is None or self.index_url in self.urls
+        index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
+        shards = [folder] if listed else map(_argument, self.urls)
+        return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split()])
 
-    def _key_split(self, said: Sequence[str]) -> list[str]:
-        return ["--key-split", self.key_split] if self.key_split != "first-dot" and "--key-split" not in said else []
+    def _key_split(self) -> list[str]:
+        return ["--key-split", self.key_split] if self.key_split != "first-dot" else []
 
 
 def _argument(url: str) -> str:
@@ -120,7 +122,6 @@ class Checked:
         findings: at most ``MOST_OF_A_KIND`` of each kind.
         counts: how many there are of each kind.
         samples: its samples.
-        bytes: its size in bytes, after decompression.
         compressed: whether it is compressed.
         hashes: of the keys of its samples: uint64, shape (samples,).
         starts: the first byte of each: uint64, shape (samples,).
@@ -133,7 +134,6 @@ class Checked:
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     samples: int = 0
-    bytes: int = 0
     compressed: bool = False
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     starts: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -168,7 +168,6 @@ class _Check:
         self._last: tuple[set[str], FieldSet] | None = None  # the fields of the sample before
         self._decoders = of_all_fields()
         self._outside: tuple[str, int] | None = None  # the first file of no sample, and where it is
-        self._chunk: tuple[str, int] | None = None  # likewise, of a tree of zarr
 
     def run(self) -> Checked:
         found, opener = self._found, make_opener(self._options.storage_options)
@@ -178,14 +177,15 @@ class _Check:
             hashed = self._read(opener, scanned)
         for warning in caught:
             if issubclass(warning.category, ShardWarning):
-                mend = self._options.rewriting("repair")
-                found.add(Finding("end", str(warning.message), found.url, None, None, mend))
+                found.add(Finding("end", str(warning.message), found.url, None, None, self._options.repairing()))
         found.samples, found.outside = len(scanned.keys), scanned.outside
-        if self._chunk is not None:
-            self._add_outside(*self._chunk, "belongs to no sample: a tree of zarr is no field. Pack it as one zip file")
-        elif self._outside is not None and not found.samples and not found.counts["damage"]:
-            why = f"is the first of {plural(found.outside, 'file')}, of which none makes a sample"
-            self._add_outside(*self._outside, f"{why}: name them KEY.FIELD, such as 0001.jpg, or pass --key-split")
+        if self._outside is not None and not found.samples and not found.counts["damage"]:
+            name, start = self._outside
+            text = (
+                f"shard {found.url}, byte {start}: {name!r:.300} is the first of {plural(found.outside, 'file')}, of "
+                "which none makes a sample: name them KEY.FIELD, such as 0001.jpg, or pass --key-split"
+            )
+            found.add(Finding("sample", text, found.url, None, start))
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
         found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
@@ -200,17 +200,15 @@ class _Check:
         found = self._found
         byte, key = getattr(error, "offset", None), getattr(error, "key", None)
         kind = "sample" if isinstance(error, SampleError) else "damage"
-        text = for_commands(str(error))
         if isinstance(error, ReservedNameError):
             kind = "reserved-name"
-        mend = self._options.rewriting("repair", *(["--drop-repeated"] if kind == "sample" else []))
-        found.add(Finding(kind, text, found.url, key, byte, mend))
+        found.add(Finding(kind, for_commands(str(error)), found.url, key, byte, self._options.repairing()))
 
     def _read(self, opener: Opener, scanned: Scanned) -> Hashed | None:
         """Read the shard; return what was read if all of it was, and its MD5 is wanted."""
         found, known = self._found, self._known
         try:
-            with opener.open(self._url) as raw:
+            with readable(self._url), opener.open(self._url) as raw:
                 hashed = None
                 if known is not None and known.md5 is not None:
                     hashed = Hashed(raw, threading.Event())
@@ -229,23 +227,15 @@ class _Check:
                 find_samples(
                     scanned, self._members(reader), rules, self._url, report=self._report, on_sample=self._add_sample
                 )
-                found.bytes = scanned.end = reader.offset
+                scanned.end = reader.offset
                 while hashed is not None and stored.read(1 << 20):
                     pass
                 return hashed
-        except (ShardError, ModuleNotFoundError) as error:
-            if isinstance(error, ShardError) and error.missing and self._options.urls == (self._url,):
+        except ShardError as error:
+            if error.missing and self._options.urls == (self._url,):
                 raise  # its name is wrong; of several, one may be lost
-            text = str(error) if isinstance(error, ShardError) else f"shard {found.url} cannot be read: {error}"
-            found.add(Finding("damage", text, found.url, None, getattr(error, "offset", None)))
-        except unreadable() as error:
-            what = f"shard {found.url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again."
-            found.add(Finding("damage", what, found.url))
+            found.add(Finding("damage", str(error), found.url, None, getattr(error, "offset", None)))
         return None
-
-    def _add_outside(self, name: str, start: int, what: str) -> None:
-        text = f"shard {self._found.url}, byte {start}: {name!r:.300} {what}"
-        self._found.add(Finding("sample", text, self._found.url, None, start))
 
     def _add_link(self, link: Link) -> None:
         parts, found = self._split(link.name), self._found
@@ -259,8 +249,6 @@ class _Check:
                 self._decode(name, data, start)
             if name and self._split(name) is None:
                 self._outside = self._outside or (name, start)
-                if ".zarr/" in name:
-                    self._chunk = self._chunk or (name, start)
             yield name, start, start, 0, True, None if name else data
 
     def _add_sample(self, key: str, start: int, fields: set[str]) -> None:
@@ -270,9 +258,6 @@ class _Check:
         names = frozenset(fields)
         seen = self._sets.get(names)
         if seen is None:
-            if len(self._sets) >= _MOST_SETS:
-                self._found.notes.add("some shards have so many different fields that not all were compared")
-                return
             seen = self._sets[names] = FieldSet(0, self._found.url, key, start)
         seen.count += 1
         self._last = fields, seen
@@ -286,8 +271,7 @@ class _Check:
         why = fault_of(self._decoders, of, data, found.notes.add)
         if why is not None:
             text = f"shard {found.url}, byte {start}: field {of!r} of sample {key!r} cannot be decoded: {why}"
-            mend = self._options.rewriting("repair", "--decode")
-            found.add(Finding("undecodable", text, found.url, key, start, mend))
+            found.add(Finding("undecodable", text, found.url, key, start, self._options.repairing()))
 
     def _compare_facts(self, hashed: Hashed | None) -> None:
         """Compare the shard with its entry in an index.json."""
@@ -314,18 +298,12 @@ class _Check:
         """Compare the indexes beside the shard with where its samples are."""
         if self._url == "-" or self._url.startswith("pipe:"):
             return
-        place, right = beside(self._url, OFFSETS), [*scanned.starts, scanned.end]
-        content = self._content(opener, place)
-        try:
-            offsets = right if content is None else unpack_offsets(content, place).tolist()
-            if offsets != right:
-                self._stale(f"index {redact(place)} is not of shard {self._found.url}: {_differ(offsets, right)}")
-        except ShardError as error:
-            self._stale(str(error).partition(" Make it with")[0])
-        place = beside(self._url, KEYS)
-        content = self._content(opener, place)
-        if content is not None and content != pack_keys(scanned.keys):
-            self._stale(f"index {redact(place)} has other keys than shard {self._found.url}")
+        indexes = {OFFSETS: pack_offsets([*scanned.starts, scanned.end]), KEYS: pack_keys(scanned.keys)}
+        for ending, right in indexes.items():
+            place = beside(self._url, ending)
+            content = self._content(opener, place)
+            if content is not None and content != right:
+                self._stale(f"index {redact(place)} is not of shard {self._found.url}")
 
     def _stale(self, text: str) -> None:
         found = self._found
@@ -343,10 +321,3 @@ class _Check:
         except OSError:  # a directory has its name
             pass
         return None
-
-
-def _differ(offsets: list[int], right: list[int]) -> str:
-    if len(offsets) != len(right):
-        return f"it has {len(offsets) - 1:,} samples, and the shard {len(right) - 1:,}"
-    place = next(number for number, pair in enumerate(zip(offsets, right, strict=True)) if pair[0] != pair[1])
-    return f"sample {place:,} starts at byte {right[place]:,}, and not at {offsets[place]:,}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import click
 
 from wds_pipes.cli.options import (
-    Refused,
     as_json_lines,
     echo,
     echo_json,
@@ -18,9 +17,12 @@ from wds_pipes.cli.options import (
     fields,
     in_one_line,
     key_split,
+    renames,
     storage_options,
     urls,
 )
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.keys import is_metadata
 
 
 @click.command(epilog=example("wds-pipes ls 'train-*.tar' -n 10\nwds-pipes ls --members train-000000.tar"))
@@ -39,10 +41,7 @@ def ls(
     Data is skipped where the storage can seek.
     """
     with in_one_line():
-        from itertools import islice
-
         from wds_pipes.cli.look.reading import ShardWalk, shards_of
-        from wds_pipes.io.urls import redact
         from wds_pipes.tar.index_formats import make_opener
 
         opener, left = make_opener(storage_options), sys.maxsize if count is None else count
@@ -79,12 +78,8 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
     Nothing that could run code is decoded.
     """
     with in_one_line():
-        from itertools import islice
-
         from wds_pipes.cli.look.describing import Describer
         from wds_pipes.cli.look.reading import Source
-        from wds_pipes.io.urls import redact
-        from wds_pipes.tar.keys import is_metadata
 
         describer, shown = Describer(), ""
         for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
@@ -109,7 +104,7 @@ def head(*, urls: tuple[str, ...], count: int, fields: list[str] | None, key_spl
     "--slice", "part", metavar="A:B", help="Only samples A to B - 1, counted from 0 over all shards; A: is to the end."
 )
 @fields
-@click.option("--rename", multiple=True, metavar="OLD=NEW", help="Rename a field; repeatable.")
+@renames
 @key_split
 @storage_options
 def cat(
@@ -118,7 +113,7 @@ def cat(
     jsonl: bool,
     part: str | None,
     fields: list[str] | None,
-    rename: tuple[str, ...],
+    rename: dict[str, str],
     key_split: str,
     storage_options: Any,
 ) -> None:
@@ -132,10 +127,10 @@ def cat(
         from wds_pipes.cli.look.output import binary_output, read_renames, read_slice, renamed, write_lines, write_tar
         from wds_pipes.cli.look.reading import Source
 
-        renames, (start, stop) = read_renames(rename), read_slice(part)
-        samples = renamed(Source(urls, storage_options, key_split, fields).slice(start, stop), renames)
+        names, (start, stop) = read_renames(rename), read_slice(part)
+        samples = renamed(Source(urls, storage_options, key_split, fields).slice(start, stop), names)
         if jsonl:
-            write_lines(samples, sys.stdout.buffer, renames)
+            write_lines(samples, sys.stdout.buffer, names)
         else:
             write_tar(samples, binary_output())
 
@@ -171,15 +166,10 @@ def get(
     The sample goes to standard output as a tar, or with --field the field alone. The indexes of
     wds-pipes index --offsets find it; without them the shards are read from the beginning.
     """
-    if os.path.exists(sample) and re.fullmatch(r"[\w-]+", urls[-1]) and not os.path.exists(urls[-1]):
-        raise Refused(f"SAMPLE comes before URLS: wds-pipes get {urls[-1]} {sample}")
     with in_one_line():
-        from functools import partial
-
         from wds_pipes.cli.converting.rows import is_text
-        from wds_pipes.cli.look.finding import find_sample
         from wds_pipes.cli.look.output import binary_output, write_fields, write_tar
-        from wds_pipes.tar.keys import is_metadata
+        from wds_pipes.cli.look.reading import find_sample
 
         number = sample.isdecimal() and sample.isascii() and (sample == "0" or sample[0] != "0") and not is_key
         found = find_sample(

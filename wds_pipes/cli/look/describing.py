@@ -1,20 +1,71 @@
-"""Fields in words: text as it is, images and arrays by their shapes."""
+"""Fields decoded, and in words: text as it is, images and arrays by their shapes."""
 
 from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from wds_pipes.cli.look.decoders import Decoders
 from wds_pipes.codecs.codec import registered_codecs
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import IMAGE_FORMATS, NotAllowedError
+from wds_pipes.codecs.names import IMAGE_FORMATS, Decoder, NotAllowedError
 from wds_pipes.core.words import bytes_shown, plain
-from wds_pipes.display.text import cut, shape_of
+from wds_pipes.display.text import cut, shape_of, shown
 
 _MOST_TEXT = 200  # characters
 _LARGEST = 64 << 20  # bytes of a field that is decoded to be described
+
+
+class Decoders(dict[str, Decoder | None]):
+    """The decoders by field; None: the field stays bytes."""
+
+    def __init__(self, decoding: Decoding) -> None:
+        super().__init__()
+        self._decoding = decoding
+
+    def __missing__(self, field: str) -> Decoder | None:
+        if len(self) > 4096:  # so that hostile names do not fill the memory
+            self.clear()
+        self[field] = decoder = self._decoding.decoder(field)
+        return decoder
+
+    def decode(self, field: str, data: bytes) -> Any:
+        """Return a field decoded, or its bytes, without the warnings of a library."""
+        decoder = self[field]
+        if decoder is None:
+            return data
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return decoder(data)
+
+
+def of_all_fields() -> Decoders:
+    """Return the decoders with which fields are checked: nothing that could run code."""
+    specs = ("rgb8", "audio", "video")
+    return Decoders(Decoding(specs, allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()))
+
+
+def fault_of(
+    decoders: Decoders, field: str, data: bytes, note: Callable[[str], None] = lambda text: None
+) -> str | None:
+    """Return why a field cannot be decoded, in a line; None: it can be.
+
+    Args:
+        decoders: the decoders.
+        field: the name of the field.
+        data: its bytes.
+        note: called with why it was not decoded, if that is not the fault of the data.
+    """
+    try:
+        decoders.decode(field, data)
+    except NotAllowedError:
+        note(f"field {field!r} was not decoded: unpickling can run code")
+    except ImportError as error:
+        note(f"field {field!r} was not decoded: {error}")
+    except Exception as error:  # whatever a decoder raises for damaged data
+        return f"{' '.join(f'{type(error).__name__}: {error}'.split()):.300}"
+    return None
 
 
 class Described(NamedTuple):
@@ -46,25 +97,13 @@ class Describer:
         if len(data) > _LARGEST:
             return Described("bytes", size)
         try:
-            value = self._decode(field, data)
-        except NotAllowedError:
-            return Described("pickle", f"{size}, not decoded: pickles can run code")
-        except ImportError as error:
+            value = self._decoders.decode(field, data)
+        except (NotAllowedError, ImportError) as error:
             return Described("bytes", f"{size}, not decoded: {_line(str(error), self._most)}")
-        except LookupError as error:
-            return Described("undecodable", f"{size}, cannot be decoded: {_line(repr(error), self._most)}")
         except Exception as error:  # whatever a decoder raises for damaged data
             why = _line(f"{type(error).__name__}: {error}", self._most)
             return Described("undecodable", f"{size}, cannot be decoded: {why}")
         return self._in_words(value, size)
-
-    def _decode(self, field: str, data: bytes) -> Any:
-        decode = self._decoders[field]
-        if decode is None:
-            return data
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return decode(data)
 
     def _in_words(self, value: Any, size: str) -> Described:
         if isinstance(value, str):
@@ -77,14 +116,9 @@ class Describer:
             rate = value[1]
             seconds = f", {value[0].shape[-1] / rate:.3g} s" if isinstance(rate, int) and rate else ""
             return Described("audio", f"audio {tuple(value[0].shape)} at {rate} Hz{seconds}, {size}")
-        if isinstance(value, dict) and value and all(shape_of(item) is not None for item in value.values()):
-            shapes = ", ".join(f"{name}: {shape_of(item)}" for name, item in value.items())
-            return Described("arrays", f"{_line(shapes, self._most)}, {size}")
-        if isinstance(value, list) and value and all(shape_of(item) is not None for item in value):
-            return Described("arrays", f"{_line(', '.join(str(shape_of(item)) for item in value), self._most)}, {size}")
         if isinstance(value, (bytes, bytearray)):
             return Described("bytes", size)
-        return Described("object", _line(repr(value), self._most))
+        return Described("object", _line(shown(value, limit=self._most), self._most))
 
 
 def _line(text: str, most: int) -> str:

@@ -1,32 +1,46 @@
-"""Check many shards, and what only all of them together show."""
+"""Check many shards, and what only all of them together show.
+
+Of each sample, 20 bytes are kept: the 64-bit hash of its key, its shard and its first byte. At the
+end the keys that come again are read from the shards, so two keys with one hash are not reported.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import shlex
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.cli.look.checking import Checked, FieldSet, Finding, Options, check_shard
-from wds_pipes.cli.look.duplicates import Keys, same_key
 from wds_pipes.core.words import plural
-from wds_pipes.errors import WorkerError
+from wds_pipes.errors import ShardError, WorkerError
+from wds_pipes.io.compression import unpacked
+from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.tasks.engines import without_interrupts
 from wds_pipes.io.tasks.journal import unfinished
 from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import exists, find_facts, is_index, list_shards
 from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
+from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.scanning import readable
 
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
 _MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
 _MOST_SETS = 10_000  # different sets of fields
+
+
+_ENTRY = np.dtype([("hash", "<u8"), ("byte", "<u8"), ("shard", "<u4")])  # of a sample
 
 
 @dataclass
@@ -88,28 +102,28 @@ def verify(
     named = index or next((url for url in urls if is_index(url)), None)
     options = options._replace(urls=tuple(urls), index_url=named)
     report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
+    keys: list[npt.NDArray[Any]] = []
     known, missing = _known(shards, facts, index, options)
     report.notes |= {*_unfinished(shards, options), *_not_looked_at(known, options)}
-    with Keys() as keys:
-        for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
-            on_shard(checked)
-            kept = [finding for finding in checked.findings if finding.kind not in ignored]
-            report.findings += kept[: max(0, _MOST_KEPT - len(report.findings))]
-            report.counts += Counter({kind: count for kind, count in checked.counts.items() if kind not in ignored})
-            report.shards, report.samples = number + 1, report.samples + checked.samples
-            report.outside += checked.outside
-            report.notes |= checked.notes
-            compressed.append(checked.compressed)
-            keys.add(number, checked.hashes, checked.starts)
-            for names, seen in checked.sets.items():
-                if names in sets:
-                    sets[names].count += seen.count
-                elif len(sets) < _MOST_SETS:
-                    sets[names] = seen
-                else:
-                    report.notes.add(f"there are more than {_MOST_SETS:,} sets of fields, and not all were compared")
-        if "duplicate-key" not in ignored:
-            report.add(*_duplicates(keys, shards, compressed, options))
+    for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
+        on_shard(checked)
+        kept = [finding for finding in checked.findings if finding.kind not in ignored]
+        report.findings += kept[: max(0, _MOST_KEPT - len(report.findings))]
+        report.counts += Counter({kind: count for kind, count in checked.counts.items() if kind not in ignored})
+        report.shards, report.samples = number + 1, report.samples + checked.samples
+        report.outside += checked.outside
+        report.notes |= checked.notes
+        compressed.append(checked.compressed)
+        keys.append(entries_of(number, checked.hashes, checked.starts))
+        for names, seen in checked.sets.items():
+            if names in sets:
+                sets[names].count += seen.count
+            elif len(sets) < _MOST_SETS:
+                sets[names] = seen
+            else:
+                report.notes.add(f"there are more than {_MOST_SETS:,} sets of fields, and not all were compared")
+    if "duplicate-key" not in ignored:
+        report.add(*_duplicates(keys, shards, compressed, options))
     for findings in (missing, *_field_findings(sets, options)):
         if findings and findings[0].kind not in ignored:
             report.add(findings[:_MOST_NAMED], Counter({findings[0].kind: len(findings)}))
@@ -117,25 +131,8 @@ def verify(
 
 
 def in_order(mends: Iterable[str]) -> list[str]:
-    """Return commands that mend, in the order in which they may be run: all of ``repair`` become
-    one, with their options, which comes before ``dedup``; those that write an index come last.
-    """
-    repairs, others = list[list[str]](), list[str]()
-    for mend in mends:
-        words = shlex.split(mend)
-        if words[1] == "repair":
-            repairs.append(words)
-        else:
-            others.append(mend)
-    others.sort(key=lambda mend: mend.startswith("wds-pipes index "))
-    if not repairs:
-        return others
-    options: dict[str, None] = {}
-    for words in repairs:
-        named = [place for place, word in enumerate(words) if word.startswith("--")] or [len(words)]
-        for place, after in pairwise([*named, len(words)]):
-            options[shlex.join(words[place:after])] = None
-    return [" ".join(filter(None, [shlex.join(words[: named[0]]), *options])), *others]
+    """Return commands that mend, in the order in which they may be run."""
+    return sorted(mends, key=lambda mend: ("repair", "dedup", "index").index(mend.split()[1]))
 
 
 def _known(
@@ -232,12 +229,12 @@ def _end_at_interrupts() -> None:
 
 
 def _duplicates(
-    keys: Keys, shards: Sequence[str], compressed: Sequence[bool], options: Options
+    keys: Sequence[npt.NDArray[Any]], shards: Sequence[str], compressed: Sequence[bool], options: Options
 ) -> tuple[list[Finding], Counter[str]]:
     """Return the keys that several shards have, and how many there are."""
     opener, count = make_opener(options.storage_options), 0
     findings: list[Finding] = []
-    for places in keys.repeated():
+    for places in repeated(keys):
         if count < _MOST_NAMED:
             first, key = places[0], same_key(places, shards, opener, options.key_split, compressed)
             if key is None:  # two keys with one hash
@@ -279,7 +276,7 @@ def _field_findings(sets: dict[tuple[str, ...], FieldSet], options: Options) -> 
             f"of a key with a dot (in {plural(counts[name], 'sample')}). Read with key_split='last-dot' (--key-split "
             "last-dot), or write keys without dots"
         )
-        mend = options.rewriting("repair", "--key-split", "last-dot")
+        mend = options._replace(key_split="last-dot").repairing()
         dotted.append(Finding("dotted-name", text, seen.shard, seen.key, seen.byte, mend))
     some = []
     for name, count in sorted(counts.items()):
@@ -312,3 +309,62 @@ def _trapped(names: Sequence[str], counts: Counter[str], total: int) -> list[str
         begin, _, end = name.rpartition(".")
         ends.setdefault(begin, set()).add(end)
     return rare if len(plain) > 1 and ends and all(of == plain for of in ends.values()) else []
+
+
+class Sample(NamedTuple):
+    """A sample: the number of its shard, and its first byte there."""
+
+    shard: int
+    byte: int
+
+
+def entries_of(shard: int, hashes: npt.NDArray[np.uint64], starts: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
+    """What is kept of a shard: hashes of keys and first bytes, each of shape (samples,)."""
+    entries = np.empty(len(hashes), _ENTRY)
+    entries["hash"], entries["byte"], entries["shard"] = hashes, starts, shard
+    return entries
+
+
+def repeated(kept: Sequence[npt.NDArray[Any]]) -> Iterator[list[Sample]]:
+    """Yield the samples of each key that several shards have, in the order of the shards."""
+    entries = np.concatenate([np.empty(0, _ENTRY), *kept])
+    entries = entries[np.lexsort((entries["byte"], entries["shard"], entries["hash"]))]
+    hashes = entries["hash"]
+    same = np.flatnonzero(hashes[1:] == hashes[:-1])  # where an entry has the hash of the next one
+    for run in np.split(same, np.flatnonzero(np.diff(same) > 1) + 1) if same.size else ():
+        found = entries[run[0] : run[-1] + 2]
+        if (found["shard"] != found["shard"][0]).any():
+            yield [Sample(int(one["shard"]), int(one["byte"])) for one in found]
+
+
+def same_key(
+    places: Sequence[Sample], urls: Sequence[str], opener: Opener, key_split: str, compressed: Sequence[bool]
+) -> str | None:
+    """Return the key of samples whose keys have one hash, if the first two have the same; None:
+    they have not, or cannot be read.
+    """
+    first = places[0]
+    other = next(place for place in places if place.shard != first.shard)
+    try:
+        keys = {
+            _key_at(opener, urls[place.shard], place.byte, key_split, compressed=compressed[place.shard])
+            for place in (first, other)
+        }
+    except ShardError:
+        return None
+    return keys.pop() if len(keys) == 1 else None
+
+
+def _key_at(opener: Opener, url: str, byte: int, key_split: str, *, compressed: bool) -> str | None:
+    """Return the key of the sample that starts at a byte of a shard."""
+    with readable(url), opener.open(url, 0 if compressed else byte) as raw:
+        stream = unpacked(raw)[0] if compressed else raw
+        if compressed:
+            left = byte
+            while left and (data := stream.read(min(left, 1 << 20))):
+                left -= len(data)
+        elif not is_remote(url):  # it starts at its beginning
+            stream.seek(byte)
+        member = next(iter(TarReader(stream, url=url, offset=byte, want=lambda name: False)), None)
+    parts = splitter(key_split)(member.name) if member is not None else None
+    return None if parts is None else parts[0]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
-from wds_pipes.cli.look.decoders import Decoders
+from wds_pipes.cli.look.describing import Decoders
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.text import decode_text, exact_integer
 from wds_pipes.core.words import plain_json
@@ -22,18 +22,9 @@ from wds_pipes.tar.writer import TarWriter
 Sample = dict[str, Any]
 
 
-def read_renames(given: Iterable[str]) -> dict[str, str]:
-    """Return the new names of fields by their old ones, from ``old=new``; ValueError if they are
-    no such names.
-    """
-    renames: dict[str, str] = {}
-    for text in given:
-        old, equals, new = text.partition("=")
-        if not equals or not old or not new:
-            raise ValueError(f"--rename takes old=new, such as jpeg=jpg, not {text!r:.80}")
-        for name in old.lower().split(";"):
-            renames[name] = new.lower()
-    return renames
+def read_renames(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the new names of fields by their old ones, of which ``;`` divides several."""
+    return {name: new.lower() for old, new in given.items() for name in old.lower().split(";")}
 
 
 def read_slice(text: str | None) -> tuple[int, int | None]:

@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from wds_pipes.core.stream import Stream
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
-from wds_pipes.io.compression import unpacked, unreadable
+from wds_pipes.io.compression import unpacked
 from wds_pipes.io.open import Opener
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.io.urls import redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import list_shards
@@ -20,9 +20,12 @@ from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.scanning import readable
 
 Sample = dict[str, Any]
 _CONNECTIONS = 8
+_SLOW = "reading the shards from the beginning"
+_QUICKER = f"no index: {_SLOW}. An index is quicker: wds-pipes index SHARDS --offsets"
 
 
 class Member(NamedTuple):
@@ -98,23 +101,15 @@ class ShardWalk:
             yield Found(key, members)
 
     def _members(self) -> Iterator[tuple[Member, str]]:
-        split, shown = self._split, redact(self._url)
         with self._opener.open(self._url) as raw:
-            try:
+            with readable(self._url):
                 stream, self.compression = unpacked(raw)
-            except ModuleNotFoundError as error:
-                raise ShardError(f"shard {shown} cannot be read: {error}", url=shown) from error
-            except unreadable() as error:
-                what = f"{type(error).__name__}: {error}"
-                raise ShardError(
-                    f"shard {shown} cannot be read ({what}). Write or fetch it again.", url=shown
-                ) from error
             want = self._want or (lambda name: False)
             reader = TarReader(stream, url=self._url, want=want, max_member_bytes=MAX_SIZE, named=False)
             for _, name, data, start in reader:
                 self.bytes = end = reader.offset
                 size = reader.skipped[1] if data is None else min(len(data), end - start - BLOCK)
-                parts = split(name)
+                parts = self._split(name)
                 if parts is not None:
                     yield Member(name, parts[1].lower(), data, start, end, size), parts[0]
                 elif len(self.outside) < 1000:
@@ -194,9 +189,11 @@ class Source:
 
     def read(self, fields: Sequence[str] | None = None) -> Iterator[Sample]:
         """Yield all samples, from the beginning; with these fields, or those of this source."""
-        members = LoadTar(OpenShards(ShardList(self._shards(), empty_check=False, storage_options=self._options)))
+        shards = ShardList(shards_of(self._urls, self._options), empty_check=False, storage_options=self._options)
         wanted = self._fields if fields is None else fields
-        grouped = GroupByKey(members, fields=wanted, key_split=self._split, on_repeated_key=self._on_repeated_key)
+        grouped = GroupByKey(
+            LoadTar(OpenShards(shards)), fields=wanted, key_split=self._split, on_repeated_key=self._on_repeated_key
+        )
         self.stream = Stream(grouped)
         return iter(self.stream)
 
@@ -204,9 +201,6 @@ class Source:
     def without_fields(self) -> int:
         """How many samples ``read`` has left out so far, since they have none of the fields."""
         return 0 if self.stream is None else self.stream.counts()["filtered"]
-
-    def _shards(self) -> list[str]:
-        return shards_of(self._urls, self._options)
 
     def by_key(self, key: str) -> Sample:
         """Return the sample with a key, by the index of keys.
@@ -217,3 +211,50 @@ class Source:
             SampleError: several samples have the key.
         """
         return next(iter(Stream(FetchSamples(self._list([key]), fields=self._fields))))
+
+
+def find_sample(
+    wanted: int | str, urls: Sequence[str], options: dict[str, Any], key_split: str, say: Callable[[str], None]
+) -> Sample:
+    """Return the sample with a number or a key.
+
+    Args:
+        wanted: the number, counted over all shards; or the key.
+        urls: the shards.
+        options: how to reach the storage.
+        key_split: as in ``group_by_key``.
+        say: is called with a line if the shards are read from the beginning.
+
+    Raises:
+        ValueError: there is no such sample.
+        SampleError: the indexes say that several samples have the key.
+        ShardError: a shard or an index cannot be read, or is damaged.
+    """
+    source = Source(urls, options, key_split)
+    if source.indexed is not None:
+        if isinstance(wanted, str):
+            try:
+                return source.by_key(wanted)
+            except MissingIndexError:  # an index of another program has offsets, and no keys
+                pass
+            except ValueError:
+                located_of(urls, options).check_keys()  # else the index does not have it, and the shards may
+                raise
+        elif wanted < source.indexed.count:
+            return next(source.slice(wanted, wanted + 1))
+        else:
+            located_of(urls, options).compare_ends()
+            raise ValueError(_missing(wanted, source.indexed.count))
+    say(_QUICKER if key_split == "first-dot" else f"indexes are not used with --key-split {key_split}: {_SLOW}")
+    count = 0
+    for number, sample in enumerate(source.read()):
+        if wanted in (number, sample["__key__"]):
+            return sample
+        count = number + 1
+    raise ValueError(_missing(wanted, count))
+
+
+def _missing(wanted: int | str, count: int) -> str:
+    if isinstance(wanted, int):
+        return f"there is no sample {wanted:,}: there are {count:,}, from 0 on. If it is a key, pass --key"
+    return f"no sample has the key {wanted!r:.300}, of {plural(count, 'sample')}. wds-pipes ls lists the keys"

@@ -46,10 +46,9 @@ def diff(*, first: str, second: str) -> None:
         from wds_pipes.cli.look.state_files import differences, read_states
 
         one, other = read_states(first), read_states(second)
-        if len(one) == len(other) == 1:  # wherever they are in their files
-            lines = differences(one[0].state, other[0].state)
-        else:
-            lines = differences(dict(one), dict(other))
+        alone = len(one) == len(other) == 1  # wherever they are in their files
+        pair = (one[0].state, other[0].state) if alone else (dict(one), dict(other))
+        lines = list(differences(*pair))
         for line in lines:
             echo(line)
         if lines:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wds_pipes.core.importing import library
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import read_state
 from wds_pipes.core.words import plural, shown
@@ -73,34 +73,21 @@ def _content(path: str) -> Any:
             if file.read(64).lstrip()[:1] in (b"{", b"["):
                 file.seek(0)
                 return json.loads(file.read(_MOST_BYTES))
-    except FileNotFoundError as error:
-        raise StateError(f"{path} does not exist. The working directory is {os.getcwd()}") from error
     except (ValueError, RecursionError) as error:
         raise StateError(f"{path} is not JSON, or it is damaged: {error}. Use an untouched checkpoint") from error
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error}") from error
-    try:
-        import torch
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"{path} is no JSON, and what torch.save has written needs torch, which is not installed: pip install "
-            "torch, or save the state as JSON",
-            name="torch",
-        ) from error
+    torch = library("torch", "torch", path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises errors of many kinds
         # its message would recommend weights_only=False, which runs code of the file
-        refused = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it has a {refused[1]}" if refused else f"it is none, or damaged ({type(error).__name__})"
         raise StateError(
-            f"{path} cannot be read: it must be JSON, or a file of torch.save with plain values and tensors, and "
-            f"{why}. Save the state_dict() of the loader by itself, or use an untouched checkpoint"
+            f"{path} is neither JSON nor an untouched file of torch.save with plain values and tensors "
+            f"({type(error).__name__}): save the state_dict() of the loader by itself"
         ) from error
 
 
 def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[Placed]:
-    """Yield the states in dicts and lists, and in the JSON of ``DCPState``."""
+    """Yield the states in dicts and lists."""
     if depth > _DEPTH:
         return
     if isinstance(content, Mapping):
@@ -108,11 +95,6 @@ def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[Placed
             yield Placed(where, dict(content))
             return
         for name, part in content.items():
-            if name == "ranks" and isinstance(part, str):
-                try:
-                    part = json.loads(part)
-                except (ValueError, RecursionError):
-                    continue
             yield from _states_in(part, f"{where}.{name}" if where else str(name), depth + 1)
     elif isinstance(content, (list, tuple)):
         for number, part in enumerate(content):
@@ -135,12 +117,8 @@ def in_words(placed: Placed) -> str:
     return f"{title}{', '.join(facts)}\n{describe_state(state)}"
 
 
-def differences(first: State, second: State) -> list[str]:
-    """Return in which values two states differ, a line for each: ``lanes.0.delivered: 3 -> 5``."""
-    return list(_differences(first, second, ""))
-
-
-def _differences(first: Any, second: Any, where: str) -> Iterator[str]:
+def differences(first: Any, second: Any, where: str = "") -> Iterator[str]:
+    """Yield in which values two states differ, a line for each: ``lanes.0.delivered: 3 -> 5``."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for name in [*first, *(name for name in second if name not in first)]:
             place = f"{where}.{name}" if where else str(name)
@@ -149,10 +127,10 @@ def _differences(first: Any, second: Any, where: str) -> Iterator[str]:
             elif name not in first:
                 yield f"{place}: (not there) -> {shown(second[name])}"
             else:
-                yield from _differences(first[name], second[name], place)
+                yield from differences(first[name], second[name], place)
     elif isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)) and len(first) == len(second):
         for number, pair in enumerate(zip(first, second, strict=True)):
-            yield from _differences(*pair, f"{where}[{number}]")
+            yield from differences(*pair, f"{where}[{number}]")
     elif first != second:
         yield f"{where}: {shown(first)} -> {shown(second)}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +23,6 @@ from wds_pipes.tar.index_formats import ShardFacts
 _SHARDS, _SAMPLES = 8, 256  # that are read without --all; the samples of each shard
 _DESCRIBED = 32  # samples of each shard whose data is read
 _KEPT = 10_000  # sizes of a field, of which the median is taken
-_MOST_FIELDS = 200  # that are shown
-_SMALL = 512  # bytes: a field whose median is below this is mostly header and padding
-_IN_JSON = {"text", "integer", "number", "object"}  # kinds of fields that JSON can hold
-_GAIN = 0.02  # what saves less of the bytes is not mentioned
 
 
 @dataclass
@@ -42,7 +37,7 @@ class Field:
     kinds: Counter[str] = field(default_factory=Counter)
     example: str = ""
 
-    def add(self, size: int, rng: random.Random) -> None:
+    def add(self, size: int) -> None:
         """Count a field of this size."""
         self.least = size if not self.samples else min(self.least, size)
         self.most = max(self.most, size)
@@ -50,12 +45,10 @@ class Field:
         self.total += size
         if len(self.sizes) < _KEPT:
             self.sizes.append(size)
-        elif (place := rng.randrange(self.samples)) < _KEPT:
-            self.sizes[place] = size
 
     @property
     def median(self) -> int:
-        """The median of the sizes; above 10,000 samples, that of 10,000 of them."""
+        """The median of the sizes; above 10,000 samples, that of the first 10,000."""
         return sorted(self.sizes)[(len(self.sizes) - 1) // 2]
 
 
@@ -73,13 +66,9 @@ class Summary:
         self.shards = shards_of(urls, storage_options)
         self._options, self._split, self._whole = storage_options, key_split, whole
         self._describer = Describer(most_text=60)
-        self._rng = random.Random(0)
         self.fields: dict[str, Field] = {}
         self.read_shards = self.read_samples = self.outside = 0
         self.parts = Counter[str](data=0, headers=0, padding=0, pax=0, other=0)
-        self._repeated_pax = 0  # bytes of extended headers that a writer without them would not need
-        self._long_names = 0  # bytes of those for names that do not fit into a header
-        self._stored = 0  # bytes in the files of the shards that were read to their ends
         self._ended: dict[str, int] = {}  # the samples of each of these shards
         self.compressions = Counter[str]()
         facts = self._facts(urls)
@@ -133,7 +122,6 @@ class Summary:
         if walk.ended:
             size = self.sizes[number]
             self._ended[self.shards[number]] = count
-            self._stored += size or 0
             end = walk.bytes if walk.compression or size is None else size
             self.parts["other"] += max(0, end - at)
 
@@ -144,18 +132,13 @@ class Summary:
             found = self.fields.get(member.field)
             if found is None:
                 found = self.fields[member.field] = Field()
-            found.add(member.size, self._rng)
+            found.add(member.size)
             padding = -member.size & (BLOCK - 1)
             parts["other"] += member.start - at
             parts["data"] += member.size
             parts["padding"] += padding
             parts["headers"] += BLOCK
-            extended = member.end - member.start - BLOCK - member.size - padding
-            parts["pax"] += extended
-            if extended and len(member.name.encode("utf-8", "surrogateescape")) <= 100:
-                self._repeated_pax += extended
-            else:
-                self._long_names += extended
+            parts["pax"] += member.end - member.start - BLOCK - member.size - padding
             at = member.end
             if member.data is not None:
                 described = self._describer.describe(member.field, member.data)
@@ -179,44 +162,6 @@ class Summary:
         """The size of all shards; None: that of some is not known."""
         sizes = [size for size in self.sizes if size is not None]
         return sum(sizes) if len(sizes) == len(self.sizes) else None
-
-    def savings(self) -> list[str]:
-        """What would make the shards smaller, and by how much."""
-        whole, found = sum(self.parts.values()) or 1, []
-        if self._repeated_pax / whole >= _GAIN:
-            found.append(
-                f"pax headers say what the names of ustar could: without them the shards have "
-                f"{self._repeated_pax / whole:.0%} less. This writes them so: wds-pipes cat OLD.tar > NEW.tar"
-            )
-        small = [
-            name
-            for name, seen in self.fields.items()
-            if seen.median < _SMALL and 2 * seen.samples > self.read_samples and seen.kinds.keys() <= _IN_JSON
-        ]
-        cost = sum(self.fields[name].samples * 2 * BLOCK - self.fields[name].total for name in small)
-        if len(small) > 1 and (saved := cost * (len(small) - 1) / len(small) / whole) >= _GAIN:
-            found.append(
-                f"the fields {', '.join(sorted(small)[:8])} are small, and each takes {2 * BLOCK:,} bytes in a tar: "
-                f"as one json field they would save {saved:.0%}"
-            )
-        all_small = bool(small) and len(small) == len(self.fields)
-        held = sum(seen.total for seen in self.fields.values())
-        if all_small and (saved := 1 - (held + 32 * self.read_samples) / whole) >= _GAIN:
-            found.append(
-                f"samples are small: many of them as the lines of one jsonl field, as wds-pipes create --group writes "
-                f"them and explode_records takes apart, would save about {saved:.0%}"
-            )
-        if self._long_names / whole >= _GAIN:
-            found.append(
-                f"names above 100 bytes take headers of their own: shorter keys would save "
-                f"{self._long_names / whole:.0%}"
-            )
-        if self.parts["other"] / whole >= _GAIN and self.parts["other"] > 10240 * self.read_shards:
-            found.append(
-                f"{self.parts['other'] / whole:.0%} belong to no sample (directories, other files, zeros at the "
-                "end). Without them: wds-pipes cat OLD.tar > NEW.tar"
-            )
-        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
@@ -243,7 +188,6 @@ class Summary:
             "parts": dict(self.parts),
             "outside": self.outside,
             "compressions": dict(self.compressions),
-            "savings": self.savings(),
         }
 
     def lines(self) -> list[str]:
@@ -266,7 +210,7 @@ class Summary:
         heads = ("FIELD", "SAMPLES", "MIN", "MEDIAN", "MAX", "TYPE", "EXAMPLE")
         rows = [heads]
         shown = sorted(self.fields.items(), key=lambda item: (-item[1].samples, item[0]))
-        for name, seen in shown[:_MOST_FIELDS]:
+        for name, seen in shown:
             kinds = [kind for kind, _ in seen.kinds.most_common(2)]
             kind = " or ".join(kinds) + (" ..." if len(seen.kinds) > 2 else "")
             share = seen.samples / self.read_samples
@@ -275,8 +219,7 @@ class Summary:
             rows.append((name[:40] or "(empty)", part, *sizes, kind, seen.example))  # type: ignore[arg-type]
         widths = [max(len(row[place]) for row in rows) for place in range(len(heads) - 1)]
         lines = ["  ".join([*(f"{text:<{width}}" for text, width in zip(row, widths)), row[-1]]) for row in rows]
-        hidden = len(shown) - _MOST_FIELDS
-        return [line.rstrip() for line in lines] + ([f"and {plural(hidden, 'more field')}"] if hidden > 0 else [])
+        return [line.rstrip() for line in lines]
 
     def _places(self) -> list[str]:
         whole = sum(self.parts.values()) or 1
@@ -286,4 +229,4 @@ class Summary:
         if self.outside:
             what = "file belongs" if self.outside == 1 else "files belong"
             lines.append(f"{self.outside:,} {what} to no sample, and readers leave them out")
-        return lines + [f"-> {text}" for text in self.savings()]
+        return lines

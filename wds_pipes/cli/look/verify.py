@@ -20,6 +20,7 @@ from wds_pipes.cli.options import (
     storage_options,
     urls,
 )
+from wds_pipes.core.words import plural
 
 # The kinds of findings; the reference of the command line says what each means.
 KINDS = (
@@ -73,11 +74,10 @@ def verify(
 
     It reports all damage that reading finds; keys that come twice, in a shard or in several; files
     that no sample can have: links, and names that are kept for metadata; shards of which no file
-    makes a sample, and chunks of zarr trees, which make none; fields that only some
-    samples have; keys with dots; with --decode, fields that cannot be decoded; sizes
-    and MD5s other than those of the index.json beside the shards; indexes of offsets and of keys
-    that are of other shards. A note says what was not looked at. Bytes are those of the
-    tar, after decompression.
+    makes a sample; fields that only some samples have; keys with dots; with --decode, fields that
+    cannot be decoded; sizes and MD5s other than those of the index.json beside the shards; indexes
+    of offsets and of keys that are of other shards. A note says what was not looked at.
+    Bytes are those of the tar, after decompression.
 
     The exit code is 0 if nothing was found, 1 if something was, and 2 if the command was not called
     rightly.
@@ -86,7 +86,6 @@ def verify(
         from wds_pipes.cli.look.checking import Checked, Finding, Options
         from wds_pipes.cli.look.findings import in_order
         from wds_pipes.cli.look.findings import verify as check
-        from wds_pipes.core.words import plural
 
         mends, shown = dict[str, None](), 0
 

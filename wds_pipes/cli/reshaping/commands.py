@@ -25,6 +25,8 @@ from wds_pipes.cli.options import (
     storage_options,
     urls,
 )
+from wds_pipes.core.words import plural
+from wds_pipes.io.urls import local_path, redact
 
 if TYPE_CHECKING:
     from wds_pipes.cli.reshaping.inputs import Inputs
@@ -110,7 +112,7 @@ def _run(
         if not running.overwrite:
             check_plan(place, name, {**decided, **division.options})
         with beside_outputs(place, running.dry_run) as hidden:
-            inputs = open_inputs(given, hidden, how=running.how, memory=memory // 8, keys=keys)
+            inputs = open_inputs(given, hidden, running, memory=memory // 8, keys=keys)
             check_memory(inputs, memory, of_sample)
             found = orders(inputs, hidden)
             return plan(
@@ -169,19 +171,15 @@ def concat(
         from wds_pipes.cli.look.reading import Source
         from wds_pipes.cli.reshaping.plan import with_own_keys
         from wds_pipes.cli.shards import check_outputs, marks, unchanged
-        from wds_pipes.core.words import plural
         from wds_pipes.io.compression import kind_of_name
         from wds_pipes.io.outputs import exists, target_of
-        from wds_pipes.io.urls import local_path, redact
         from wds_pipes.tar.index import list_shards
         from wds_pipes.tar.shard_file import write_shard
 
         target, options = target_of(output), storage_options or None
         shards, known = list_shards(list(urls), options)
-        if "*" in target:
-            raise ValueError(f"OUTPUT is the shard to write, and {redact(target)!r} is a pattern: name one at the end")
-        if target.endswith("/") or os.path.isdir(local_path(target) or ""):
-            raise ValueError(f"OUTPUT is the shard to write, and {target!r} is a directory: name a file in it")
+        if "*" in target or target.endswith("/") or os.path.isdir(local_path(target) or ""):
+            raise ValueError(f"OUTPUT is the shard to write, not {redact(target)!r}: name a file")
         if kind_of_name(target):
             raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
         check_outputs(shards, [target])
@@ -214,11 +212,9 @@ def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: 
     """
 
     def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
-        import numpy as np
-
         from wds_pipes.cli.shards import split_numbers
 
-        return dict(split_numbers(np.concatenate(list(inputs.hashes())), parts))
+        return dict(split_numbers(inputs.hashes(), parts))
 
     _run("split", urls, dest, common, orders, options={"shares": parts}, of_sample=24, keys=True)
 
@@ -270,7 +266,7 @@ def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -
         from wds_pipes.cli.reshaping.sorting import sorted_numbers
 
         check_uncompressed(inputs)
-        return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running.how)}
+        return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running)}
 
     _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12)
 

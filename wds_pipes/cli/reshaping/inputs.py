@@ -10,17 +10,20 @@ Rules:
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from wds_pipes.cli.first_pass import How, first_pass, of_first_pass
+import numpy as np
+import numpy.typing as npt
+
+from wds_pipes.cli.first_pass import first_pass, of_first_pass
+from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.shards import check_same, marks
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task
@@ -31,10 +34,6 @@ from wds_pipes.tar.index_formats import base_name, folder_of, make_opener
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.scanning import Rules, scan
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 CONNECTIONS = 8
 _REQUESTS = 16
@@ -66,6 +65,7 @@ class Inputs:
 
     Attributes:
         count: the number of samples.
+        marks: what tells the present content of each shard from another.
     """
 
     def __init__(
@@ -79,14 +79,10 @@ class Inputs:
         storage_options: Options,
     ) -> None:
         self.urls, self.compressed, self._marks = list(urls), compressed, marks
+        self.marks = [marks[url] for url in urls]
         self.storage_options, files = storage_options, RangeReader(storage_options, CONNECTIONS)
         self.located = Located(self.urls, None, files, storage_options, CONNECTIONS, made=made, held_bytes=memory)
         self.count = self.located.starts[-1]
-
-    @property
-    def marks(self) -> list[str]:
-        """What tells the present content of each shard from another."""
-        return [self._marks[url] for url in self.urls]
 
     def check_same(self, url: str) -> None:
         """Raise StateError if a shard was changed after it was listed."""
@@ -95,8 +91,6 @@ class Inputs:
     @cached_property
     def blocks(self) -> npt.NDArray[np.uint32]:
         """How many blocks of 512 bytes each sample takes: shape (samples,)."""
-        import numpy as np
-
         found = np.empty(self.count, np.uint32)
         for shard, (start, stop) in enumerate(pairwise(self.located.starts)):
             found[start:stop] = np.diff(self._offsets(shard)) // BLOCK
@@ -104,8 +98,6 @@ class Inputs:
 
     def extents(self, numbers: npt.NDArray[np.int64]) -> Extents:
         """Return where samples are."""
-        import numpy as np
-
         firsts = np.array(self.located.starts)
         shards = np.searchsorted(firsts, numbers, side="right") - 1
         places, starts, stops = numbers - firsts[shards], np.empty_like(numbers), np.empty_like(numbers)
@@ -115,33 +107,25 @@ class Inputs:
             starts[group], stops[group] = offsets[places[group]], offsets[places[group] + 1]
         return Extents(shards, starts, stops, firsts[1:][shards] == numbers + 1)
 
-    def stale(self, url: str, what: str) -> ShardError:
-        """Return the error for a shard that does not fit its index."""
-        return self.located.stale(url, what)
-
     def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
-        import numpy as np
-
         return np.asarray(self.located.offsets(shard)).astype(np.int64)
 
-    def hashes(self) -> Iterator[npt.NDArray[np.uint64]]:
-        """Yield the hashes of the keys of each shard, in the order of its samples."""
-        import numpy as np
-
-        for shard in range(len(self.urls)):
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """The hashes of the keys of all samples, in their order."""
+        found = np.empty(self.count, np.uint64)
+        for shard, start in enumerate(self.located.starts[:-1]):
             hashes, numbers = self.located.keys(shard)
-            found = np.empty_like(hashes)
-            found[numbers] = hashes
-            yield found
+            found[start + numbers] = hashes
+        return found
 
 
-def open_inputs(given: Sequence[str], hidden: Place, *, how: How, memory: int, keys: bool = False) -> Inputs:
+def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory: int, keys: bool = False) -> Inputs:
     """Find the samples of shards.
 
     Args:
         given: URLs, patterns, or ``index.json``.
         hidden: where the indexes are made. Its storage options are also those of the shards.
-        how: how they are made.
+        running: how they are made.
         memory: how many bytes of indexes are held.
         keys: indexes of keys are needed too.
 
@@ -165,7 +149,7 @@ def open_inputs(given: Sequence[str], hidden: Place, *, how: How, memory: int, k
         ]
     tasks = [_task(url, of_urls[url]) for url in missing]
     at = of_first_pass(Place(hidden.at("inputs"), options), tasks)
-    facts = first_pass(Job("index", at, partial(_index, options), tasks), how)
+    facts = first_pass(Job("index", at, partial(_index, options), tasks), running)
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
     inputs = Inputs(urls, made, compressed, of_urls, memory=memory, storage_options=options)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.core.order import hash64
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
 
 
 class Weighted(NamedTuple):
@@ -59,8 +58,6 @@ def mixed_numbers(firsts: Sequence[int], weights: Sequence[int], exhausted: str)
         exhausted: "stop" where the one that comes next has no more samples; "drop": the others
             continue, and their proportions start anew.
     """
-    import numpy as np
-
     counts = [stop - start for start, stop in pairwise(firsts)]
 
     def numbers() -> Iterator[int]:

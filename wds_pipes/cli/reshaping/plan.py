@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.reading import Reader, Sample
@@ -30,12 +33,8 @@ from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.views import KeyRange, split_by_key
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    # The numbers of samples in some order: those that cannot be computed are listed (int64).
-    Order = range | Permutation | npt.NDArray[np.int64]
+# The numbers of samples in some order: those that cannot be computed are listed (int64).
+Order = range | Permutation | npt.NDArray[np.int64]
 
 BLOCK_SAMPLES = 1 << 15  # samples whose places are computed at a time
 
@@ -91,8 +90,6 @@ class Part:
 
 def numbers_at(order: Order, start: int, stop: int) -> npt.NDArray[np.int64]:
     """The numbers of the samples at some places of an order."""
-    import numpy as np
-
     if isinstance(order, Permutation):
         return order.numbers_at(np.arange(start, stop))
     if isinstance(order, range):
@@ -215,8 +212,6 @@ def _of_split(samples: Iterable[Sample], split: KeyRange) -> Iterator[Sample]:
     Raises:
         ShardError: the index is of another shard.
     """
-    import numpy as np
-
     found: list[tuple[str, str]] = []
     for sample in samples:
         found.append((sample["__key__"], sample["__url__"]))

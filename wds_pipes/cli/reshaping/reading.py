@@ -3,57 +3,34 @@
 Rules:
 1. Samples are read in windows of limited size. In a window they are read in the order of the
    input, so that neighbours are read together, and then yielded in the wanted order.
-2. Local shards are read and not mapped: the pages of a mapped file would count as memory of the
-   process.
-3. A compressed shard is read from its beginning: what comes before a sample is passed over.
-4. A shard that was changed after it was listed is refused when it is opened. Of one that is read
-   in ranges from a store, only what does not fit its index is noticed.
+2. A compressed shard is read from its beginning: what comes before a sample is passed over.
+3. A shard on this disk, or a compressed one, that was changed after it was listed is refused when
+   all was read. Of one that is read in ranges from a store, only what does not fit its index is
+   noticed.
 """
 
 from __future__ import annotations
 
-import io
-import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple
 
-from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Extents
-from wds_pipes.errors import ShardError
-from wds_pipes.io.compression import unpacked, unreadable
+import numpy as np
+import numpy.typing as npt
+
+from wds_pipes.cli.reshaping.inputs import CONNECTIONS, Inputs
+from wds_pipes.io.compression import unpacked
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.samples import SampleParser
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from wds_pipes.tar.scanning import readable
 
 Sample = dict[str, Any]
-_MOST_OPEN = 64  # local shards
 _CHUNK = 1 << 20  # bytes that are read at once
-_GAP = 1 << 12  # bytes between two samples of a local shard that are read with them
-
-
-class Samples(Protocol):
-    """Samples by their numbers, and the files that have them."""
-
-    urls: list[str]
-    compressed: frozenset[str]
-    storage_options: dict[str, Any] | None
-
-    def extents(self, numbers: npt.NDArray[np.int64]) -> Extents:
-        """Return where samples are."""
-
-    def check_same(self, url: str) -> None:
-        """Raise StateError if a file was changed after it was listed."""
-
-    def stale(self, url: str, what: str) -> ShardError:
-        """Return the error for a file that has not the samples that it should have."""
 
 
 class _Wanted(NamedTuple):
@@ -73,15 +50,14 @@ class Reader:
         fields: the fields to read; None: all.
     """
 
-    def __init__(self, inputs: Samples, memory: int, fields: frozenset[str] | None = None) -> None:
+    def __init__(self, inputs: Inputs, memory: int, fields: frozenset[str] | None = None) -> None:
         self._inputs, self._window = inputs, memory // 2
         options = inputs.storage_options
-        self._remote = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
+        self._files = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
         self._opener = make_opener(options)
-        self._files: OrderedDict[str, io.RawIOBase] = OrderedDict()
         self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
         self._opened = set[str]()  # the shards that were read from this disk, or decompressed
-        self._parser = SampleParser(fields, "first-dot", inputs.stale)
+        self._parser = SampleParser(fields, "first-dot", inputs.located.stale)
 
     def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
         """Yield samples in the order of their numbers, which come in blocks.
@@ -115,8 +91,6 @@ class Reader:
 
     def _windows(self, numbers: npt.NDArray[np.int64]) -> Iterator[list[_Wanted]]:
         """Divide numbers into windows, each in the order of the input."""
-        import numpy as np
-
         inputs = self._inputs
         shards, starts, stops, last = inputs.extents(numbers)
         ends, begin = np.cumsum(stops - starts), 0
@@ -139,6 +113,8 @@ class Reader:
 
     def _parse(self, wanted: _Wanted, part: Part) -> Sample:
         url, start, stop, _ = wanted.range
+        if not is_remote(url) or url in self._inputs.compressed:
+            self._opened.add(url)
         sample = self._parser.parse(part, start, stop, url, redact(url))
         if wanted.last:
             self._parser.check_last(part, stop, url)
@@ -146,56 +122,18 @@ class Reader:
 
     def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
         """Yield the bytes of each range, and the header after it."""
-        for way, group in groupby(ranges, lambda wanted: self._way(wanted.url)):
-            yield from way(group)
-
-    def _way(self, url: str) -> Callable[[Iterable[Range]], Iterator[Part]]:
-        if url in self._inputs.compressed:
-            return self._read_compressed
-        return self._read_remote if is_remote(url) else self._read_local
-
-    def _read_remote(self, ranges: Iterable[Range]) -> Iterator[Part]:
-        with self._remote.read(wanted._replace(stop=wanted.stop + BLOCK) for wanted in ranges) as parts:
-            yield from parts
-
-    def _read_local(self, ranges: Iterable[Range]) -> Iterator[Part]:
-        run: list[Range] = []
-        for wanted in ranges:
-            if run and not (
-                wanted.url == run[0].url
-                and run[-1].start <= wanted.start <= run[-1].stop + _GAP
-                and wanted.stop - run[0].start <= _CHUNK
-            ):
-                yield from self._read_run(run)
-                run = []
-            run.append(wanted)
-        if run:
-            yield from self._read_run(run)
-
-    def _read_run(self, run: list[Range]) -> Iterator[Part]:
-        url, start, stop = run[0].url, run[0].start, run[-1].stop + BLOCK
-        file = self._files.get(url)
-        if file is None:
-            self._inputs.check_same(url)
-            self._opened.add(url)
-            buffered = cast("io.BufferedReader", self._opener.open(url))
-            file = self._files[url] = buffered.detach()  # without its buffer, which is as large as many samples
-            if len(self._files) > _MOST_OPEN:
-                self._files.popitem(last=False)[1].close()
-        data = os.pread(file.fileno(), stop - start, start)
-        while len(data) < stop - start and (
-            more := os.pread(file.fileno(), stop - start - len(data), start + len(data))
-        ):
-            data += more
-        for _ in run:
-            yield data, start
+        for compressed, group in groupby(ranges, lambda wanted: wanted.url in self._inputs.compressed):
+            if compressed:
+                yield from self._read_compressed(group)
+            else:
+                with self._files.read(wanted._replace(stop=wanted.stop + BLOCK) for wanted in group) as parts:
+                    yield from parts
 
     def _read_compressed(self, ranges: Iterable[Range]) -> Iterator[Part]:
         for url, start, stop, _ in ranges:
             stream = self._unpacked.get(url)
             if stream is None or start < stream.base:
                 self._inputs.check_same(url)
-                self._opened.add(url)
                 stream = self._unpacked[url] = _Unpacked(self._opener.open(url), url)
                 if len(self._unpacked) > CONNECTIONS:
                     self._unpacked.popitem(last=False)[1].close()
@@ -203,12 +141,9 @@ class Reader:
 
     def close(self) -> None:
         """Close all files."""
-        for file in self._files.values():
-            file.close()
+        self._files.close()
         for stream in self._unpacked.values():
             stream.close()
-        self._files.clear()
-        self._unpacked.clear()
 
 
 class _Unpacked:
@@ -225,7 +160,7 @@ class _Unpacked:
 
     def read(self, start: int, stop: int) -> Part:
         """Return the bytes from ``start`` on, before ``stop`` if there are so many."""
-        try:
+        with readable(self._url):
             while self.base + len(self._data) < start:
                 self.base += len(self._data)
                 self._data = self._stream.read(min(_CHUNK, start - self.base))
@@ -235,10 +170,6 @@ class _Unpacked:
             while end < stop and (chunk := self._stream.read(stop - end)):
                 chunks.append(chunk)
                 end += len(chunk)
-        except unreadable() as error:
-            shown = redact(self._url)
-            what = f"{type(error).__name__}: {error}"
-            raise ShardError(f"shard {shown} cannot be read ({what}). Write or fetch it again.", url=shown) from error
         self._data, self.base = b"".join(chunks), start
         return self._data, self.base
 

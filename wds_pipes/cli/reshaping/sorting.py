@@ -2,7 +2,7 @@
 
 Rules:
 1. A first pass writes the values of each input shard to a file, sorted, with the numbers of their
-   samples in the shard. The files are merged, so the values are never all in memory.
+   samples in the shard. The files are merged, so only the values of one shard are in memory.
 2. Values are all numbers or all texts. Texts are compared by their code points. Samples with equal
    values keep their order.
 """
@@ -18,9 +18,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from wds_pipes.cli.first_pass import How, first_pass, of_first_pass
+import numpy as np
+import numpy.typing as npt
+
+from wds_pipes.cli.first_pass import first_pass, of_first_pass
+from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.reshaping.inputs import Inputs
 from wds_pipes.cli.reshaping.plan import Part
 from wds_pipes.cli.reshaping.reading import Reader, Sample
@@ -30,38 +34,33 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.stages.identity import identity
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-_OF_VALUE = 200  # bytes of memory for a value, besides its text
 _MOST_OPEN = 64  # files that are merged at a time
 _BLOCK = 1 << 13
 
 Line = list[Any]  # a value, and the number of its sample
 
 
-def sorted_numbers(inputs: Inputs, by: str | None, hidden: Place, memory: int, how: How) -> npt.NDArray[np.int64]:
+def sorted_numbers(
+    inputs: Inputs, by: str | None, hidden: Place, memory: int, running: Running
+) -> npt.NDArray[np.int64]:
     """Return the numbers of the samples in the order of their values.
 
     Args:
         inputs: the samples.
         by: the field, with ``:`` and a path for a value in it; None: the keys.
         hidden: where the first pass writes.
-        memory: how many bytes of values are held.
-        how: how the first pass is run.
+        memory: how many bytes of samples are held.
+        running: how the first pass is run.
 
     Raises:
         ShardError: a shard cannot be read; a sample has no such value.
         ValueError: some values are numbers, and others are texts.
     """
-    import numpy as np
-
     tasks = [
         Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
     ]
     place = of_first_pass(Place(hidden.at("order"), hidden.storage_options), tasks)
-    facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), how)
+    facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), running)
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()
@@ -92,19 +91,8 @@ def _write_values(inputs: Inputs, by: str | None, memory: int, task: Task, place
     starts, values = inputs.located.starts, _Values(by)
     reader = Reader(inputs, memory // 4, values.fields)
     part = Part(range(inputs.count), starts[task.arguments], starts[task.arguments + 1])
-    with tempfile.TemporaryDirectory() as temporary, contextlib.closing(reader):
-        runs: list[tuple[str, int]] = []
-        held: list[Line] = []
-        size = 0
-        for place_in_shard, sample in enumerate(reader.read(part.blocks())):
-            value = values.of(sample)
-            held.append([value, place_in_shard])
-            size += _OF_VALUE + (len(value) if isinstance(value, str) else 0)
-            if size > memory // 4:
-                runs.append((_spill(sorted(held), temporary), 0))
-                held, size = [], 0
-        held.sort()
-        lines = heapq.merge(_merged(runs, temporary), held)
+    with contextlib.closing(reader):
+        lines = sorted([values.of(sample), number] for number, sample in enumerate(reader.read(part.blocks())))
         output = open_output(place.at(task.name), overwrite=True, wait=True, storage_options=place.storage_options)
         try:
             for text in _texts(lines):
@@ -146,7 +134,6 @@ class _Values:
             return str(sample["__key__"])
         if self._field not in sample:
             mend = "name another field, or leave the sample out with wds-pipes filter"
-            mend = "to sort by keys, leave --by out" if self._field == "key" else mend
             raise self._error(sample, f"has no field {self._field!r}: {mend}")
         try:
             value = sample[self._field] if self._decode is None else self._decode(sample[self._field])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -15,24 +17,49 @@ if TYPE_CHECKING:
     from wds_pipes.cli.rewriting.spine import Reading
     from wds_pipes.io.tasks.task import Job, Place
 
+
+class _Given(NamedTuple):
+    """What all these commands are called with: the shards, where they are written, how they are
+    read, and how the tasks run.
+    """
+
+    urls: Sequence[str]
+    place: Place
+    reading: Reading
+    running: Running
+
+
+def _rewriting(command: Callable[..., Job]) -> Callable[..., None]:
+    """Run the job that a command returns, which gets ``_Given`` and its own options."""
+
+    @wraps(command)
+    def wrapped(
+        *,
+        urls: Sequence[str],
+        dest: str,
+        storage_options: Any,
+        running: Running,
+        key_split: str = "first-dot",
+        **own: Any,
+    ) -> None:
+        from wds_pipes.cli.rewriting.spine import Reading, planned, summed
+        from wds_pipes.io.tasks.task import Place
+
+        def make() -> Job:
+            reading = Reading(storage_options or None, key_split)
+            return command(_Given(urls, Place(dest, reading.storage_options), reading, running), **own)
+
+        run_job(make, running, planned, summed)
+
+    return wrapped
+
+
 _decode = click.option(
     "--decode",
     metavar="SPEC",
     help="Decode the samples for the function, as decode_by_ext does with this spec, such as rgb8; 'basic' leaves "
     "images as bytes.  [default: all fields are bytes]",
 )
-
-
-def _reading(storage_options: dict[str, Any], key_split: str) -> Reading:
-    from wds_pipes.cli.rewriting.spine import Reading
-
-    return Reading(storage_options or None, key_split)
-
-
-def _place(dest: str, storage_options: dict[str, Any]) -> Place:
-    from wds_pipes.io.tasks.task import Place
-
-    return Place(dest, storage_options or None)
 
 
 @click.command(
@@ -65,17 +92,8 @@ def _place(dest: str, storage_options: dict[str, Any]) -> Place:
 @key_split
 @storage_options
 @job_options
-def filter_(
-    *,
-    urls: tuple[str, ...],
-    dest: str,
-    fields: list[str] | None,
-    drop_fields: list[str] | None,
-    key_split: str,
-    storage_options: dict[str, Any],
-    running: Running,
-    **chosen: Any,
-) -> None:
+@_rewriting
+def filter_(given: _Given, *, fields: list[str] | None, drop_fields: list[str] | None, **chosen: Any) -> Job:
     """Write some of the samples of shards, or some of their fields, to the directory DEST.
 
     All conditions must hold. Each shard becomes one of the same name, uncompressed, with its
@@ -99,20 +117,10 @@ def filter_(
         raise click.UsageError(
             "say what to keep: --where, --keys, --exclude, --keep, --every (more than 1), --fields or --drop-fields"
         )
+    from wds_pipes.cli.rewriting.filtering import plan_filter
 
-    def make() -> Job:
-        from wds_pipes.cli.rewriting.filtering import plan_filter
-
-        return plan_filter(
-            urls,
-            _place(dest, storage_options),
-            _reading(storage_options, key_split),
-            fields=fields,
-            drop_fields=drop_fields,
-            **chosen,
-        )
-
-    _run(make, running)
+    urls, place, reading, _ = given
+    return plan_filter(urls, place, reading, fields=fields, drop_fields=drop_fields, **chosen)
 
 
 @click.command(
@@ -137,17 +145,8 @@ def filter_(
 @key_split
 @storage_options
 @job_options
-def map_(
-    *,
-    function: str,
-    urls: tuple[str, ...],
-    dest: str,
-    decode: str | None,
-    on_error: str,
-    key_split: str,
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+@_rewriting
+def map_(given: _Given, *, function: str, decode: str | None, on_error: str) -> Job:
     """Write the samples that a function returns for those of shards to the directory DEST.
 
     The function gets a sample as a dict with __key__, __url__ and its fields as bytes, and returns
@@ -166,14 +165,10 @@ def map_(
     shard becomes one of the same name, uncompressed. If the file of the function changes, the
     outputs are others, and --overwrite is needed; what the file imports is not looked at.
     """  # noqa: D301
+    from wds_pipes.cli.rewriting.mapping import plan_map
 
-    def make() -> Job:
-        from wds_pipes.cli.rewriting.mapping import plan_map
-
-        place, reading = _place(dest, storage_options), _reading(storage_options, key_split)
-        return plan_map(function, urls, place, reading, decode=decode, skips=on_error == "skip")
-
-    _run(make, running)
+    urls, place, reading, _ = given
+    return plan_map(function, urls, place, reading, decode=decode, skips=on_error == "skip")
 
 
 @click.command(
@@ -191,15 +186,8 @@ def map_(
 @key_split
 @storage_options
 @job_options
-def dedup(
-    *,
-    urls: tuple[str, ...],
-    dest: str,
-    by: str,
-    key_split: str,
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+@_rewriting
+def dedup(given: _Given, *, by: str) -> Job:
     """Write shards in which each sample comes once to the directory DEST.
 
     Of samples with the same key, the same fields, or the same bytes of one field, the first one
@@ -212,14 +200,9 @@ def dedup(
     compared in memory, about 70 bytes a sample. With --task, each share hashes its own shards, and
     then those that no other share has hashed yet.
     """
+    from wds_pipes.cli.rewriting.repeats import plan_dedup
 
-    def make() -> Job:
-        from wds_pipes.cli.rewriting.repeats import plan_dedup
-
-        place, reading = _place(dest, storage_options), _reading(storage_options, key_split)
-        return plan_dedup(urls, place, reading, by, running)
-
-    _run(make, running)
+    return plan_dedup(*given, by=by)
 
 
 @click.command(
@@ -252,30 +235,18 @@ def dedup(
 )
 @storage_options
 @job_options
-def join(
-    *,
-    urls: tuple[str, ...],
-    dest: str,
-    partners: tuple[str, ...],
-    missing: str,
-    prefer: str | None,
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+@_rewriting
+def join(given: _Given, *, partners: tuple[str, ...], missing: str, prefer: str | None) -> Job:
     """Write samples with the fields that other data sets have for their keys to the directory DEST.
 
     URLS are the shards whose samples, names and order stay. The other data sets may be sharded and
     ordered in any way: their samples are found by their indexes, which wds-pipes index SHARDS
     --offsets writes, so they must be uncompressed. It is quickest if their order is the same.
     """
+    from wds_pipes.cli.rewriting.joining import plan_join
 
-    def make() -> Job:
-        from wds_pipes.cli.rewriting.joining import plan_join
-
-        place, reading = _place(dest, storage_options), _reading(storage_options, "first-dot")
-        return plan_join(urls, partners, place, reading, missing=missing, prefer=prefer)
-
-    _run(make, running)
+    urls, place, reading, _ = given
+    return plan_join(urls, partners, place, reading, missing=missing, prefer=prefer)
 
 
 @click.command(
@@ -288,16 +259,8 @@ def join(
 @key_split
 @storage_options
 @job_options
-def repair(
-    *,
-    urls: tuple[str, ...],
-    dest: str,
-    decode: bool,
-    drop_repeated: bool,
-    key_split: str,
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+@_rewriting
+def repair(given: _Given, *, decode: bool, drop_repeated: bool) -> Job:
     """Write the whole samples of damaged shards to the directory DEST, and list what was lost.
 
     Each shard becomes one of the same name, uncompressed. What was lost is in DEST/lost.jsonl, a
@@ -314,20 +277,6 @@ def repair(
     With --key-split last-dot, dots in keys become underscores, so that all readers find the keys.
     wds-pipes verify says which shards need repair.
     """
+    from wds_pipes.cli.rewriting.repairing import Repair, plan_repair
 
-    def make() -> Job:
-        from wds_pipes.cli.rewriting.repairing import Repair, plan_repair
-
-        found = Repair(_reading(storage_options, key_split), drop_repeated, decode)
-        return plan_repair(urls, _place(dest, storage_options), found)
-
-    from wds_pipes.cli.rewriting.repairing import summed_repair
-    from wds_pipes.cli.rewriting.spine import planned
-
-    run_job(make, running, planned, summed_repair)
-
-
-def _run(make: Any, running: Running) -> None:
-    from wds_pipes.cli.rewriting.spine import planned, summed
-
-    run_job(make, running, planned, summed)
+    return plan_repair(given.urls, given.place, Repair(given.reading, drop_repeated, decode))

@@ -5,21 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from wds_pipes.cli.conditions import Tables, find_tables
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
+from wds_pipes.cli.rewriting.functions import Function, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
 from wds_pipes.cli.shards import marks, write_indexes
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, ShardWarning
-from wds_pipes.io.secret import hide, words
+from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.identity import identity
 from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.views import example_of, read_keys
@@ -34,7 +32,6 @@ class Filter:
         only: the keys of which one must be that of the sample; None: any.
         without: keys that are left out.
         keep: a function that says whether a sample is kept.
-        decode: how samples are decoded for it.
         every: of the samples of a shard that are left, numbers 0, every, 2 every, ... are kept.
         kept_fields: the fields that are kept; None: all.
         left_fields: fields that are left out.
@@ -44,8 +41,7 @@ class Filter:
     where: str | None = None
     only: frozenset[str] | None = None
     without: frozenset[str] = frozenset()
-    keep: str | None = None
-    decode: str | None = None
+    keep: Function | None = None
     every: int = 1
     kept_fields: tuple[str, ...] | None = None
     left_fields: frozenset[str] = frozenset()
@@ -101,28 +97,13 @@ class Filter:
             (passing is None or key in passing)
             and (self.only is None or key in self.only)
             and key not in self.without
-            and (self.keep is None or self._judged(sample))
+            and (self.keep is None or bool(self.keep.of(sample)))
         )
 
     def _passing(self, table: str) -> frozenset[str]:
         assert self.where is not None
         with Tables(self.where, [table], make_opener(self.storage_options)) as tables:
             return frozenset(tables.passing(0))
-
-    @cached_property
-    def _decoder(self) -> Any:
-        return decoder_of(self.decode)
-
-    def _judged(self, sample: Sample) -> bool:
-        assert self.keep is not None
-        given = dict(sample) if self._decoder is None else self._decoder(sample)
-        try:
-            return bool(call(self.keep, given))
-        except Exception as error:
-            key, url = named = identity(sample)
-            raise SampleError(
-                f"{self.keep} raised {type(error).__name__} on {named.name()}: {hide(words(error))}", url=url, key=key
-            ) from error
 
 
 def plan_filter(
@@ -153,7 +134,7 @@ def plan_filter(
     without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
     shards = find_shards(urls, place, storage_options)
     chosen = Filter(
-        where, only, without, keep, decode, every,
+        where, only, without, None if keep is None else Function(keep, decode), every,
         None if fields is None else tuple(fields), frozenset(drop_fields or ()), storage_options,
     )  # fmt: skip
     decoder_of(decode)
@@ -170,8 +151,8 @@ def plan_filter(
     }
     of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
     return plan_rewrite(
-        "filter", shards, place, chosen, reading=reading, options=options, of_shards=of_shards,
-        finish=partial(_finish, chosen),
+        "filter", shards, place, chosen.samples, reading=reading, options=options, fields=chosen.fields,
+        of_shards=of_shards, finish=partial(_finish, chosen),
     )  # fmt: skip
 
 

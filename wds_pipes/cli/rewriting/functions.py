@@ -6,13 +6,16 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from hashlib import blake2b
 from importlib import import_module
 from typing import Any
 
-from wds_pipes.core.suggest import nearest
+from wds_pipes.errors import SampleError
+from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.decode_by_ext import DecodeByExt
+from wds_pipes.stages.identity import identity
 
 BASIC = "basic"
 
@@ -28,24 +31,19 @@ def function_of(named: str) -> Callable[[Any], Any]:
     module, colon, name = named.partition(":")
     if not colon or not module or not name:
         raise ValueError(f"a function is named as module:function, such as changes:smaller, not {named!r}")
-    if module.endswith(".py"):
-        raise ValueError(f"a module is named without its ending: {module.removesuffix('.py')}:{name}, not {named}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         with redirect_stdout(sys.stderr):
             found: Any = import_module(module)
     except (Exception, SystemExit) as error:  # whatever a module raises
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
-            raise ValueError(
-                f"there is no module {module!r}: it is a file {module.replace('.', '/')}.py in the current directory, "
-                "or installed"
-            ) from error
-        raise ValueError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"module {module!r} cannot be imported from the current directory, nor from what is installed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     for part in name.split("."):
         if not hasattr(found, part):
-            near = nearest(part, [known for known in vars(found) if known[:1] != "_"])
-            raise ValueError(f"{module!r} has no function {name!r}" + (f". Did you mean {near!r}?" if near else ""))
+            raise ValueError(f"module {module!r} has no function {name!r}")
         found = getattr(found, part)
     if not callable(found):
         raise ValueError(f"{named} is no function")
@@ -64,6 +62,37 @@ def call(named: str, value: Any) -> Any:
             return function_of(named)(value)
     except SystemExit as error:
         raise RuntimeError("it called sys.exit: let it raise an error, or return") from error
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of samples, which it may get decoded; it can be sent to other processes.
+
+    Attributes:
+        named: ``module:function``.
+        decode: how samples are decoded for it.
+    """
+
+    named: str
+    decode: str | None
+
+    @cached_property
+    def _decoder(self) -> Any:
+        return decoder_of(self.decode)
+
+    def of(self, sample: dict[str, Any]) -> Any:
+        """Return what the function returns for a sample.
+
+        Raises:
+            SampleError: it has raised, or the sample cannot be decoded.
+        """
+        given = dict(sample) if self._decoder is None else self._decoder(sample)
+        try:
+            return call(self.named, given)
+        except Exception as error:
+            key, url = named = identity(sample)
+            what = f"raised {type(error).__name__} on {named.name()}: {hide(words(error))}".rstrip(": ")
+            raise SampleError(f"{self.named} {what}", url=url, key=key) from error
 
 
 def code_of(named: str) -> str:

@@ -123,7 +123,6 @@ class Join:
     missing: str
     prefer: str | None
     storage_options: Options
-    fields: Sequence[str] | None = None
 
     @cached_property
     def _partners(self) -> list[Partner]:
@@ -141,7 +140,8 @@ class Join:
                 others = [of.get(sample["__key__"]) for of in found]
                 if None in others and self._partners[others.index(None)].checked:
                     facts["missing"] += 1
-                    self._check_missing(sample, others.index(None))
+                    if self.missing == "raise":
+                        raise self._missing(sample, others.index(None))
                     if self.missing == "drop":
                         facts["left_out"] += 1
                         continue
@@ -150,15 +150,14 @@ class Join:
                         self._add(sample, other)
                 yield sample
 
-    def _check_missing(self, sample: Sample, number: int) -> None:
-        if self.missing == "raise":
-            key, url = sample["__key__"], redact(sample["__url__"])
-            raise SampleError(
-                f"sample {key!r} of shard {url} is not in {redact(self.partners[number])}: pass --missing drop or "
-                "--missing keep if that is meant",
-                url=url,
-                key=key,
-            )
+    def _missing(self, sample: Sample, number: int) -> SampleError:
+        key, url = sample["__key__"], redact(sample["__url__"])
+        return SampleError(
+            f"sample {key!r} of shard {url} is not in {redact(self.partners[number])}: pass --missing drop or "
+            "--missing keep if that is meant",
+            url=url,
+            key=key,
+        )
 
     def _add(self, sample: Sample, other: Sample) -> None:
         for name, data in other.items():
@@ -200,4 +199,4 @@ def plan_join(
         found.check_indexed()
     join = Join(tuple(partners), missing, prefer, storage_options)
     options = {"what --with names, as a hash,": contents, "missing": missing, "prefer": prefer}
-    return plan_rewrite("join", shards, place, join, reading=reading, options=options)
+    return plan_rewrite("join", shards, place, join.samples, reading=reading, options=options)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.functions import call, code_of, decoder_of
+from wds_pipes.cli.rewriting.functions import Function, code_of, decoder_of
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite
 from wds_pipes.cli.shards import write_indexes
 from wds_pipes.codecs.encoding import encode
@@ -26,15 +25,12 @@ class Map:
     """Which function changes samples.
 
     Attributes:
-        function: ``module:function``.
-        decode: how samples are decoded for it.
+        function: the function.
         skips: leave out a sample on which it raises, or that cannot be decoded or written.
     """
 
-    function: str
-    decode: str | None
+    function: Function
     skips: bool
-    fields: Sequence[str] | None = None
 
     def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
         """Yield the samples that the function returns."""
@@ -54,23 +50,14 @@ class Map:
                 else:
                     yield made
 
-    @cached_property
-    def _decoder(self) -> Any:
-        return decoder_of(self.decode)
-
     def _made(self, sample: Sample) -> Sample | None:
         key, url = named = identity(sample)
-        given = dict(sample) if self._decoder is None else self._decoder(sample)
-        try:
-            made = call(self.function, given)
-        except Exception as error:
-            what = f"raised {type(error).__name__} on {named.name()}: {hide(words(error))}".rstrip(": ")
-            raise SampleError(f"{self.function} {what}", url=url, key=key) from error
+        made, function = self.function.of(sample), self.function.named
         if made is None:
             return None
         if not isinstance(made, Mapping):
             raise SampleError(
-                f"{self.function} returned {type(made).__name__} for {named.name()}: let it return a "
+                f"{function} returned {type(made).__name__} for {named.name()}: let it return a "
                 "dict of fields, or None to leave the sample out",
                 url=url,
                 key=key,
@@ -83,7 +70,7 @@ class Map:
                 encoded[field] = value if is_metadata(str(field)) else encode(field, value)
             except Exception as error:
                 raise SampleError(
-                    f"{self.function} returned field {field!r} for {named.name()}, which cannot be "
+                    f"{function} returned field {field!r} for {named.name()}, which cannot be "
                     f"encoded: {hide(words(error))}",
                     url=url,
                     key=key,
@@ -100,7 +87,7 @@ def plan_map(
         ValueError: an argument does not fit.
         ShardError: a shard is missing.
     """
-    change = Map(function, decode, skips)
+    change = Map(Function(function, decode), skips)
     decoder_of(decode)
     options = {
         "function": f"{function}, code {code_of(function)}",
@@ -108,7 +95,7 @@ def plan_map(
         "on_error": "skip" if skips else "raise",
     }
     shards = find_shards(urls, place, reading.storage_options)
-    return plan_rewrite("map", shards, place, change, reading=reading, options=options, finish=_finish)
+    return plan_rewrite("map", shards, place, change.samples, reading=reading, options=options, finish=_finish)
 
 
 def _finish(place: Place, facts: list[Facts]) -> None:

@@ -7,15 +7,18 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from wds_pipes.cli.look.reading import Sample
+from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.members import ASTRAY, GAP, Link, reserved_name
+
+LOST = "lost.jsonl"
 
 
 @dataclass(slots=True)
@@ -208,7 +211,7 @@ class Joined:
         for key, found in of_key.items():
             if len(found) > 1:
                 self._join(key, found)
-        if noted.doubtful:
+        if noted.doubtful and of_key:
             self._lose_halves(of_key)
 
     def _join(self, key: str, pieces: Sequence[Piece]) -> None:
@@ -261,3 +264,21 @@ class Joined:
                 what = ", ".join(sorted(usual - fields[key]))
                 self._lose(pieces, f"it has no {what}, unlike most samples: a piece of it may be lost in the damage")
                 self.kept.pop(key, None)
+
+
+def lost_in_words(facts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What was joined and lost, in words; nothing if these are not the facts of ``repair``."""
+    facts = [fact for fact in facts if "lost" in fact]
+    lost = [entry for fact in facts for entry in fact["lost"]]
+    joined, odd_ends = sum(fact["joined"] for fact in facts), sum(fact["odd_ends"] for fact in facts)
+    words = [f"{plural(joined, 'sample')} joined from pieces"] if joined else []
+    if len(lost) > odd_ends:
+        files = sum("file" in entry for entry in lost)
+        samples = len({(one["shard"], one["key"]) for one in lost if one["key"] is not None and "file" not in one})
+        places, shards = sum(one["key"] is None for one in lost) - odd_ends, len({one["shard"] for one in lost})
+        counts = {"sample": samples, "single file": files, "damaged place": places}
+        what = ", ".join(plural(count, noun) for noun, count in counts.items() if count)
+        words.append(f"lost: {what}; in {plural(shards, 'shard')}, see {LOST}")
+    if odd_ends:
+        words.append(f"{plural(odd_ends, 'shard')} may have been cut at the end, see {LOST}")
+    return words if lost or not facts else [*words, "nothing is lost"]

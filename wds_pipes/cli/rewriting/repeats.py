@@ -8,7 +8,6 @@ shard. Two contents have one hash of 128 bits with a probability that need not b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -35,25 +34,19 @@ _NONE = bytes(16)  # the hash of a sample without the field
 _HASH = np.dtype([("high", ">u8"), ("low", ">u8")])
 
 
-@dataclass(frozen=True)
-class Dedup:
-    """Writes the samples of a shard without those that came before."""
-
-    fields: Sequence[str] | None = None
-
-    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
-        """Yield the samples that stay; ``of_shard``: their number, and the numbers of others."""
-        count, repeated = of_shard[0], frozenset(of_shard[1])
-        for number, sample in enumerate(samples):
-            if number in repeated:
-                facts["left_out"] += 1
-            else:
-                yield sample
-        if facts["read"] != count:
-            raise StateError(f"shard {redact(shard)} has {facts['read']} samples, and had {count} when it was hashed")
+def _without_repeated(samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
+    """Yield the samples that stay; ``of_shard``: their number, and the numbers of others."""
+    count, repeated = of_shard[0], frozenset(of_shard[1])
+    for number, sample in enumerate(samples):
+        if number in repeated:
+            facts["left_out"] += 1
+        else:
+            yield sample
+    if facts["read"] != count:
+        raise StateError(f"shard {redact(shard)} has {facts['read']} samples, and had {count} when it was hashed")
 
 
-def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, running: Running) -> Job:
+def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, running: Running, *, by: str) -> Job:
     """Write the hashes of all samples, and make the job that writes the shards; with ``dry_run``,
     nothing is written.
 
@@ -63,25 +56,23 @@ def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, by: str, run
     """
     by = by.lower()  # as fields are
     reading = reading._replace(on_repeated_key="ignore")  # what comes again in a shard is compared too
-    if not running.overwrite:
-        check_plan(place, "dedup", {"by": by, "key_split": reading.key_split})
-    shards = find_shards(urls, place, reading.storage_options)
-    hashes = _job_of_hashes(shards, place, reading, by)
-    if not running.dry_run:
-        first_pass(hashes, running.how)
-    elif not run(hashes, overwrite=True, dry_run=True).complete:
-        return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by})  # only for its names
-    of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
-    return plan_rewrite("dedup", shards, place, Dedup(), reading=reading, options={"by": by}, of_shards=of_shards)
-
-
-def _job_of_hashes(shards: Sequence[Shard], place: Place, reading: Reading, by: str) -> Job:
     options = {"by": by, "key_split": reading.key_split}
+    if not running.overwrite:
+        check_plan(place, "dedup", options)
+    shards = find_shards(urls, place, reading.storage_options)
     tasks = [
         Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
     ]
     hidden = of_first_pass(Place(place.at(_FOLDER), place.storage_options), tasks)
-    return Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
+    hashes = Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
+    if not running.dry_run:
+        first_pass(hashes, running)
+    of_shards = None  # only for its names
+    if not running.dry_run or run(hashes, overwrite=True, dry_run=True).complete:
+        of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
+    return plan_rewrite(
+        "dedup", shards, place, _without_repeated, reading=reading, options=options, of_shards=of_shards
+    )
 
 
 def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
@@ -94,13 +85,11 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
 
     walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
     first: dict[str, tuple[str, frozenset[str], bytes]] = {}  # of each key that is written: key, fields, hash
-    sets: dict[frozenset[str], frozenset[str]] = {}  # few different ones
     for key, members in walk.samples():
         sample = Found(without_dots(key) if reading.key_split == "last-dot" else key, members)  # as it is written
         hashed = _hash_of(sample, by)
         found += hashed
         here = frozenset(member.field for member in members)
-        here = sets.setdefault(here, here)
         before = first.get(sample.key)
         if before is None:
             first[sample.key] = key, here, hashed

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wds_pipes.cli.look.reading import Sample, Source
+from wds_pipes.cli.rewriting.pieces import lost_in_words
 from wds_pipes.cli.shards import (
-    check_complete,
     check_names,
+    check_outputs,
     check_same,
+    complete,
     index_names,
-    is_same,
     marks,
     names_of,
     shard_facts,
@@ -61,23 +62,10 @@ class Reading(NamedTuple):
     on_repeated_key: str = "raise"
 
 
-class Rewrite(Protocol):
-    """What a command does with the samples of a shard; it is sent to other processes."""
-
-    @property
-    def fields(self) -> Sequence[str] | None:
-        """The fields that are read; None: all."""
-
-    def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
-        """Yield the samples to write.
-
-        Args:
-            samples: those of the shard.
-            shard: its path or URL.
-            of_shard: what ``plan`` was called with for this shard.
-            facts: takes what the task reports; ``"left_out"`` counts the samples that are not
-                written on purpose.
-        """
+# Yields the samples to write of a shard: called with its samples, its path or URL, what ``plan``
+# was called with for this shard, and the facts that the task reports, of which "left_out" counts
+# the samples that are not written on purpose. It is sent to other processes.
+Rewrite = Callable[[Iterator[Sample], str, Any, Facts], Iterator[Sample]]
 
 
 def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> list[Shard]:
@@ -97,9 +85,7 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
     if len(set(names)) < len(names):
         names = list(map(_name, names_of(found)))
     check_names(found, names)
-    for url, name in zip(found, names, strict=True):
-        if is_same(url, place.at(name)):
-            raise ValueError(f"shard {redact(url)} would be replaced: write to another directory than its own")
+    check_outputs(found, map(place.at, names))
     return list(map(Shard, found, names, marks(found, storage_options, facts)))
 
 
@@ -144,26 +130,26 @@ def plan_rewrite(
     *,
     reading: Reading,
     options: Mapping[str, Any],
+    fields: Sequence[str] | None = None,
     of_shards: Sequence[Any] | None = None,
     finish: Callable[[Place, list[Facts]], None] = write_indexes,
 ) -> Job:
-    """Make the job in which each shard is read as ``group_by_key`` does, and ``rewrite`` says what
-    is written.
+    """Make the job in which each shard is read as ``group_by_key`` does, with these fields (None:
+    all), and ``rewrite`` says what is written.
     """
     options = {**options, "key_split": reading.key_split}
-    work = partial(_write, rewrite, reading)
+    work = partial(_write, rewrite, reading, fields)
     return plan(command, shards, place, work, options, of_shards=of_shards, finish=finish)
 
 
-def _write(rewrite: Rewrite, reading: Reading, task: Task, place: Place) -> Facts:
+def _write(rewrite: Rewrite, reading: Reading, fields: Sequence[str] | None, task: Task, place: Place) -> Facts:
     shard, of_shard = task.arguments
     check_same(shard.url, shard.mark, reading.storage_options)
     facts: Facts = {"read": 0, "left_out": 0}
-    source = Source(
-        [shard.url], reading.storage_options or {}, reading.key_split, rewrite.fields, reading.on_repeated_key
-    )
+    source = Source([shard.url], reading.storage_options or {}, reading.key_split, fields, reading.on_repeated_key)
     found = _counted(with_writable_keys(source.read(), reading.key_split), facts)
-    samples = _accounted(task.name, rewrite.samples(found, shard.url, of_shard, facts), facts)
+    samples = rewrite(found, shard.url, of_shard, facts)
+    samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
     samples = unchanged(samples, {shard.url: shard.mark}, reading.storage_options)
     written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
     facts["read"] += source.without_fields
@@ -204,22 +190,13 @@ def summed(report: Report) -> str:
         words.append(f"{plural(empty, 'shard')} without samples")
     if absent := set.intersection(*(set(fact.get("absent", ())) for fact in facts)):
         words.append(f"no sample has the field {', '.join(sorted(absent))}")
-    return "; ".join(words)
+    return "; ".join([*words, *lost_in_words(facts)])
 
 
 def _counted(samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
     for sample in samples:
         facts["read"] += 1
         yield sample
-
-
-def _accounted(name: str, samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
-    """Yield samples to write; StateError at the end if one was lost."""
-    written = 0
-    for sample in samples:
-        written += 1
-        yield sample
-    check_complete(name, "sample", facts["read"], written, facts["left_out"])
 
 
 def _name(name: str) -> str:

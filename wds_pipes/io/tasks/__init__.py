@@ -9,10 +9,8 @@ Rules:
 3. When all outputs of a task have their names, its receipt is written: its fingerprint, the sizes
    of the outputs, and what it found. A task is finished if it has a receipt with its fingerprint,
    and its outputs have these sizes. A task that was killed before its receipt is run again.
-4. Outputs may be lists of more files that the tasks write. Where another plan replaces such a list,
-   ``.wds-pipes/listed`` first takes the names in it. When all tasks are finished, those of these
-   files are removed that no list has now. A list that has changed since its receipt is not
-   believed.
+4. Outputs may be lists of more files that the tasks write into a directory. Another job does not
+   begin while anything is there: its plan would not say which of these files are whose.
 5. Tasks share nothing but this directory. So each share of them can run anywhere and at any time;
    the one that finds all receipts writes what belongs to the whole, such as ``index.json``.
 6. A job may also run twice at once: a task that has a receipt by now is not run, and one whose file

@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -37,38 +36,30 @@ def in_this_process(call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
     yield from map(call, tasks)
 
 
-@dataclass(frozen=True)
-class Processes:
-    """Run tasks in processes of this machine.
-
-    Attributes:
-        jobs: how many tasks run at a time.
+def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    """Run tasks in processes of this machine, so many at a time, and yield their outcomes as they
+    come.
     """
-
-    jobs: int
-
-    def __call__(self, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Run tasks and yield their outcomes as they come."""
-        left = list(reversed(tasks))
-        workers: list[_Worker] = []
-        try:
-            while left or any(worker.task is not None for worker in workers):
-                while left and len(workers) < min(self.jobs, len(tasks)):
-                    with _sigterm_afterwards():
-                        workers.append(_Worker(call))
-                for worker in workers:
-                    if worker.task is None and left:
-                        worker.begin(left.pop())
-                yield from _ended(workers)
+    left = list(reversed(tasks))
+    workers: list[_Worker] = []
+    try:
+        while left or any(worker.task is not None for worker in workers):
+            while left and len(workers) < min(jobs, len(tasks)):
+                with _sigterm_afterwards():
+                    workers.append(_Worker(call))
             for worker in workers:
-                worker.connection.close()  # it ends when it sees that
-            for worker in workers:
-                worker.process.join(_PATIENCE_SECONDS)
-        finally:
-            for worker in workers:
-                worker.process.terminate()
-            for worker in workers:
-                worker.end()
+                if worker.task is None and left:
+                    worker.begin(left.pop())
+            yield from _ended(workers)
+        for worker in workers:
+            worker.connection.close()  # it ends when it sees that
+        for worker in workers:
+            worker.process.join(_PATIENCE_SECONDS)
+    finally:
+        for worker in workers:
+            worker.process.terminate()
+        for worker in workers:
+            worker.end()
 
 
 class _Worker:
@@ -97,12 +88,10 @@ class _Worker:
             return outcome
         except (EOFError, OSError):
             self.process.join(_PATIENCE_SECONDS)
-            code = self.process.exitcode or 0
-            how = f"with exit code {code}"
-            if code < 0:
-                with contextlib.suppress(ValueError):
-                    how = f"by {signal.Signals(-code).name}"
-            error = f"its process was ended {how}; if the system did that because memory is short, use fewer jobs (-j)"
+            error = (
+                f"its process ended with exit code {self.process.exitcode}; if the system did that because memory is "
+                "short (-9), use fewer jobs (-j)"
+            )
             return Outcome(name, error=error, again=True)
 
     @property

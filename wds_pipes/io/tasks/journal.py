@@ -14,7 +14,6 @@ from wds_pipes.io.versions import Version, version_of
 
 FOLDER = ".wds-pipes"
 PLAN = f"{FOLDER}/plan.json"
-_LISTED = f"{FOLDER}/listed"  # files of earlier jobs, which may have to be removed
 _CONNECTIONS = 16
 _MEND = "Write to another directory, or pass --overwrite (overwrite=True) to replace them."
 
@@ -37,7 +36,7 @@ class Journal:
         if known == wanted:
             return
         claimed = [*job.extras, *(name for task in job.tasks for name in task.outputs)]
-        if known is None and not overwrite and (found := self._others(claimed)):
+        if known is None and not overwrite and (found := sorted(job.place.sizes(claimed))):
             known = _read(job.place, PLAN)  # another share may have written it meanwhile
             if known is None:
                 raise FileExistsError(
@@ -48,10 +47,17 @@ class Journal:
                 return
         if known is not None and not overwrite:
             raise _other(job.place, known, wanted)
+        folder = job.lists or (known or {}).get("lists", "")
+        if folder and job.place.has_any(folder):
+            if _read(job.place, PLAN) == wanted:  # another share may have written it meanwhile
+                return
+            raise FileExistsError(
+                f"{shown_place(job.place)} has files in {folder}/ that this command did not write: remove that "
+                "directory, or write to another one"
+            )
         if dry_run:
             return
         if known is not None:
-            self._note_listed(known)
             self._remove_stale(known)
         if overwrite:
             for name in job.extras:  # of all tasks, so it would be wrong until all are finished
@@ -62,11 +68,6 @@ class Journal:
         except FileExistsError:  # another run has begun meanwhile
             self.start(overwrite=False, dry_run=False)
 
-    def _others(self, claimed: Iterable[str]) -> list[str]:
-        """What has the name of an output, or is where more files would be."""
-        place, folder = self._job.place, self._job.lists
-        return sorted(place.sizes(list(claimed))) + [f"{folder}/"] * (bool(folder) and place.has_any(folder))
-
     def _remove_stale(self, known: Mapping[str, Any]) -> None:
         """Remove the outputs of an earlier plan that have no place in this one."""
         current = {name for task in self._job.tasks for name in task.outputs}
@@ -75,39 +76,6 @@ class Journal:
         receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
         for name in filter(self._job.place.has_file, [*receipts, *stale, *known.get("extras", ())]):
             self._job.place.remove(name)
-
-    def _note_listed(self, known: Mapping[str, Any]) -> None:
-        """Note the files in the lists of an earlier plan, before the lists are replaced."""
-        if not known.get("lists"):
-            return
-        place, tasks = self._job.place, known["tasks"]
-        sizes = place.sizes([name for _, _, outputs in tasks for name in outputs])
-        lists = []
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            for receipt in pool.map(lambda task: _read_or_none(place, _receipt(task[0])), tasks):
-                written = {} if receipt is None else receipt["outputs"]
-                lists += [name for name, size in written.items() if sizes.get(name) == size]
-        found = _listed(place, lists)
-        # Read last: another share that has noted them meanwhile may have replaced the lists since.
-        found.update(_lines(place.read(_LISTED)))
-        if found:
-            place.write(_LISTED, b"".join(name + b"\n" for name in sorted(found)))
-
-    def remove_listed(self) -> None:
-        """Remove the files that were noted, besides those that are of this job."""
-        job, place = self._job, self._job.place
-        noted = _lines(place.read(_LISTED))
-        if noted:
-            outputs = [name for task in job.tasks for name in task.outputs]
-            noted -= {name.encode("utf-8", "surrogateescape") for name in (*outputs, *job.extras)}
-            if job.lists:
-                noted -= _listed(place, outputs)
-            found = (name.decode("utf-8", "surrogateescape") for name in noted)
-            names = [name for name in found if is_inside(name) and place.has_file(name)]
-            with ThreadPoolExecutor(_CONNECTIONS) as pool:
-                list(pool.map(place.remove, names))
-            place.remove_empty(names)
-            place.remove(_LISTED)
 
     def finished(self, tasks: Iterable[Task], *, overwrite: bool) -> dict[str, Facts]:
         """The facts of those tasks that are finished.
@@ -250,25 +218,6 @@ def _receipt(name: str) -> str:
     return f"{FOLDER}/done/{name}.json"
 
 
-def _read_or_none(place: Place, name: str) -> dict[str, Any] | None:
-    """Read a receipt; None: there is none, or it is damaged."""
-    try:
-        return _read(place, name)
-    except StateError:
-        return None
-
-
-def _listed(place: Place, lists: Iterable[str]) -> set[bytes]:
-    """The files that lists name."""
-    with ThreadPoolExecutor(_CONNECTIONS) as pool:
-        return {name for content in pool.map(place.read, lists) for name in _lines(content)}
-
-
-def _lines(content: bytes | None) -> set[bytes]:
-    """The names in a list, or in none."""
-    return {line.partition(b"\t")[0] for line in (content or b"").split(b"\n") if line}
-
-
 def _plan(job: Job) -> dict[str, Any]:
     plan = {
         "version": 1,
@@ -276,7 +225,7 @@ def _plan(job: Job) -> dict[str, Any]:
         "options": dict(job.options),
         "extras": list(job.extras),
         "tasks": [[task.name, task.fingerprint, list(task.outputs)] for task in job.tasks],
-        **({"lists": True} if job.lists else {}),
+        **({"lists": job.lists} if job.lists else {}),
     }
     return dict(json.loads(_bytes(plan)))  # as it is read
 
@@ -328,8 +277,6 @@ def _said(options: Mapping[str, Any], name: str) -> str:
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """What distinguishes two plans, in words."""
-    if known["version"] != wanted["version"]:
-        return f"it was written by another version of this package (plan {known['version']})"
     if known["command"] != wanted["command"]:
         return f"it was made by {known['command']!r}, and this is {wanted['command']!r}"
     before, now = known["options"], wanted["options"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import platform
 import socket
 import sys
 import warnings
@@ -179,20 +178,10 @@ def _run(folder: str, modules: list[str], work: bytes) -> tuple[Any, Exception |
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            _enter(folder)
+            os.chdir(folder)  # which all machines of the cluster have
             sys.path += [path for path in modules if path not in sys.path]
             fn, args, options = pickle.loads(work)
             value = fn(*args, **options)
         except Exception as problem:
             error = problem
     return value, error, list(getattr(error, "__notes__", ())), [warning.message for warning in warned]
-
-
-def _enter(folder: str) -> None:
-    try:
-        os.chdir(folder)
-    except OSError as error:
-        raise NotADirectoryError(
-            f"machine {platform.node()} of the Ray cluster has no directory {folder}, where this was started: start it "
-            "in a directory that all machines have, such as /, and name files by absolute paths or URLs"
-        ) from error

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 
 from wds_pipes.core.importing import library
-from wds_pipes.io.tasks.engines import Processes, in_this_process
+from wds_pipes.io.tasks.engines import in_processes, in_this_process
 from wds_pipes.io.tasks.journal import Journal, Plan, check_own, facts_of, plan_of, write_receipt
 from wds_pipes.io.tasks.task import Engine, Job, Outcome, Place, Report, Task, Work, shown_place
 
@@ -73,7 +73,7 @@ def run(
             pickle.dumps(job.work)
         except Exception as error:
             raise TypeError(f"work is a function of a module, which other processes can import: {error}") from error
-    engine = engine or (Processes(jobs) if jobs > 1 else in_this_process)
+    engine = engine or (partial(in_processes, jobs) if jobs > 1 else in_this_process)
     tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress and not dry_run else None
 
     journal = Journal(job)
@@ -85,14 +85,12 @@ def run(
     if dry_run:
         report.written, report.facts = [task.name for task in pending], _in_order(job, facts)
         return report
-    if pending and job.prepare is not None:
-        job.prepare()
-    plan = plan_of(job)
+    plan, left = plan_of(job), len(facts) < len(job.tasks)
     call = partial(attempt, job.work, job.place, plan)
     bar = None
     if tqdm is not None:
-        total, left = sum(task.size for task in own), sum(task.size for task in pending)
-        bar = tqdm(total=total, initial=total - left, unit=job.unit, unit_scale=job.unit != "task")
+        total, rest = sum(task.size for task in own), sum(task.size for task in pending)
+        bar = tqdm(total=total, initial=total - rest, unit=job.unit, unit_scale=job.unit != "task")
     try:
         for number in count():
             pending = _round(engine, call, pending, report, last=number + 1 >= attempts, on_task=on_task, bar=bar)
@@ -113,9 +111,9 @@ def run(
     if report.complete:
         if job.tasks:
             check_own(job.place, plan, job.tasks[-1])
-        if job.finish is not None:
+        written = bool(job.extras) and not left and len(job.place.sizes(job.extras)) == len(job.extras)
+        if job.finish is not None and not written:
             job.finish(job.place, list(report.facts.values()))
-        journal.remove_listed()
         job.place.abort_left([name for task in job.tasks for name in task.outputs])
     return report
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from wds_pipes.errors import SampleError, StateError, WdsError
@@ -99,14 +97,6 @@ class Place:
         inside = os.path.realpath(os.path.dirname(path)) == os.path.join(root, os.path.dirname(name)).rstrip("/")
         return inside and not os.path.isdir(path)
 
-    def remove_empty(self, names: Iterable[str]) -> None:
-        """Remove the directories of files if they are empty now; stores have none."""
-        if local_path(self.url) is not None:
-            folders = {str(folder) for name in names for folder in PurePath(name).parents} - {"."}
-            for folder in sorted(folders, key=len, reverse=True):
-                with contextlib.suppress(OSError):  # it is not empty
-                    os.rmdir(self.at(folder))
-
     def abort_left(self, names: Sequence[str]) -> None:
         """Abort the uploads of these files that killed processes have left in S3."""
         outputs = frozenset(names)
@@ -119,34 +109,33 @@ class Place:
             return {name: size for name, size in found.items() if size is not None}
         sizes: dict[str, int] = {}
         for folder in sorted({name.rpartition("/")[0] for name in names}):
-            for name, size in self._listed(folder):
-                sizes[f"{folder}/{name}" if folder else name] = size
+            for entry in self._listed(folder):
+                if entry["type"] == "file":
+                    name = entry["name"].rstrip("/").rpartition("/")[2]
+                    sizes[f"{folder}/{name}" if folder else name] = int(entry["size"] or 0)
         return {name: sizes[name] for name in names if name in sizes}
 
     def has_any(self, folder: str) -> bool:
         """Whether there is anything in a directory."""
         path = local_path(self.at(folder))
         if path is None:
-            return next(self._listed(folder), None) is not None
+            return bool(self._listed(folder))
         try:
             return bool(os.listdir(path))
         except FileNotFoundError:
             return False
 
-    def _listed(self, folder: str) -> Iterator[tuple[str, int]]:
-        """The files in a directory of a store, in one request for a thousand of them."""
+    def _listed(self, folder: str) -> list[dict[str, Any]]:
+        """What is in a directory of a store, in one request for a thousand files."""
         from wds_pipes.io.remote.metadata import ask
 
         url = self.at(folder) if folder else self.url
         try:
-            found = ask(url, self.storage_options, lambda fs, path: fs.ls(path, detail=True))
+            return list(ask(url, self.storage_options, lambda fs, path: fs.ls(path, detail=True)))
         except FileNotFoundError:
-            return
+            return []
         except Exception as error:
             refuse(url, error, self.storage_options, "listed")
-        for entry in found:
-            if entry["type"] == "file":
-                yield entry["name"].rstrip("/").rpartition("/")[2], int(entry["size"] or 0)
 
 
 # What a task does: it writes its outputs to the place, replacing what is there, and returns facts
@@ -166,14 +155,13 @@ class Job:
             what is there, and returns facts that JSON can represent.
         tasks: the parts; their order decides how they are shared.
         options: what the outputs depend on, as JSON values. They are named where a plan differs.
-        finish: called with the place and the facts of all tasks in order when all are finished,
-            each time: it writes what belongs to the whole.
-        extras: the files that ``finish`` writes.
+        finish: called with the place and the facts of all tasks in order when all are finished: it
+            writes what belongs to the whole. It may be called again.
+        extras: the files that ``finish`` writes. If nothing was left to do and all are there, it is
+            not called.
         unit: what the sizes of the tasks count, in the progress bar; ``"B"`` for bytes.
-        prepare: called before tasks run, if any are left: it makes what all of them need.
-        lists: if the outputs are lists of more files that the tasks write, the directory of these:
-            in each line the name of one, which may end with a tab. ``overwrite`` removes those of
-            another job too. Without it, another program may have nothing in this directory.
+        lists: if the outputs are lists of more files that the tasks write, the directory of these.
+            If anything is there, no other job begins, also with ``overwrite``.
     """
 
     command: str
@@ -184,11 +172,10 @@ class Job:
     finish: Callable[[Place, list[Facts]], None] | None = None
     extras: tuple[str, ...] = ()
     unit: str = "task"
-    prepare: Callable[[], None] | None = None
     lists: str = ""
 
     def __post_init__(self) -> None:
-        outputs = [name for task in self.tasks for name in (*task.outputs,)] + list(self.extras)
+        outputs = [name for task in self.tasks for name in task.outputs] + list(self.extras)
         tasks = [task.name for task in self.tasks]
         for name in [*outputs, *tasks]:
             if not is_inside(name):
