@@ -147,7 +147,8 @@ def test_shards_and_states_are_looked_at(tmp_path):
         ):
             result = CliRunner().invoke(main, arguments)
             assert result.exit_code == 0, (arguments, result.output)
-        print(CliRunner().invoke(main, ["state", "show", sys.argv[1] + "/state.pt"]).output.count("needs the torch package"))
+        told = CliRunner().invoke(main, ["state", "show", sys.argv[1] + "/state.pt"]).output
+        print(told.count("needs the torch package"))
         assert "torch" not in sys.modules
     """
     assert run(code, tmp_path) == "1\n"

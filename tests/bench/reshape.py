@@ -31,6 +31,7 @@ from bars import bar, exit_if_missed
 from data import images, tiny
 
 import wds_pipes as wp
+from wds_pipes.cli.jobs import Running
 from wds_pipes.cli.reshaping.inputs import open_inputs
 from wds_pipes.cli.reshaping.plan import Division, plan
 from wds_pipes.io.tasks.running import run
