@@ -56,12 +56,13 @@ PIPES = {
     "mixed": lambda urls: wp.mix({"a": samples(urls[:4]), "b": samples(urls[4:])}, exhausted="drop").stamp_epoch(),
     "batched": lambda urls: samples(urls).stamp_epoch().map_samples(lambda sample: sample),
 }
+OTHERS = {"resampled": lambda urls: samples(urls, resampled=True).stamp_epoch().filter_samples(wanted)}
 KEPT = {"filtered": wanted, "interleaved": wanted}
 
 
 def loader(urls, kind="filtered", **options):
     return wp.PipeLoader(
-        PIPES[kind](urls), **{"batch_size": 4, "collate": stamps, "epoch_end": "loop", "lanes": 2, **options}
+        (PIPES | OTHERS)[kind](urls), **{"batch_size": 4, "collate": stamps, "epoch_end": "loop", "lanes": 2, **options}
     )
 
 
@@ -108,7 +109,7 @@ def test_each_epoch_has_each_sample_once_over_any_history_of_ranks_and_lanes(kin
     assert complete > 5
 
 
-@pytest.mark.parametrize("kind", PIPES)
+@pytest.mark.parametrize("kind", PIPES | OTHERS)
 def test_a_resume_at_each_step_continues_the_stream(kind, urls):
     expected = taken(loader(urls, kind), 45)
     source, states = loader(urls, kind), []
@@ -121,12 +122,11 @@ def test_a_resume_at_each_step_continues_the_stream(kind, urls):
         assert taken(again, 1) == expected[step + 1 : step + 2]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_change_nothing(workers, urls):
+def test_workers_change_nothing(urls):
     expected = taken(loader(urls), 30)
-    source = loader(urls, num_workers=workers, multiprocessing_context="fork")
+    source = loader(urls, num_workers=2, multiprocessing_context="fork")
     assert taken(source, 11) == expected[:11]
-    again = loader(urls, num_workers=workers, multiprocessing_context="fork")
+    again = loader(urls, num_workers=2, multiprocessing_context="fork")
     again.load_state_dict(source.state_dict())
     assert taken(again, 19) == expected[11:]
 
@@ -144,28 +144,6 @@ def test_with_epoch_cuts_equal_epochs_of_full_batches(ranks, urls):
         assert [len(batches) for batches in epochs] == [10, 10, 10]
         assert list(itertools.chain(*epochs)) == expected
         assert source.counts()["delivered"] == 120
-
-
-def test_resampled_shards_on_ranks(urls):
-    def run(rank, state=None):
-        pipe = samples(urls, resampled=True).filter_samples(wanted)
-        source = wp.PipeLoader(
-            pipe, batch_size=3, collate=lambda batch: [sample["__key__"] for sample in batch], epoch_end="loop",
-            rank=rank, world_size=2,
-        )  # fmt: skip
-        source.with_epoch(batches=30)
-        if state is not None:
-            source.load_state_dict(state)
-        return source
-
-    for rank in range(2):
-        source = run(rank)
-        expected = [list(source) for _ in range(3)]
-        half = run(rank)
-        begun = [batch for _, batch in zip(range(7), half, strict=False)]
-        again = run(rank, half.state_dict())
-        assert begun + list(again) == expected[0]
-        assert [list(again), list(again)] == expected[1:]
 
 
 def test_broken_samples_are_skipped_and_max_errors_counts_by_epoch(urls):
@@ -261,10 +239,15 @@ def test_ranks_without_counts_are_pointed_to_it(urls):
         next(iter(source))
 
 
+MANY_LANES = {"sizes": None, "history": [[None, [[0, 900_000]]]], "remainders": [], "counts": {}}
 DAMAGED = {
     "later is no list": (lambda state: state["partition"].update(later=7), "the later epochs of its partition is 7"),
     "a later epoch is no partition": (lambda state: state["partition"].update(later=[7]), "its partition is 7"),
     "an epoch below 0": (lambda state: position(state).update(epoch=-1), "cannot stand at epoch=-1"),
+    "a later epoch with more lanes than can be": (
+        lambda state: state["partition"].update(later=[MANY_LANES] * 1000),
+        "at most 1000000 can be",
+    ),
     "an epoch that is a text": (lambda state: position(state).update(epoch="1"), "cannot stand at epoch='1'"),
 }
 
@@ -285,18 +268,6 @@ def test_a_damaged_state(damage, urls):
     edit, message = DAMAGED[damage]
     edit(state)
     with pytest.raises(wp.StateError, match=message):
-        loader(urls, lanes=2).load_state_dict(state)
-
-
-def test_a_later_epoch_with_more_lanes_than_can_be_is_refused_at_once(urls):
-    source = loader(urls, lanes=3)
-    taken(source, 30)
-    other = loader(urls, lanes=2)
-    other.load_state_dict(source.state_dict())
-    state = json.loads(json.dumps(other.state_dict()))
-    one = {"sizes": None, "history": [[None, [[0, 900_000]]]], "remainders": [], "counts": {}}
-    state["partition"]["later"] = [one] * 1000
-    with pytest.raises(wp.StateError, match="at most 1000000 can be"):
         loader(urls, lanes=2).load_state_dict(state)
 
 
@@ -354,8 +325,7 @@ def test_steps_after_batches_that_leave_nothing_are_an_error(leave_out, urls):
     assert len(taken(wp.PipeLoader(rare, epoch_end="loop"), 1)[0]) == 500  # of nine epochs
 
 
-@pytest.mark.parametrize("cut", [None, 4])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "cut"), [(0, None), (2, 4)])
 def test_iterations_continue_the_stream_after_a_break_and_a_close(workers, cut, urls):
     """There is no other epoch to begin: the lanes have begun the next ones already."""
     expected = taken(loader(urls), 30)
@@ -471,8 +441,7 @@ def test_many_repartitions_of_epochs_that_no_lane_has_begun_leave_no_trace(urls)
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(("context", "persistent"), [("fork", True), ("forkserver", False)])
 def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
     def make(workers):
         pipe = samples(urls).shuffle_buffer(3)

@@ -169,8 +169,7 @@ def test_resumes_exactly_in(make):
     assert len(whole[0]) == len(whole[2])
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("cut", [0, 2, 6, 7, 9])
+@pytest.mark.parametrize(("workers", "cut"), [(1, 0), (3, 2), (3, 6), (1, 7), (3, 9)])
 def test_resumes_exactly_with_workers(workers, cut):
     """StatefulDataLoader has sent the workers indices ahead; 6 batches are an epoch, and 7 is taken
     after its end.
@@ -212,12 +211,9 @@ def test_a_state_of_a_loader_after_an_epoch_that_set_epoch_selected():
     assert list(resumed) == epochs(3)[2]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
 def test_in_a_plain_dataloader(workers, persistent):
     """By sampler or batch_sampler; the state of the sampler is right between epochs."""
-    if persistent and not workers:
-        return
     options = {"num_workers": workers, "persistent_workers": persistent}
     for loader in (
         DataLoader(Squares(), sampler=order(), batch_size=None, **options),

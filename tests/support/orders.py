@@ -2,7 +2,6 @@
 other numbers of ranks and workers, with other batch sizes and other ends of epochs.
 """
 
-import hashlib
 import json
 from collections import Counter
 from functools import cache
@@ -83,11 +82,6 @@ class Outcome(NamedTuple):
     lost: int
     repeated: int
     changes: int
-
-    @property
-    def digests(self) -> tuple[str, str]:
-        found, expected = (hashlib.blake2b(json.dumps(part).encode()).hexdigest() for part in self[:2])
-        return found, expected
 
 
 def play(urls: list[str], samples: int, order: Order, phases: list[Phase], *, processes: bool = False) -> Outcome:
