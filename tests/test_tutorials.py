@@ -67,9 +67,7 @@ def test_the_notebook_has_the_cells_of_the_script(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", named(WITH_PROCESSES))
 def test_it_runs_as_a_script_where_processes_are_not_forked(path):
-    """From another directory than its own, and under forkserver, Python 3.14's default;
-    tests/bench/documents.py runs all of them in every way.
-    """
+    """From another directory than its own, and under forkserver, Python 3.14's default."""
     with tempfile.TemporaryDirectory() as directory:
         done = run_script(path, "forkserver", directory)
     assert done.returncode == 0, done.stderr

@@ -111,12 +111,3 @@ os.environ.update({environment!r})
 tempfile.tempdir = None
 del os, tempfile
 """
-
-
-def run_notebook(path: Path):
-    """Run a tutorial in a kernel of its own: see ``Notebooks.run``."""
-    notebooks = Notebooks()
-    try:
-        return notebooks.run(path)
-    finally:
-        notebooks.close()
