@@ -173,19 +173,6 @@ def test_shards_in_one_tar(outer, local, monkeypatch):
     assert most == [1]
 
 
-def test_what_a_store_says_is_asked_for_twice(slow, local):
-    """Of each shard, also where that takes a list of its directory; and of a part, once."""
-    asked, info = [], slow.info
-
-    def count(self, path, **options):
-        asked.append(path)
-        return info(self, path, **options)
-
-    slow.info = count
-    assert finishes(samples("slow://x/0.tar", readahead_bytes=64 << 20)) == list(map(bare, samples(local[0])))
-    assert len(asked) <= 3  # the first and the last request
-
-
 def test_a_fork_while_a_call_runs(outer, local, monkeypatch):
     """The child does not wait for it."""
     read, runs, goes_on = TarFileSystem.cat_file, threading.Event(), threading.Event()

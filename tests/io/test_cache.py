@@ -22,7 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import CONTEXT
-from remote_store import Store, WebStore, fetch_web
+from remote_store import FromOffset, Store, fetch_web
+from serving import serving
 from waiting import wait_for
 
 from wds_pipes import CacheError, ShardError
@@ -157,8 +158,10 @@ def opened(data):
 # Storing and reading
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, 3 * MB])
-@pytest.mark.parametrize("options", [{}, {"sized": False}, {"tagged": False}])
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [(0, {}), (1, {}), (1000, {"tagged": False}), (0, {"sized": False}), (3 * MB, {"sized": False}), (3 * MB, {})],
+)
 def test_stored_once(tmp_path, cache, size, options):
     """The second time nothing is asked for, even if the store is gone."""
     store = Store(tmp_path / "store", **options)
@@ -464,13 +467,11 @@ def download(cache, url, fetcher, argument, answers=None):
 def test_eight_processes_one_download(cache):
     """From a real web server."""
     data = noise(8 * MB)
-    web = WebStore({"/a.tar": data})
-    with web.server:
-        thread = threading.Thread(target=web.server.serve_forever, args=(0.01,))
-        thread.start()
+    asked = []
+    with serving(FromOffset, data=data, asked=asked) as address:
         answers = CONTEXT.Queue()
         processes = [
-            CONTEXT.Process(target=download, args=(cache, f"{web.url}/a.tar", fetch_web, f"{web.url}/a.tar", answers))
+            CONTEXT.Process(target=download, args=(cache, f"{address}/a.tar", fetch_web, f"{address}/a.tar", answers))
             for _ in range(8)
         ]
         for process in processes:
@@ -478,10 +479,8 @@ def test_eight_processes_one_download(cache):
         assert {answers.get(timeout=120) for _ in processes} == {digest(data)}
         for process in processes:
             process.join()
-        web.server.shutdown()
-        thread.join()
     answers.close()
-    assert web.asked == [("/a.tar", 0)]
+    assert asked == [("/a.tar", 0)]
     check(cache, {"a.tar": data})
 
 

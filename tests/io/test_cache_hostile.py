@@ -7,13 +7,13 @@ import os
 import signal
 import stat
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from launch import CONTEXT
 from remote import content
 from remote_store import Store
+from serving import Quiet, serving
 from test_cache import Gate, digest, download, noise, wait_for
 
 import wds_pipes as wp
@@ -66,7 +66,7 @@ def server(answers):
     """
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             body = answers[min(len(asked), len(answers) - 1)]
             asked.append(self.path)
@@ -76,13 +76,8 @@ def server(answers):
             with contextlib.suppress(OSError):
                 self.wfile.write(body)
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        yield f"http://127.0.0.1:{web.server_port}/x.tar", asked
-        web.shutdown()
+    with serving(Handler) as address:
+        yield f"{address}/x.tar", asked
 
 
 # What is stored
@@ -336,35 +331,25 @@ def test_closing_does_not_wait_for_the_first_byte(cache, shard):
     """A server has not answered yet when the consumer gives up."""
     asked, answer = threading.Event(), threading.Event()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             asked.set()
             answer.wait(60)
             answer.set()
 
-        def log_message(self, *args):
-            pass
-
     before = signal.signal(signal.SIGUSR1, interrupt)
     main = threading.main_thread().ident
     try:
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-            threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
+        with serving(Handler) as address:
             threading.Thread(
                 target=lambda: asked.wait(60) and signal.pthread_kill(main, signal.SIGUSR1), daemon=True
             ).start()
-            pipe = (
-                wp.ShardList(f"http://127.0.0.1:{web.server_port}/x.tar")
-                .open_shards(cache=cache)
-                .load_tar()
-                .group_by_key()
-            )
+            pipe = wp.ShardList(f"{address}/x.tar").open_shards(cache=cache).load_tar().group_by_key()
             with pytest.raises(GivenUpError):
                 list(pipe)
             del pipe
             assert not answer.is_set()
             assert not [thread for thread in threading.enumerate() if thread.name == "wds_pipes-cache"]
             answer.set()
-            web.shutdown()
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -2,13 +2,11 @@
 wrong bytes, a short shard in silence, or a hang.
 """
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 from lies import Case, Trials
 from remote import content, samples
 from servers.lying import Lie
+from serving import Quiet, serving
 
 import wds_pipes as wp
 
@@ -80,7 +78,7 @@ def test_a_byte_now_and_then_is_no_progress(tmp_path):
     assert [outcomes[case].kind for case in dripping] == ["error", "error"]
 
 
-class Endless(BaseHTTPRequestHandler):
+class Endless(Quiet):
     """Sends ``data`` and then the same for ever."""
 
     data = after = b""
@@ -95,18 +93,12 @@ class Endless(BaseHTTPRequestHandler):
         except OSError:  # the client has had enough
             pass
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.mark.parametrize("after", [b"\0" * (1 << 20), b"\1" * (1 << 20)], ids=["zeros", "others"])
 def test_a_shard_that_goes_on_for_ever(after, local, monkeypatch):
     monkeypatch.setattr("wds_pipes.tar.ends._MOST_AFTER", 1 << 23)
-    Endless.data, Endless.after = content(local[0]), after
-    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            with pytest.raises(wp.ShardError, match="goes on for more than 8388608 bytes"):
-                list(samples(f"http://127.0.0.1:{server.server_port}/0.tar"))
-        finally:
-            server.shutdown()
+    with (
+        serving(Endless, data=content(local[0]), after=after) as address,
+        pytest.raises(wp.ShardError, match="goes on for more than 8388608 bytes"),
+    ):
+        list(samples(f"{address}/0.tar"))

@@ -1,21 +1,19 @@
 """Redirects of web servers: what is sent on to another origin, and what is not."""
 
 import contextlib
-import datetime
 import json
 import os
-import ssl
-import threading
 import traceback
 import warnings
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from shutil import copyfile
+from typing import NamedTuple
 
 import aiohttp
 import fsspec.config
 import pytest
 from click.testing import CliRunner
 from remote import bare, content, samples
+from serving import Quiet, certified, serving
 
 import wds_pipes as wp
 from wds_pipes import ShardError
@@ -26,7 +24,7 @@ from wds_pipes.tar import index_shards
 SECRET = "5ecret"
 
 
-class Site(BaseHTTPRequestHandler):
+class Site(Quiet):
     """Gives ``objects`` by their paths, or the address of a redirect; notes the headers that
     came.
     """
@@ -34,9 +32,6 @@ class Site(BaseHTTPRequestHandler):
     objects = ()
     code = 302
     came = ()
-
-    def log_message(self, *args):
-        pass
 
     def do_HEAD(self):
         self.do_GET()
@@ -56,12 +51,12 @@ class Site(BaseHTTPRequestHandler):
             self.wfile.write(b"" if self.command == "HEAD" else found or b"")
 
 
-class Running:
+class Running(NamedTuple):
     """A site that runs: its ``address``, the ``objects`` to fill, and what ``came``."""
 
-    def __init__(self, server, scheme):
-        self.address = f"{scheme}://127.0.0.1:{server.server_port}"
-        self.objects, self.came = server.RequestHandlerClass.objects, server.RequestHandlerClass.came
+    address: str
+    objects: dict
+    came: list
 
     def leaked(self):
         return [
@@ -75,44 +70,12 @@ def site(tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(code=302, tls=False):
-            server = stack.enter_context(
-                ThreadingHTTPServer(
-                    ("127.0.0.1", 0), type("Handler", (Site,), {"objects": {}, "code": code, "came": []})
-                )
-            )
-            if tls:
-                server.socket = tls_of(tmp_path).wrap_socket(server.socket, server_side=True)
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            stack.callback(server.shutdown)
-            return Running(server, "https" if tls else "http")
+            objects, came = {}, []
+            secure = certified(tmp_path) if tls else None
+            address = stack.enter_context(serving(Site, tls=secure, code=code, objects=objects, came=came))
+            return Running(address, objects, came)
 
         yield start
-
-
-def tls_of(folder):
-    """What a server says that has signed its certificate itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key, name = (
-        ec.generate_private_key(ec.SECP256R1()),
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")]),
-    )
-    begin = datetime.datetime(2020, 1, 1)
-    builder = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
-    )
-    certificate = (
-        builder.not_valid_before(begin)
-        .not_valid_after(begin + datetime.timedelta(days=36500))
-        .sign(key, hashes.SHA256())
-    )
-    words = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / "site.pem").write_bytes(key.private_bytes(*words) + certificate.public_bytes(serialization.Encoding.PEM))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "site.pem")
-    return context
 
 
 def basic():
@@ -233,7 +196,7 @@ def test_an_index_and_what_is_looked_for_beside_it(site):
     index = json.dumps({"wids_version": 1, "shardlist": [{"url": "x.tar", "nsamples": 3}]}).encode()
     for name in ("index.json", "d/"):
         first.objects[f"/{name}"] = f"{second.address}/{name}"
-    second.objects |= {"/index.json": index, "/d/": b'<a href="x-1.tar">x-1.tar</a>', "/d/x-1.tar": b""}
+    second.objects.update({"/index.json": index, "/d/": b'<a href="x-1.tar">x-1.tar</a>', "/d/x-1.tar": b""})
     first.objects["/d/x-1.tar"] = b""
     options = {"storage_options": {"headers": HEADERS, "client_kwargs": {"auth": None, "cookies": {"c": SECRET}}}}
     assert ShardList(f"{first.address}/index.json", **options).samples == [3]

@@ -2,7 +2,6 @@
 what is left when iteration stops.
 """
 
-import collections
 import gc
 import json
 import os
@@ -291,14 +290,6 @@ def test_answers_may_come_in_any_order(web, local):
         assert list(map(bare, pipe)) == list(map(bare, samples(local)))
 
 
-def test_two_pipes_at_once(remote, local):
-    urls = put_all(remote, local[:2])
-    one, other = samples(urls, remote), samples(urls[::-1], remote)
-    pairs = list(zip(one, other))
-    assert [bare(first) for first, _ in pairs] == list(map(bare, samples(local[:2])))
-    assert [bare(second) for _, second in pairs] == list(map(bare, samples(local[1::-1])))
-
-
 def test_many_epochs(remote, tmp_path):
     """Connections are kept, and nothing adds up."""
     urls = put_all(remote, make_shards(tmp_path, shards=3, samples=5))
@@ -323,26 +314,3 @@ def test_other_threads(remote, local, stage):
     thread.start()
     thread.join(20)
     assert found == list(map(bare, samples(local[:2])))
-
-
-def test_a_resume_at_the_very_end(remote, tmp_path):
-    """Of a shard without an end-of-archive mark: there is nothing left, which is no error."""
-    path = make_shards(tmp_path, shards=1, samples=3)[0]
-    data = content(path).rstrip(b"\0")
-    data += bytes(-len(data) % 512)
-    url = remote.put("cut.tar", data)
-    with pytest.warns(wp.ShardWarning):
-        assert len(list(samples(url, remote))) == 3
-
-
-def test_ranges_are_longer_where_responses_take_long(web, tmp_path):
-    """Once latency and rate are known, and as long as the shards ahead leave something for each
-    connection.
-    """
-    paths = make_shards(tmp_path, shards=5, samples=12, fields={"bin": lambda rng, _: rng.randbytes(1_000_000)})
-    urls = put_all(web, paths)
-    web.faults.rules({"match": web.reads, "latency": 1})
-    assert len(list(samples(urls))) == 60
-    counts = collections.Counter(request.path for request in web.faults.stats(web.reads))
-    *_, third, _, _ = (counts[path] for path in sorted(counts))
-    assert third < 8  # which is one for each connection

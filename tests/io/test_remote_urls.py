@@ -5,14 +5,13 @@ import re
 import subprocess
 import sys
 import textwrap
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import fsspec
 import psutil
 import pytest
 from remote import bare, content, put_all, samples
 from servers.process import Missing, await_answer, free_port, need, running
+from serving import Quiet, serving
 
 from wds_pipes import ShardError
 from wds_pipes.testing import make_shards
@@ -178,7 +177,7 @@ def test_requester_pays(local):
     """The header goes with each request: without it, S3 refuses readers who are to pay."""
     seen, data = [], content(local[0])
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Quiet):
         def do_GET(self):
             seen.append(self.headers.get("x-amz-request-payer"))
             start, end = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
@@ -189,19 +188,9 @@ def test_requester_pays(local):
             self.end_headers()
             self.wfile.write(part)
 
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        options = {
-            "key": "k",
-            "secret": "s",
-            "endpoint_url": f"http://127.0.0.1:{server.server_port}",
-            "requester_pays": True,
-        }
+    with serving(Answer) as address:
+        options = {"key": "k", "secret": "s", "endpoint_url": address, "requester_pays": True}
         assert len(list(samples("s3://bucket/x.tar", storage_options=options, readahead_bytes=1 << 20))) == 40
-        server.shutdown()
     assert len(seen) >= 2
     assert set(seen) == {"requester"}
 

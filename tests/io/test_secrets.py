@@ -2,14 +2,13 @@
 
 import json
 import logging
-import threading
 import traceback
 import warnings
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from click.testing import CliRunner
 from servers.process import free_port
+from serving import Quiet, serving
 
 import wds_pipes as wp
 from wds_pipes.cli import main
@@ -30,7 +29,7 @@ def server(tmp_path_factory):
     with open(path, "rb") as file:
         shard = file.read()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             what, _, query = self.path.partition("?")
             what = what.rpartition("/")[2].partition(";")[0]
@@ -49,14 +48,9 @@ def server(tmp_path_factory):
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *args):
-            pass
-
     port = free_port()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
-        threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
-        yield web.server_port
-        web.shutdown()
+    with serving(Handler) as address:
+        yield address.removeprefix("http://")
 
 
 def chain(error):
@@ -102,7 +96,7 @@ def test_whatever_goes_wrong(server, caplog, tmp_path, workers, cached):
     hosts |= {"no package": "hf-made-up://{}@h", "no protocol": "made-up://{}@h"}
     said = []
     for case in CASES if not workers else ["loop", "odd", "page", "a bad port"]:
-        host = hosts.get(case, f"http://{{}}@127.0.0.1:{server}").format("user:canary-in-user")
+        host = hosts.get(case, f"http://{{}}@{server}").format("user:canary-in-user")
         url = f"{host}/{case.replace(' ', '-')};token=canary-in-path?part=1&%74oken=canary-in-query&jwt=canary-in-query#code=canary-in-fragment"  # noqa: E501
         cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB") if cached else None
         options = OPTIONS if case != "no protocol" else {}
@@ -131,7 +125,7 @@ def test_whatever_goes_wrong(server, caplog, tmp_path, workers, cached):
 @pytest.mark.parametrize("case", ["404", "403"])
 def test_patterns_and_indices(server, case):
     """What is listed or read before the iteration."""
-    url = f"http://user:canary-in-user@127.0.0.1:{server}/{case}"
+    url = f"http://user:canary-in-user@{server}/{case}"
     query = "jwt=canary-in-query"
     with pytest.raises((wp.ShardError, ValueError)) as failed:
         wp.ShardList(f"{url}/*.tar?{query}", storage_options=OPTIONS)

@@ -4,14 +4,12 @@ be left waiting there.
 
 import contextlib
 import re
-import ssl
-import subprocess
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from remote import bare, content, samples
+from serving import Quiet, certified, serving
 
 from wds_pipes.datapipes.pipe import as_stage
 from wds_pipes.testing import make_shards
@@ -19,16 +17,13 @@ from wds_pipes.testing import make_shards
 SIZE = 3_000_000
 
 
-class Uneven(BaseHTTPRequestHandler):
+class Uneven(Quiet):
     """Answers many requests on a connection; each body comes at once up to a place, and the rest
     of it in drops.
     """
 
     protocol_version = "HTTP/1.1"
     data = b""
-
-    def log_message(self, *args):
-        pass
 
     def do_GET(self):
         parts = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
@@ -59,36 +54,9 @@ def server(request, tmp_path):
         def data(self):
             return kinds[self.path]
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Of) as server:
-        server.daemon_threads = True
-        options = {}
-        if request.param == "https":
-            name, key = tmp_path / "name.pem", tmp_path / "key.pem"
-            make = [
-                "openssl",
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=localhost",
-                "-addext",
-                "subjectAltName=IP:127.0.0.1",
-            ]
-            try:
-                subprocess.run([*make, "-keyout", str(key), "-out", str(name)], check=True, capture_output=True)
-            except FileNotFoundError:
-                pytest.skip("needs openssl to make a certificate")
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(name, key)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-            options = {"ssl": ssl.create_default_context(cafile=str(name))}
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield [f"{request.param}://127.0.0.1:{server.server_port}/{number}.tar" for number in range(3)], paths, options
-        server.shutdown()
+    options = {"ssl": False} if request.param == "https" else {}
+    with serving(Of, tls=certified(tmp_path) if options else None) as address:
+        yield [f"{address}/{number}.tar" for number in range(3)], paths, options
 
 
 @pytest.mark.parametrize("connections", [1, 2])
@@ -106,11 +74,8 @@ def test_all_comes_in_time(server, connections):
 class Bursts(Uneven):
     """A body comes at once up to a place, then a little, then nothing until a test says so."""
 
-    requests = 0
-    go_on = threading.Event()
-
     def do_GET(self):
-        type(self).requests += 1
+        self.requests.append(self.path)
         self.send_response(206)
         self.send_header("Content-Range", f"bytes 0-{len(self.data) - 1}/{len(self.data)}")
         self.send_header("Content-Length", str(len(self.data)))
@@ -126,22 +91,12 @@ class Bursts(Uneven):
 def test_what_has_come_is_not_held_back(tmp_path):
     """Where a fast connection becomes silent."""
     [path] = make_shards(tmp_path, shards=1, samples=60, fields={"bin": lambda rng, _: rng.randbytes(99_000)})
-    kind = type("Of", (Bursts,), {"data": content(path)})
-    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        items = iter(
-            samples(
-                f"http://127.0.0.1:{server.server_port}/x.tar",
-                connections=1,
-                readahead_bytes=8 << 20,
-                timeout_seconds=120,
-            )
-        )
+    requests, go_on = [], threading.Event()
+    with serving(Bursts, data=content(path), requests=requests, go_on=go_on) as address:
+        items = iter(samples(f"{address}/x.tar", connections=1, readahead_bytes=8 << 20, timeout_seconds=120))
         # the 30th is known to be whole when the 31st has been read, at byte 3 095 040
         found = [bare(next(items)) for _ in range(30)]
-        kind.go_on.set()
+        go_on.set()
         found += map(bare, items)
         assert found == list(map(bare, samples(path)))
-        assert kind.requests == 1
-        server.shutdown()
+        assert len(requests) == 1

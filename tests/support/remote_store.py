@@ -5,7 +5,8 @@ processes.
 import os
 import time
 import urllib.request
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from serving import Quiet
 
 
 class Store:
@@ -76,31 +77,21 @@ class Answer:
         self.file.close()
 
 
-class WebStore:
-    """A web server over ``objects`` that notes the requested offsets."""
+class FromOffset(Quiet):
+    """Sends ``data`` from the requested offset on, and notes these in ``asked``."""
 
-    def __init__(self, objects):
-        asked = self.asked = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                data = objects[self.path]
-                start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
-                asked.append((self.path, start))
-                self.send_response(206)
-                self.send_header("ETag", str(hash(data)))
-                self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-                self.send_header("Content-Length", str(len(data) - start))
-                self.end_headers()
-                for place in range(start, len(data), 1 << 18):
-                    self.wfile.write(data[place : place + (1 << 18)])
-                    time.sleep(0.01)
-
-            def log_message(self, *args):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+    def do_GET(self):
+        data = self.data
+        start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        self.asked.append((self.path, start))
+        self.send_response(206)
+        self.send_header("ETag", str(hash(data)))
+        self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        for place in range(start, len(data), 1 << 18):
+            self.wfile.write(data[place : place + (1 << 18)])
+            time.sleep(0.01)
 
 
 def fetch_web(url):

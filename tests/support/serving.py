@@ -1,0 +1,55 @@
+"""Web servers in a thread of this process."""
+
+import contextlib
+import datetime
+import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Quiet(BaseHTTPRequestHandler):
+    """A handler that prints nothing about its requests."""
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextlib.contextmanager
+def serving(handler, *, tls=None, **attributes):
+    """Run a server whose handler has these attributes, and yield its address; ``tls`` is an
+    ssl.SSLContext.
+    """
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (handler,), attributes)) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+def certified(folder):
+    """The ssl.SSLContext of a server that has signed its certificate itself."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key, name = (
+        ec.generate_private_key(ec.SECP256R1()),
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")]),
+    )
+    begin = datetime.datetime(2020, 1, 1)
+    builder = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    )
+    certificate = (
+        builder.not_valid_before(begin)
+        .not_valid_after(begin + datetime.timedelta(days=36500))
+        .sign(key, hashes.SHA256())
+    )
+    words = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "site.pem").write_bytes(key.private_bytes(*words) + certificate.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "site.pem")
+    return context
