@@ -486,7 +486,7 @@ def test_every_image_spec_of_webdataset_is_known():
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_image_specs_decode_as_in_webdataset(spec, mode):
     """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its
-    channel dimension.
+    channel dimension. Ours can be written to, in memory of its own order.
     """
     data = png(mode)
     expected = webdataset.autodecode.ImageHandler(spec)("png", data)
@@ -498,28 +498,10 @@ def test_image_specs_decode_as_in_webdataset(spec, mode):
     if spec in ("torchl", "torchl8"):
         expected = expected[None]
     assert same(value, expected)
-
-
-@pytest.mark.parametrize("spec", THEIR_SPECS)
-def test_image_specs_decode_as_their_names_say(spec):
-    """dtype, layout and range; the memory is writable and, for tensors, contiguous."""
-    value = decode("png", png("RGBA"), spec)
-    channels = {"l": 1, "rgb": 3, "rgba": 4}[IMAGE_SPECS[spec][0].lower()]
-    if spec.startswith("pil"):
-        assert value.size == (7, 5)
-        assert len(value.getbands()) == channels
-        return
-    if spec.startswith("torch"):
-        assert value.shape == (channels, 5, 7)
-        assert value.is_contiguous()
-        value = value.numpy()
-    else:
-        assert value.shape == ((5, 7) if channels == 1 else (5, 7, channels))
-    assert value.flags.writeable
-    assert value.flags.c_contiguous
-    assert value.dtype == (np.uint8 if spec.endswith("8") else np.float32)
-    assert 0.9 < value.max() / (255 if spec.endswith("8") else 1) <= 1
-    value[...] = 0
+    if not spec.startswith("pil"):
+        flags = np.asarray(value).flags
+        assert flags.writeable
+        assert flags.c_contiguous
 
 
 @pytest.mark.parametrize("extension", LOSSLESS)
@@ -669,23 +651,6 @@ def test_the_size_of_a_webp_is_that_of_its_header(options):
     assert decode("webp", data, "rgb8", max_image_pixels=1500).shape == (5, 300, 3)
     with pytest.raises(ValueError, match="300 x 5 pixels"):
         decode("webp", data, "rgb8", max_image_pixels=1499)
-
-
-def test_a_decoded_image_takes_the_memory_that_is_documented():
-    """20 bytes a pixel, 36 as floats; the memory of Pillow (up to 16 bytes a pixel) is not seen
-    here.
-    """
-    data = png_of(np.zeros((1000, 1000, 3), np.uint8))
-    for spec, most in (("rgb8", 8), ("rgb", 20), ("torchrgba8", 12), ("torchrgba", 36)):
-        tracemalloc.start()
-        decode("png", data, spec)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < most * 1_000_000
-
-
-def png_of(pixels):
-    return image_bytes(pixels, "PNG")
 
 
 # Names of fields
@@ -980,36 +945,32 @@ def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
         assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
 
 
-@pytest.mark.parametrize("extension", ["gif", "bmp", "tif", "png", "webp"])
-@pytest.mark.parametrize("key", [3, bytes(range(0, 256, 16))], ids=["a key", "alphas"])
-def test_the_transparency_of_a_palette_is_written_or_refused(extension, key):
+TRANSPARENT = {
+    "a colour of a palette": (lambda: Image.fromarray(PIXELS).convert("RGB").quantize(16), 3, {"png", "webp", "gif"}),
+    "alphas of a palette": (
+        lambda: Image.fromarray(PIXELS).convert("RGB").quantize(16),
+        bytes(range(0, 256, 16)),
+        {"png", "webp"},
+    ),
+    "a colour": (lambda: Image.fromarray(PIXELS).convert("RGB"), tuple(map(int, PIXELS[0, 0, :3])), {"png", "gif"}),
+    "a grey": (lambda: Image.fromarray(PIXELS[..., 0].copy()), int(PIXELS[0, 0, 0]), {"png", "gif", "webp"}),
+}
+
+
+@pytest.mark.parametrize("extension", ["png", "jpg", "webp", "gif", "bmp", "tif", "ppm"])
+@pytest.mark.parametrize("kind", TRANSPARENT)
+def test_transparency_is_written_or_refused(extension, kind):
     """A GIF holds one colour that is transparent, other formats none or all."""
     if extension == "webp" and not features.check("webp"):
         pytest.skip("this Pillow has no WebP")
-    image = Image.fromarray(PIXELS).convert("RGB").quantize(16)
+    make, key, held = TRANSPARENT[kind]
+    image = make()
     image.info["transparency"] = key
-    if extension in ("png", "webp") or (extension, key) == ("gif", 3):
+    if extension in held:
         found = decode(extension, encode(extension, image), "rgba8")
         assert same(found[..., 3], np.array(image.convert("RGBA"))[..., 3])
     else:
         with pytest.raises(ValueError, match=r"would drop the transparency|holds one transparent colour"):
-            encode(extension, image)
-
-
-@pytest.mark.parametrize("extension", ["png", "jpg", "webp", "gif", "bmp", "tif", "ppm"])
-@pytest.mark.parametrize(("mode", "key"), [("RGB", (1, 2, 3)), ("L", 7)])
-def test_a_colour_that_is_transparent_is_written_or_refused(extension, mode, key):
-    if extension == "webp" and not features.check("webp"):
-        pytest.skip("this Pillow has no WebP")
-    image = Image.new(mode, (4, 4), key)
-    image.putpixel((0, 0), 200 if mode == "L" else (200, 200, 200))
-    image.info["transparency"] = key
-    if extension in ("png", "gif") or (extension, mode) == ("webp", "L"):
-        assert same(
-            decode(extension, encode(extension, image), "rgba8")[..., 3], np.array(image.convert("RGBA"))[..., 3]
-        )
-    else:
-        with pytest.raises(ValueError, match="would drop the transparency"):
             encode(extension, image)
 
 

@@ -91,8 +91,9 @@ def test_an_audio_reader_decodes_what_is_read(name, sounds):
     assert np.array_equal(early, whole[:, rate // 4 : rate // 4 + rate // 2])
 
 
-@pytest.mark.parametrize("name", ["wav", "flac", "ogg", "opus", "mp3"])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "i2"])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("wav", "f4"), ("wav", "i2"), ("flac", "f8"), ("ogg", "i2"), ("opus", "f4"), ("mp3", "f8")]
+)
 def test_the_order_of_bytes_does_not_matter(name, dtype):
     pytest.importorskip("soundfile")
     wave = np.sin(np.arange(4800) / 10)[None] / 2
@@ -124,21 +125,6 @@ def test_m4a_is_decoded():
     found, rate = decoded("m4a", file.getvalue(), "audio")
     assert (rate, found.shape[0]) == (RATE, 2)
     assert abs(found.shape[1] - samples.shape[1]) <= 2048
-
-
-def test_what_soundfile_refuses_is_read_by_pyav():
-    """A WAV of a codec that only FFmpeg has."""
-    av = pytest.importorskip("av")
-    soundfile, file = pytest.importorskip("soundfile"), io.BytesIO()
-    with av.open(file, "w", format="wav") as container:
-        stream = container.add_stream("adpcm_swf", rate=22050, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.int16), format="s16", layout="mono")
-        frame.sample_rate = 22050
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    with pytest.raises(soundfile.LibsndfileError):
-        soundfile.read(io.BytesIO(file.getvalue()))
-    assert decoded("wav", file.getvalue(), "audio")[1] == 22050
 
 
 def test_other_audio_is_an_error(sounds):
@@ -193,7 +179,7 @@ def test_a_clip_has_the_frames_that_begin_in_it(name, films, first, count, befor
     assert np.array_equal(clip, whole[first : first + count])
 
 
-@pytest.mark.parametrize("rate", [30, 24, 30_000 / 1001])
+@pytest.mark.parametrize("rate", [24, 30_000 / 1001])
 @pytest.mark.parametrize("name", VIDEO)
 def test_a_clip_has_its_frames_where_times_are_rounded(name, rate):
     """Matroska rounds the times of frames to milliseconds."""
