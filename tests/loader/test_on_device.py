@@ -247,36 +247,49 @@ def test_errors_name_the_sample():
         wp.DecodeOnDevice("jpg", size=32, device="cpu", max_image_pixels=10_000)(large)
 
 
-def test_wrong_arguments():
-    with pytest.raises(ValueError, match="names of fields, or places"):
-        wp.DecodeOnDevice(size=32)
-    with pytest.raises(ValueError, match="names of fields, or places"):
-        wp.DecodeOnDevice("jpg", 1, size=32)
-    with pytest.raises(ValueError, match="spec is one of torchl8, torchrgb8"):
-        wp.DecodeOnDevice("jpg", spec="rgb8", size=32)
-    for device in ("gpu", "mps", "meta"):
-        with pytest.raises(ValueError, match=f"device is 'cuda', such as 'cuda:1', or 'cpu', not '{device}'"):
-            wp.DecodeOnDevice("jpg", size=32, device=device)
-    with pytest.raises(TypeError, match="on_device is a function of a batch"):
-        wp.PipeLoader(wp.ShardList(["a.tar"]).open_shards(), on_device="cuda")
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: wp.DecodeOnDevice(size=32), ValueError, "names of fields, or places"),
+        (lambda: wp.DecodeOnDevice("jpg", 1, size=32), ValueError, "names of fields, or places"),
+        (lambda: wp.DecodeOnDevice("jpg", spec="rgb8", size=32), ValueError, "spec is one of torchl8, torchrgb8"),
+        *(
+            (lambda device=device: wp.DecodeOnDevice("jpg", size=32, device=device), ValueError, f"not '{device}'")
+            for device in ("gpu", "mps", "meta")
+        ),
+        (
+            lambda: wp.PipeLoader(wp.ShardList(["a.tar"]).open_shards(), on_device="cuda"),
+            TypeError,
+            "on_device is a function of a batch",
+        ),
+    ],
+)
+def test_wrong_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
 
 
-def test_wrong_batches(monkeypatch):
-    on_device = wp.DecodeOnDevice("jpg", size=32, device="cpu")
-    with pytest.raises(TypeError, match="finds none of its fields in a batch of the fields 'png'"):
-        on_device({"png": [b""]})
-    with pytest.raises(TypeError, match=r"which field 'jpg' is not: leave its decoding out"):
-        on_device({"jpg": torch.zeros(3)})
-    with pytest.raises(TypeError, match=r"which field 'jpg' is not: leave its decoding out"):
-        on_device({"jpg": [b"", None]})
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"png": [b""]}, "finds none of its fields in a batch of the fields 'png'"),
+        ({"jpg": torch.zeros(3)}, "which field 'jpg' is not: leave its decoding out"),
+        ({"jpg": [b"", None]}, "which field 'jpg' is not: leave its decoding out"),
+    ],
+)
+def test_wrong_batches(batch, message):
+    with pytest.raises(TypeError, match=message):
+        wp.DecodeOnDevice("jpg", size=32, device="cpu")(batch)
+
+
+def test_without_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="needs a CUDA device, and there is none: pass device='cpu'"):
         wp.DecodeOnDevice("jpg", size=32)({"jpg": [encoded(1)]})
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_worker_is_refused(shards, method):
+def test_a_worker_is_refused(shards):
     step = pipe(shards).decode_by_ext(only=["cls"]).batch_samples(8).map_samples(wp.DecodeOnDevice("jpg", size=32))
-    loader = wp.PipeLoader(step, num_workers=1, multiprocessing_context=method)
+    loader = wp.PipeLoader(step, num_workers=1)
     with pytest.raises(RuntimeError, match=r"is for the main process, and this is a worker: pass it to PipeLoader"):
         next(iter(loader))
