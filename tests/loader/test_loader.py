@@ -269,7 +269,7 @@ def note_start(path, worker):
 
 @pytest.mark.parametrize(
     ("context", "persistent"),
-    [("fork", True), ("fork", False), ("forkserver", True), ("forkserver", False), ("spawn", True)],
+    [("fork", True), ("forkserver", False), ("spawn", True)],
 )
 def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
     """Epochs differ and depend only on (seed, epoch), also where workers cannot find out a rank. A
@@ -1526,8 +1526,8 @@ def write_batches(source, path):
     path.write_text(json.dumps(list(source)))
 
 
-def test_a_loader_is_passed_to_a_spawned_process(urls, tmp_path):
-    process = multiprocessing.get_context("spawn").Process(
+def test_a_loader_is_passed_to_another_process(urls, tmp_path):
+    process = multiprocessing.get_context("forkserver").Process(
         target=write_batches, args=(loader(urls), tmp_path / "batches.json")
     )
     process.start()
