@@ -6,7 +6,6 @@ import bz2
 import csv
 import gzip
 import io
-import itertools
 import json
 import lzma
 import pickle
@@ -25,8 +24,6 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from pickles import Creates
 from PIL import Image, features
 
@@ -35,7 +32,6 @@ from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
 from wds_pipes.codecs.names import NotAllowedError
-from wds_pipes.codecs.records import RECORDS
 from wds_pipes.codecs.table import IMAGE, ROWS, TABLE
 from wds_pipes.testing import same
 
@@ -141,85 +137,11 @@ def test_csv_and_yaml_only_on_request():
         decode("yaml", b"!!python/object/apply:os.getcwd []", "yaml")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("{<<: [*a, {z: 2}], u: 3}", {"xx": 1, "yy": 1, "z": 2, "u": 3}),
-        ("{<<: [*a, *b]}", {"xx": 1, "yy": 1, "zz": 2}),
-        ("{<<: [*b, *a]}", {"xx": 2, "yy": 1, "zz": 2}),
-        ("{<<: [{x: 1}, {x: 2}]}", {"x": 1}),
-        ("{xx: 9, <<: *a}", {"xx": 9, "yy": 1}),
-        ("{<<: *a, xx: 9}", {"xx": 9, "yy": 1}),
-        ("{<<: {<<: [*b, *a], yy: 3}, zz: 4}", {"xx": 2, "yy": 3, "zz": 4}),
-        ("&c {<<: *c, x: 1}", {"x": 1}),
-        ("&c {<<: [*a, *c], x: 1}", {"xx": 1, "yy": 1, "x": 1}),
-        ("{=: 1}", {"=": 1}),
-        ("{<<: []}", {}),
-    ],
-)
-def test_merge_keys_of_yaml(text, expected):
-    """The mapping itself wins, then the first of those merged, in every release of PyYAML."""
-    document = f"a: &a {{xx: 1, yy: 1}}\nb: &b {{xx: 2, zz: 2}}\nc: {text}\n"
-    assert decode("yaml", document.encode(), "yaml")["c"] == expected
-
-
-@pytest.mark.parametrize("text", ["3", "[3]", "[[{x: 1}]]", "~"])
-def test_merge_keys_of_yaml_take_mappings(text):
-    with pytest.raises(yaml.YAMLError, match="takes a mapping or a list of mappings, not a (scalar|sequence)"):
-        decode("yaml", f"a: {{<<: {text}}}".encode(), "yaml")
-
-
-def test_merge_keys_of_yaml_are_bounded():
-    """Each mapping of this merges the one before ten times: a billion pairs in 400 bytes."""
-    lines = [
-        "x0: &x0 {a: 1}",
-        *(f"x{level}: &x{level} {{<<: [{', '.join([f'*x{level - 1}'] * 10)}]}}" for level in range(1, 10)),
-    ]
-    with pytest.raises(ValueError, match="more than 100,000 pairs"):
-        decode("yaml", "\n".join(lines).encode(), "yaml")
-
-
-@pytest.mark.parametrize("text", ["1" + ":59" * 300_000, "1" + ":59" * 300_000 + ".5", "-1" + ":0" * 101])
-def test_numbers_of_yaml_to_the_base_60_are_bounded(text):
-    """PyYAML takes time quadratic in their length."""
-    with pytest.raises(ValueError, match="has more than 100 colons"):
-        decode("yaml", f"{{a: {text}}}".encode(), "yaml")
-
-
-def test_usual_numbers_of_yaml_are_read():
-    document = f"[1:30:00, -1:30.5, 0x10, 0b11, 017, 1_000, {'1' + ':0' * 100}, '{'1' + ':59' * 1000}']"
-    assert decode("yaml", document.encode(), "yaml") == [5400, -90.5, 16, 3, 15, 1000, 60**100, "1" + ":59" * 1000]
-
-
 @pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 5000, "'9': !!int " + "9" * 5000])
 def test_an_integer_of_yaml_that_is_too_long_is_an_error(text):
     """As in the other text formats; the limit is Python's."""
     with pytest.raises(ValueError, match="Exceeds the limit"):
         decode("yaml", text.encode(), "yaml")
-
-
-TEXTS = st.text(
-    st.sampled_from("a\x80\x85\x9f\u2028\u2029\ufeff\xa0\x00\x1b\x7f \n\r\t:#-'\"\\é\ue000\uffff\U0001f600"), max_size=9
-)
-
-
-@settings(max_examples=200, deadline=None)
-@example(["\x85a\x85"])
-@example({"a\x85": 1})
-@example("\u2028 a\u2029")
-@given(
-    st.one_of(TEXTS, st.text()).flatmap(
-        lambda text: st.sampled_from([[text], {text: 1}, {"a": [text, {text: [text]}]}, [text * 30]])
-    )
-)
-def test_any_text_in_yaml_is_read_back(value):
-    """PyYAML writes some line breaks as they are, and reads them as others."""
-    value = [value]
-    try:
-        data = encode("yaml", value)
-    except UnicodeEncodeError:
-        return  # a lone surrogate
-    assert decode("yaml", data, "yaml") == value
 
 
 @pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
@@ -449,7 +371,6 @@ def test_decoders_of_the_caller_go_by_the_longest_end_of_the_name():
         (("rgb", "rgb"), ValueError, "images cannot be both"),
         (({"png": "rgb"},), TypeError, "a decoder is given as"),
         (({3: len},), TypeError, "a decoder is given as"),
-        ((len,), TypeError, r"takes functions fn\(key, data\)"),
         ((["rgb"],), TypeError, "a spec is a name, a dict of functions"),
     ],
 )
@@ -556,22 +477,6 @@ def large_png(width, height):
     return (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
     )
-
-
-def test_an_image_that_stays_bytes_is_warned_of_once(monkeypatch):
-    """Once in a process; not without an image spec, and not if the caller decodes it."""
-    monkeypatch.setattr(decoding, "_warned", {})
-    assert decode("heic", b"x") == b"x"
-    assert decode("left.heic", b"x", "rgb8", {"heic": len}) == 1
-    with pytest.warns(UserWarning, match=r"'left\.HEIC' looks like an image .* decode_by_ext\('rgb8', \{'heic': fun"):
-        assert decode("left.HEIC", b"x", "rgb8") == b"x"
-    assert decode("heic", b"x", "rgb8") == b"x"
-    # also if no function of key and data takes it
-    assert decode("jxl", b"x", "rgb8", lambda key, data: 1) == 1
-    with pytest.warns(UserWarning, match=r"'jxl' looks like an image"):
-        assert decode("jxl", b"x", "rgb8", lambda key, data: None) == b"x"
-    with pytest.warns(UserWarning, match=r"'svg\.gz' looks like an image"):
-        assert decode("svg.gz", gzip.compress(b"x"), "rgb8") == b"x"
 
 
 @pytest.mark.parametrize("size", [(10_000, 10_000), (13_000, 13_000), (60_000, 60_000), (2_000_000_000, 2)])
@@ -797,28 +702,6 @@ def test_a_compressed_field_has_the_same_bytes_at_any_time():
     assert encode("txt.gz", gzip.compress(b"x", mtime=7)) == gzip.compress(b"x", mtime=7)
 
 
-@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])
-def test_an_animation_is_not_written_as_one_of_its_frames(form):
-    file = io.BytesIO()
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "green", "blue")]
-    frames[0].save(file, form, save_all=True, append_images=frames[1:])
-    image = Image.open(file)
-    name = form.lower()
-    with pytest.raises(ValueError, match=f"{form} would hold one of the 3 frames of the image: pass image.copy"):
-        encode(name, image)
-    assert decode(name, encode(name, image.convert("RGB")), "rgb8").shape == (8, 8, 3)
-
-
-def test_tensors_that_safetensors_writes_and_does_not_read():
-    """They are refused, and pt keeps them."""
-    value = {"a": torch.zeros(3), "b": torch.arange(8, dtype=torch.uint8).view(torch.float8_e8m0fnu)}
-    with pytest.raises(ValueError, match="safetensors (writes|does not write) torch.float8_e8m0fnu.* Use pt"):
-        encode("safetensors", value)
-    found = decode("pt", encode("pt", value))["b"]
-    assert found.dtype == torch.float8_e8m0fnu
-    assert found.view(torch.uint8).tolist() == list(range(8))
-
-
 def test_tensors_of_safetensors_are_sorted_by_name():
     """The library returns them in an order that differs from call to call."""
     data = encode("safetensors", {name: torch.zeros(1) for name in "hcagbfed"})
@@ -865,24 +748,7 @@ def test_what_is_no_image_is_not_encoded(value, message):
         encode("png", value)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("webp", np.uint16(300)), ("gif", np.uint16(300)), ("webp", np.int32(300)), ("ppm", np.int32(100))],
-    ids=str,
-)
-def test_deep_pixels_are_not_cut(field, value):
-    """Pillow would write other values without an error."""
-    array = np.full((4, 4), value)
-    with pytest.raises(TypeError, match=rf"not {array.dtype} of shape \(4, 4\) in a "):
-        encode(field, array)
-    if field != "ppm":
-        with pytest.raises(ValueError, match="has 8 bits a pixel"):
-            encode(field, Image.fromarray(array))
-    deep = np.full((4, 4), 0x1234, np.uint16)
-    assert same(decode("png", encode("png", deep), "raw"), deep)
-
-
-# What each format holds. The others refuse it, in words.
+# What each format holds. Others refuse it, or hold what Pillow makes of it.
 PICTURES = {
     "bits": PIXELS[..., 0] > 99,
     "grey": PIXELS[..., 0].copy(),
@@ -892,14 +758,13 @@ PICTURES = {
     "colours": np.random.default_rng(2).integers(0, 256, (17, 16, 3), np.uint8),
     "alpha": PIXELS,
     "16 bits": np.random.default_rng(2).integers(0, 1 << 16, (5, 7), np.uint16),
-    "32 bits": np.random.default_rng(2).integers(-(1 << 31), 1 << 31, (5, 7), np.int32),
 }
 GREY, COLOURS = {"bits", "grey"}, {"grey", "few colours", "colours"}
 HELD = {
     "png": {*GREY, *COLOURS, "alpha", "16 bits"},
     "gif": {*GREY, "few colours"},
     "bmp": {*GREY, *COLOURS},
-    "tif": {*GREY, *COLOURS, "alpha", "16 bits", "32 bits"},
+    "tif": {*GREY, *COLOURS, "alpha", "16 bits"},
     "ppm": {*GREY, *COLOURS, "16 bits"},
 }
 
@@ -912,14 +777,13 @@ def test_each_exact_image_format_is_in_the_list_above():
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize("extension", sorted({name for row in HELD for name in ROWS[row].names}))
 def test_an_image_is_written_exactly_or_refused(extension, name):
-    """As an array, and as a PIL image."""
+    """As an array, and as a PIL image. Pillow makes a palette of the colours of a GIF."""
     array = PICTURES[name]
     for value in (array, Image.fromarray(array)):
         if name not in HELD[ROWS[extension].names[0]]:
-            with pytest.raises(
-                (ValueError, TypeError, OSError), match=r"convert|must be|write mode|image mode|save \S+ images"
-            ):
-                encode(extension, value)
+            if extension != "gif" or name == "alpha":
+                with pytest.raises((ValueError, TypeError, OSError)):
+                    encode(extension, value)
             continue
         try:
             data = encode(extension, value)
@@ -927,7 +791,7 @@ def test_an_image_is_written_exactly_or_refused(extension, name):
             if "cannot write mode I;16 as PPM" not in str(error):
                 raise
             return  # an older Pillow refuses it
-        if name in ("16 bits", "32 bits"):  # which a spec scales
+        if name == "16 bits":  # which a spec scales
             found = np.asarray(Image.open(io.BytesIO(data)))
         else:
             found = decode(extension, data, {2: "l8", 3: "rgb8"}[array.ndim] if name != "alpha" else "rgba8")
@@ -945,44 +809,6 @@ def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
         assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
 
 
-TRANSPARENT = {
-    "a colour of a palette": (lambda: Image.fromarray(PIXELS).convert("RGB").quantize(16), 3, {"png", "webp", "gif"}),
-    "alphas of a palette": (
-        lambda: Image.fromarray(PIXELS).convert("RGB").quantize(16),
-        bytes(range(0, 256, 16)),
-        {"png", "webp"},
-    ),
-    "a colour": (lambda: Image.fromarray(PIXELS).convert("RGB"), tuple(map(int, PIXELS[0, 0, :3])), {"png", "gif"}),
-    "a grey": (lambda: Image.fromarray(PIXELS[..., 0].copy()), int(PIXELS[0, 0, 0]), {"png", "gif", "webp"}),
-}
-
-
-@pytest.mark.parametrize("extension", ["png", "jpg", "webp", "gif", "bmp", "tif", "ppm"])
-@pytest.mark.parametrize("kind", TRANSPARENT)
-def test_transparency_is_written_or_refused(extension, kind):
-    """A GIF holds one colour that is transparent, other formats none or all."""
-    if extension == "webp" and not features.check("webp"):
-        pytest.skip("this Pillow has no WebP")
-    make, key, held = TRANSPARENT[kind]
-    image = make()
-    image.info["transparency"] = key
-    if extension in held:
-        found = decode(extension, encode(extension, image), "rgba8")
-        assert same(found[..., 3], np.array(image.convert("RGBA"))[..., 3])
-    else:
-        with pytest.raises(ValueError, match=r"would drop the transparency|holds one transparent colour"):
-            encode(extension, image)
-
-
-@pytest.mark.parametrize("extension", ["png", "ppm"])
-@pytest.mark.parametrize("value", [-1, 1 << 16])
-def test_numbers_that_16_bits_do_not_hold_are_not_cut(extension, value):
-    """Pillow has images of 16 bits in 32."""
-    image = Image.fromarray(np.full((4, 4), value, np.int32))
-    with pytest.raises((ValueError, OSError), match="16 bits|write mode I as PNG"):
-        encode(extension, image)
-
-
 def test_halves_of_torch_are_images():
     assert decode("png", encode("png", torch.ones(3, 2, 2, dtype=torch.bfloat16)), "rgb8").min() == 255
 
@@ -997,62 +823,9 @@ def test_an_integer_without_dimensions_is_written(value):
     assert encode("cls", value) == b"3"
 
 
-def test_msgpack_that_would_not_be_read_back_is_refused():
-    """The reader refuses keys that are neither str nor bytes: hostile ones could share a hash."""
-    with pytest.raises(ValueError, match=r"would not be read back .*: use str"):
-        encode("mp", {"a": {1: 2}})
-
-
-@pytest.mark.parametrize("tag", [b"\xc4", b"\xc5", b"\xd8\x04", b"\xd9\x00\x05"])
-def test_decimals_of_cbor(tag):
-    """As cbor2 reads them. Those with many digits are refused: their time is quadratic in these."""
-    exponents, mantissas = (0, 1, -3, 400, -(1 << 40), 1 << 70), (0, 7, -12345, 10**60, -(10**4000))
-    wrong = ([1], [1, 2, 3], [None, 3], 7, {})
-    for parts in (*itertools.product(exponents, mantissas), *wrong):
-        data = tag + cbor2.dumps(parts)
-        try:
-            wanted = cbor2.loads(data)
-        except cbor2.CBORDecodeError:
-            with pytest.raises(cbor2.CBORDecodeError):
-                decode("cbor", data)
-        else:
-            assert repr(decode("cbor", data)) == repr(wanted)
-    for parts in (["1", 2], [1, 2.5], [True, 1]):  # some versions of cbor2 read them
-        with pytest.raises(cbor2.CBORDecodeError, match="not two integers"):
-            decode("cbor", tag + cbor2.dumps(parts))
-    for parts in ([1, 10**4300], [-(10**4300), 1]):
-        with pytest.raises(cbor2.CBORDecodeError, match="a decimal fraction or bigfloat has more than 4,300 digits"):
-            decode("cbor", tag + cbor2.dumps(parts))
-        with pytest.raises(cbor2.CBORDecodeError, match="has more than 4,300 digits"):
-            list(RECORDS["cbor"][1](tag + cbor2.dumps(parts)))
-
-
-def test_a_message_about_cbor_is_short():
-    """Few bytes may be an object of any length, whose lists share their parts."""
-    shared = b"\0\0"
-    for depth in range(60):
-        shared = b"\x82" + b"\xd8\x1c" + b"\x82" + shared + b"\xd8\x1d" + cbor2.dumps(59 - depth)
-    with pytest.raises(cbor2.CBORDecodeError):
-        decode("cbor", b"\xc4" + shared)
-
-
 def test_a_sequence_of_cbor_says_what_reads_it():
     with pytest.raises(ValueError, match=r"ends at byte 1 of 3: explode_records\('cbor'\) reads several"):
         decode("cbor", b"\x01\x02\x03")
-
-
-@pytest.mark.parametrize("make", [lambda text: [["a", text]], lambda text: f'a,"{text}"\r\n'])
-def test_a_csv_with_a_cell_that_would_not_be_read_back_is_refused(make):
-    """The limit of the csv module is that of the process, whatever it is, and stays as it is."""
-    before = csv.field_size_limit(1000)
-    try:
-        assert decode("csv", encode("csv", make("x" * 1000)), "csv") == [["a", "x" * 1000]]
-        with pytest.raises(
-            ValueError, match=r"would not be read back \(field larger than field limit \(1000\)\): write"
-        ):
-            encode("csv", make("x" * 1001))
-    finally:
-        assert csv.field_size_limit(before) == 1000
 
 
 @pytest.mark.parametrize("data", [b"\xff", bytearray(b"\xff"), memoryview(b"\xff")])
@@ -1125,16 +898,9 @@ def test_an_npz_has_the_bytes_of_numpy():
     assert encode("npz", value) == encode("npz", value) == written(np.savez, **value)
 
 
-@pytest.mark.parametrize(
-    ("value", "error", "message"),
-    [
-        ({"a\0b": ARRAY, "a\0c": ARRAY}, ValueError, "has a zero byte"),
-        ({1: ARRAY}, TypeError, "the name of an array must be str, not 1"),
-    ],
-)
-def test_an_array_with_a_name_that_would_be_lost_is_not_written(value, error, message):
-    with pytest.raises(error, match=message):
-        encode("npz", value)
+def test_an_array_with_a_name_that_would_be_lost_is_not_written():
+    with pytest.raises(TypeError, match="the name of an array must be str, not 1"):
+        encode("npz", {1: ARRAY})
 
 
 @pytest.mark.parametrize(
@@ -1154,32 +920,6 @@ def test_a_masked_array_is_not_written(field, make):
     pytest.importorskip({"wav": "soundfile", "mp4": "av"}.get(field, "numpy"))
     with pytest.raises(ValueError, match=r"it is a masked array, whose mask would be lost: .* array.filled\(0\)"):
         encode(field, make(np.ma.masked_array([1.0, 999.0], [False, True])))
-
-
-def fields_of(count):
-    """An array with so many fields."""
-    return np.zeros(2, [(f"field_{number}", "<f8") for number in range(count)])
-
-
-@pytest.mark.parametrize("field", ["npy", "npz"])
-def test_an_array_of_many_fields_is_read_back(field):
-    """numpy reads headers of 10,000 characters by default."""
-    array = fields_of(800)
-    value = {"a": array} if field == "npz" else array
-    assert same(decode(field, encode(field, value)), value)
-    assert same(decode(field, written(np.savez, a=array) if field == "npz" else written(np.save, array)), value)
-
-
-@pytest.mark.filterwarnings("ignore:Stored array in format 2.0")
-@pytest.mark.parametrize("field", ["npy", "npz"])
-def test_an_array_of_too_many_fields_is_refused(field):
-    """By the writer, and by the reader, which does not advise to unpickle."""
-    array = fields_of(4000)
-    message = r"^its header has \d+ bytes, more than 65,535: an array with so many fields is not read"
-    with pytest.raises(ValueError, match=message):
-        encode(field, {"a": array} if field == "npz" else array)
-    with pytest.raises(ValueError, match=message):
-        decode(field, written(np.savez, a=array) if field == "npz" else written(np.save, array))
 
 
 def test_what_would_be_unpickled_is_not_written():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import math
 import pickle
@@ -16,9 +15,6 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
 from wds_pipes.core.importing import library
-
-# The longest header of version 1. numpy reads 10,000 characters by default: 400 fields.
-_MAX_NPY_HEADER = 65_535
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
@@ -41,16 +37,13 @@ def _arrays(load: Callable[[], Any]) -> Any:
 def decode_npy(data: bytes) -> Any:
     """Decode an array; NotAllowedError if it holds Python objects."""
     _check_npy(data)
-    return _arrays(
-        lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False, max_header_size=_MAX_NPY_HEADER)
-    )
+    return _arrays(lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
 
 
 def _check_npy(data: bytes) -> None:
-    """Raise ValueError if ``data`` is shorter than its header says, or this is too long.
+    """Raise ValueError if ``data`` is shorter than its header says.
 
-    numpy would allocate the whole array before it reads the data. Parsing a header takes up to 700
-    times the memory of its bytes.
+    numpy would allocate the whole array before it reads the data.
     """
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
@@ -58,14 +51,8 @@ def _check_npy(data: bytes) -> None:
         return
     # Version 3 differs from 2 only in the encoding of field names.
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    size = int.from_bytes(data[8 : 10 if version == (1, 0) else 12], "little")
-    if size > _MAX_NPY_HEADER:
-        raise ValueError(
-            f"its header has {size} bytes, more than {_MAX_NPY_HEADER:,}: an array with so many fields is not read. "
-            "Divide it into several arrays"
-        )
     try:
-        shape, _, dtype = read(file, max_header_size=_MAX_NPY_HEADER)
+        shape, _, dtype = read(file)
     except MemoryError as error:
         # Python's parser raises this for a text that is nested too deeply; headers are small.
         raise ValueError("its header is nested too deeply") from error
@@ -111,7 +98,7 @@ def check_zip(data: bytes) -> list[str]:
 def encode_npy(value: Any) -> bytes:
     """Encode an array; ValueError if it holds Python objects, or would not be read back."""
     file, array = io.BytesIO(), as_array(value)
-    if _is_foreign(array.dtype):
+    if np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
         raise ValueError(
             f"an array of {array.dtype} would be read back as bytes: convert it, as with "
             "array.astype(np.float32), or write its tensor as safetensors or pt"
@@ -120,16 +107,6 @@ def encode_npy(value: Any) -> bytes:
     data = file.getvalue()
     _check_npy(data)
     return data
-
-
-def _is_foreign(dtype: np.dtype[Any]) -> bool:
-    """Whether numpy writes a dtype as plain bytes, since another package defines it, such as
-    bfloat16.
-    """
-    dtype = dtype.base
-    if dtype.fields is not None:
-        return any(_is_foreign(field[0]) for field in dtype.fields.values())
-    return dtype.kind == "V" and dtype.type is not np.void
 
 
 def encode_npz(value: Any) -> bytes:
@@ -141,8 +118,6 @@ def encode_npz(value: Any) -> bytes:
         for name, array in value.items():
             if not isinstance(name, str):
                 raise TypeError(f"the name of an array must be str, not {name!r:.80}")
-            if "\0" in name:
-                raise ValueError(f"the name of an array, {name!r:.80}, has a zero byte, where a zip cuts it off")
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 entry.write(encode_npy(array))
     return file.getvalue()
@@ -155,29 +130,8 @@ def decode_safetensors(data: bytes) -> dict[str, Any]:
 
 
 def encode_safetensors(value: Any) -> bytes:
-    """Encode a dict of tensors by name; ValueError if they would not be read back."""
-    tensors = library("safetensors.torch", "safetensors", "a safetensors field")
-    try:
-        data = bytes(tensors.save(value))
-    except KeyError as error:
-        raise ValueError(f"safetensors does not write {error}. Use pt") from error
-    for dtype in {tensor.dtype for tensor in value.values()}:
-        if not _is_read_back(dtype):
-            raise ValueError(f"it would not be read back: safetensors writes {dtype} and does not read it. Use pt")
-    return data
-
-
-@functools.cache
-def _is_read_back(dtype: Any) -> bool:
-    """Whether safetensors reads a dtype that it writes."""
-    import torch
-
-    tensors = library("safetensors.torch", "safetensors", "a safetensors field")
-    try:
-        tensors.load(tensors.save({"": torch.zeros(dtype.itemsize, dtype=torch.uint8).view(dtype)}))
-    except KeyError:
-        return False
-    return True
+    """Encode a dict of tensors by name."""
+    return bytes(library("safetensors.torch", "safetensors", "a safetensors field").save(value))
 
 
 def decode_torch(data: bytes) -> Any:

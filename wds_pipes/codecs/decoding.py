@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +10,6 @@ from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
 from wds_pipes.codecs.names import (
     MAX_DECODED_BYTES,
     MAX_PACKED,
-    NOT_DECODED,
     PACKED,
     TOO_LARGE,
     UNPICKLING,
@@ -43,21 +39,6 @@ def unpack(data: bytes, kind: str) -> bytes:
     if content is None:
         raise ValueError(TOO_LARGE.format(MAX_DECODED_BYTES))
     return content
-
-
-_warned: dict[str, object] = {}  # by extension, in this process: the first call
-
-
-def _warn_of_bytes(field: str, extension: str, spec: str, data: bytes) -> bytes:
-    """Return ``data``; warn once that a field that looks like an image stays bytes."""
-    call = object()
-    if _warned.setdefault(extension, call) is call:  # of several threads, one
-        warnings.warn(
-            f"field {field!r} looks like an image and stays bytes: there is no decoder for {extension}. Pass a "
-            f"function of the bytes, decode_by_ext({spec!r}, {{{extension!r}: function}}), or leave the field out.",
-            stacklevel=2,
-        )
-    return data
 
 
 class Decoding:
@@ -97,7 +78,7 @@ class Decoding:
             if isinstance(spec, Mapping):
                 self._own.update(by_extension(spec, "decode"))
             elif callable(spec):
-                self._handlers.append(_checked(spec))
+                self._handlers.append(spec)
             elif not isinstance(spec, str):
                 raise TypeError(
                     f"a spec is a name, a dict of functions by extension, or a function fn(key, data), not {spec!r:.80}"
@@ -130,7 +111,6 @@ class Decoding:
             )
         if images == "raw" and resize is not None:
             raise ValueError("'raw' returns images as they are stored: leave out size=, or name another image spec")
-        self._images = images
 
     def decoder(self, field: str) -> Decoder | None:
         """The decoder of a field, or None if the field is not decoded.
@@ -154,12 +134,6 @@ class Decoding:
             name = name[: -len(last) - 1]
         decode = own or self._of_table(last) or (_refuse if self._must_decode else None)
         handlers = self._handlers[: self._before_images] if last in IMAGE else self._handlers
-        if decode is None and self._images is not None and last in NOT_DECODED:
-            stays = functools.partial(_warn_of_bytes, field, last, self._images)
-            if handlers:
-                decode = stays  # called if none of them takes the field
-            else:
-                stays(b"")
         if handlers and own is None:
             decode = _first_result(handlers, f".{name}", decode)
         if not packed:
@@ -178,26 +152,6 @@ class Decoding:
             return self._known.get(extension)
         codec = plug_in(extension)
         return None if codec is None else codec.decode
-
-
-def _checked(handler: Handler) -> Handler:
-    """Return a function if it takes key and data, both of them required."""
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return handler  # of an extension module
-    try:
-        signature.bind("", b"")
-        required = [each for each in signature.parameters.values() if each.default is each.empty]
-        if len(required) > 1 or any(each.kind is each.VAR_POSITIONAL for each in required):
-            return handler
-        why = "its second parameter has a default"
-    except TypeError as error:
-        why = str(error)
-    raise TypeError(
-        f"decode_by_ext() takes functions fn(key, data), not {handler!r:.80} ({why}); "
-        "a function of the data alone is passed by extension, as {'ext': fn}"
-    )
 
 
 def _first_result(handlers: Sequence[Handler], key: str, decode: Decoder | None) -> Decoder:

@@ -44,7 +44,10 @@ def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> b
                 f"field without .{packed[0]}"
             )
         return data
-    encoder = encoder or _of_table(name.rpartition(".")[2])
+    if encoder is None:
+        extension = name.rpartition(".")[2]
+        codec = ROWS.get(extension) or registered_codecs().get(extension) or plug_in(extension)
+        encoder = None if codec is None else codec.encode
     if encoder is None:
         raise NoEncoderError(
             f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes"
@@ -59,9 +62,3 @@ def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> b
     for kind in reversed(packed):
         data = compression.compress_bytes(data, kind)
     return data
-
-
-def _of_table(extension: str) -> Encoder | None:
-    """The encoder of the table, of a registered codec, or of an installed package."""
-    codec = ROWS.get(extension) or registered_codecs().get(extension) or plug_in(extension)
-    return None if codec is None else codec.encode

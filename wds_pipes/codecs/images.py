@@ -244,8 +244,7 @@ _NO_IMAGE = (
 )
 
 
-# Deeper grey pixels, and the formats that keep them; Pillow would cut them off in others.
-_DEEP = {"uint16": ("PNG", "PPM", "TIFF"), "int32": ("TIFF",)}
+_DEEP = ("PNG", "PPM", "TIFF")  # the formats that keep grey pixels of 16 bits
 
 
 def _pixels(value: Any, name: str) -> Any:
@@ -259,51 +258,20 @@ def _pixels(value: Any, name: str) -> Any:
     if not isinstance(value, np.ndarray):
         return None
     array = as_array(value[..., 0] if value.shape[2:] == (1,) else value)
-    if array.dtype.kind == "f" and array.size and (array.ndim == 3 or name != "TIFF"):  # TIFF has grey floats
+    if array.dtype.kind == "f" and array.size:
         low, high = array.min(), array.max()
         if not (low > -0.001 and high < 1.001):
             raise ValueError(f"an image has floats from 0 to 1, and these go from {low} to {high}: scale them")
         array = np.rint(np.clip(array, 0, 1) * 255).astype(np.uint8)
-    grey = array.ndim == 2 and (array.dtype.kind in "bf" or name in _DEEP.get(array.dtype.name, ()))
-    colour = array.shape[2:] in ((3,), (4,)) and array.dtype == np.uint8
-    if not array.size or not (grey or colour or (array.ndim == 2 and array.dtype == np.uint8)):
+    shallow = array.dtype == np.uint8 and (array.ndim == 2 or array.shape[2:] in ((3,), (4,)))
+    grey = array.ndim == 2 and (array.dtype == np.bool_ or (array.dtype == np.uint16 and name in _DEEP))
+    if not array.size or not (shallow or grey):
         raise TypeError(_NO_IMAGE.format(f"{value.dtype} of shape {value.shape} in a {name}"))
     return np.ascontiguousarray(array)
 
 
-# The formats that hold an alpha channel, and the transparency of palettes. Pillow drops what others
-# do not hold, but for errors that it raises itself.
+# The formats that hold an alpha channel. Pillow drops it in some of the others without a word.
 _ALPHA = ("PNG", "WEBP", "TIFF")
-_CLEAR_PALETTES = ("PNG", "WEBP")
-_ANIMATED = ("GIF", "PNG", "WEBP")
-
-
-def _check_mode(image: Any, name: str) -> None:
-    """Raise ValueError if a format does not hold what an image has, and Pillow would drop it."""
-    mode = image.mode
-    if image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1:
-        raise ValueError(
-            f"{name} would hold one of the {image.n_frames} frames of the image: pass image.copy() to write this "
-            "one, or the bytes of its file"
-        )
-    if name in ("GIF", "WEBP") and (mode in ("I", "F") or mode.startswith("I;16")):
-        raise ValueError(f"{name} has 8 bits a pixel and would cut those of mode {mode}: convert the image")
-    if mode == "I" and name in ("PNG", "PPM") and not 0 <= image.getextrema()[0] <= image.getextrema()[1] < 1 << 16:
-        raise ValueError(f"{name} has 16 bits a pixel and would cut the numbers of the image: convert it")
-    palette = mode == "P" and image.has_transparency_data
-    keyed = mode in ("1", "L", "I", "I;16", "RGB") and "transparency" in image.info  # one colour is transparent
-    if (
-        (mode[-1] in "Aa" and name not in _ALPHA)
-        or (palette and name not in (*_CLEAR_PALETTES, "GIF"))
-        or (keyed and name not in ("PNG", "GIF") and (name, mode) not in (("WEBP", "1"), ("WEBP", "L")))
-    ):
-        raise ValueError(f"{name} would drop the transparency of the image: convert it, or write png")
-    if palette and name == "GIF" and not isinstance(image.info.get("transparency"), int):
-        raise ValueError("GIF holds one transparent colour, and the image has a palette of several: write png")
-    if mode == "RGB" and name == "GIF" and image.getcolors(256) is None:
-        raise ValueError(
-            "GIF holds 256 colours, and the image has more: convert it, as by image.quantize(), or write png"
-        )
 
 
 def image_encoder(extension: str, quality: int = 95) -> Encoder:
@@ -325,7 +293,8 @@ def image_encoder(extension: str, quality: int = 95) -> Encoder:
         image = value if array is None else Image.fromarray(array)
         if not isinstance(image, Image.Image):
             raise TypeError(_NO_IMAGE.format(type(value).__name__))
-        _check_mode(image, name)
+        if image.has_transparency_data and name not in _ALPHA and (name, image.mode) != ("GIF", "P"):
+            raise ValueError(f"{name} would drop the transparency of the image: convert it, or write png")
         file = io.BytesIO()
         image.save(file, name, **({"quality": quality} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()

@@ -1,20 +1,20 @@
 """Audio with soundfile and PyAV, and video with PyAV: whole, a clip by seconds, or read on request.
 
 Rules:
-1. soundfile decodes WAV, FLAC and Ogg (Vorbis, Opus); PyAV decodes MP3, M4A, and what soundfile
-   refuses. What the library says of a file is believed: its length, its frames, its damage.
+1. soundfile decodes WAV, FLAC and Ogg (Vorbis, Opus); PyAV decodes MP3 and M4A. What the library
+   says of a file is believed: its length, its frames, its damage.
 2. FFmpeg would also try formats that read other files and URLs, such as playlists. So the first
    bytes say which format PyAV opens.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -77,6 +77,14 @@ def _check_clip(start: float, duration: float | None) -> None:
         raise ValueError("duration must be more than 0 seconds")
 
 
+def _pair(value: Any, what: str) -> tuple[npt.NDArray[Any], Any]:
+    """Return the array and the rate of what is written; ``what`` says what it must be."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{what}, not {type(value).__name__}")
+    content, rate = value
+    return as_array(content.detach().cpu() if hasattr(content, "detach") else content), rate
+
+
 # ------------------------------------------------------------------------------------------- audio
 
 
@@ -85,13 +93,13 @@ class AudioReader:
 
     A decoder: ``decode_by_ext({"wav;flac;mp3": wp.AudioReader})``. It holds the bytes of the field,
     and can be pickled. The package ``soundfile`` reads WAV, FLAC and Ogg; the package ``av`` reads
-    MP3, M4A, and what soundfile refuses.
+    MP3 and M4A.
 
     Args:
         data: the bytes of the file.
 
     Raises:
-        ValueError: neither library reads it; the message has its reason.
+        ValueError: its library does not read it; the message has its reason.
 
     Attributes:
         sample_rate: samples per second.
@@ -101,7 +109,7 @@ class AudioReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = bytes(data)
-        self._by_soundfile = _suits_soundfile(self._data)
+        self._by_soundfile = _format_of(self._data) in ("wav", "flac", "ogg")
         samples: int | None = None
         if self._by_soundfile:
             with _soundfile(self._data) as file:
@@ -162,15 +170,12 @@ class AudioReader:
 
     def _by_soundfile_from(self, first: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
         """Yield the place of blocks, and their samples, from about sample ``first`` on."""
-        try:
-            with _soundfile(self._data) as file:
-                # In an Ogg, libsndfile finds only about the place.
-                place = 0 if file.format == "OGG" else file.seek(min(first, file.frames))
-                while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
-                    yield place, np.ascontiguousarray(block.T)
-                    place += len(block)
-        except RuntimeError as error:  # of soundfile
-            raise ValueError(f"it is damaged: {error}") from error
+        with _soundfile(self._data) as file:
+            # In an Ogg, libsndfile finds only about the place.
+            place = 0 if file.format == "OGG" else file.seek(min(first, file.frames))
+            while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+                yield place, np.ascontiguousarray(block.T)
+                place += len(block)
 
     def _by_pyav(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
         """Yield the place of blocks, and their samples, from the beginning on."""
@@ -188,21 +193,15 @@ class AudioReader:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
 
 
-def _suits_soundfile(data: bytes) -> bool:
-    """Whether soundfile decodes a file: rule 1."""
-    if _format_of(data) not in ("wav", "flac", "ogg"):
-        return False
+@contextlib.contextmanager
+def _soundfile(data: bytes) -> Iterator[Any]:
+    """Open audio with soundfile; ValueError if it is damaged."""
     soundfile = library("soundfile", "soundfile", "this audio field")
     try:
-        with _soundfile(data):
-            return True
-    except soundfile.LibsndfileError:
-        return False
-
-
-def _soundfile(data: bytes) -> Any:
-    """Open audio with soundfile."""
-    return _sequential(library("soundfile", "soundfile", "this audio field"))(io.BytesIO(data))
+        with _sequential(soundfile)(io.BytesIO(data)) as file:
+            yield file
+    except RuntimeError as error:  # of soundfile
+        raise ValueError(f"it is damaged: {error}") from error
 
 
 @functools.cache
@@ -219,15 +218,9 @@ def _sequential(soundfile: Any) -> Any:
     return Sequential
 
 
-@dataclass(frozen=True)
-class _Audio:
-    start: float
-    duration: float | None
-    max_bytes: int
-
-    def __call__(self, data: bytes) -> Any:
-        reader = AudioReader(data)
-        return reader.read(self.start, self.duration, max_bytes=self.max_bytes), reader.sample_rate
+def _read_audio(start: float, duration: float | None, max_bytes: int, data: bytes) -> Any:
+    reader = AudioReader(data)
+    return reader.read(start, duration, max_bytes=max_bytes), reader.sample_rate
 
 
 @checks_options
@@ -252,7 +245,7 @@ def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
             is damaged, ends before ``start``, or exceeds ``max_bytes``.
     """
     _check_clip(start, duration)
-    return _Audio(start, duration, max_bytes)
+    return functools.partial(_read_audio, start, duration, max_bytes)
 
 
 def audio_encoder(form: str, deepest: str) -> Encoder:
@@ -265,12 +258,7 @@ def audio_encoder(form: str, deepest: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         soundfile = library("soundfile", "soundfile", "an audio field")
-        if not isinstance(value, (tuple, list)) or len(value) != 2:
-            raise TypeError(f"audio is (samples, sample_rate), not {type(value).__name__}")
-        samples, rate = value
-        if hasattr(samples, "detach"):
-            samples = samples.detach().cpu()
-        array = as_array(samples)
+        array, rate = _pair(value, "audio is (samples, sample_rate)")
         if array.ndim != 2 or array.dtype.name not in ("float32", "float64", "int16") or not array.size:
             raise TypeError(
                 "the samples of audio are an array of shape (channels, samples), of floats from -1 to 1 or of int16, "
@@ -413,15 +401,9 @@ def _early(stream: Any) -> Fraction:
     return _MICROSECOND + rounded
 
 
-@dataclass(frozen=True)
-class _Video:
-    start: float
-    duration: float | None
-    max_bytes: int
-
-    def __call__(self, data: bytes) -> Any:
-        reader = VideoReader(data)
-        return reader.read(self.start, self.duration, max_bytes=self.max_bytes), reader.frames_per_second
+def _read_video(start: float, duration: float | None, max_bytes: int, data: bytes) -> Any:
+    reader = VideoReader(data)
+    return reader.read(start, duration, max_bytes=max_bytes), reader.frames_per_second
 
 
 @checks_options
@@ -448,7 +430,7 @@ def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
             is damaged, has no frame there, or exceeds ``max_bytes``.
     """
     _check_clip(start, duration)
-    return _Video(start, duration, max_bytes)
+    return functools.partial(_read_video, start, duration, max_bytes)
 
 
 def video_encoder(form: str, codec: str) -> Encoder:
@@ -456,12 +438,8 @@ def video_encoder(form: str, codec: str) -> Encoder:
 
     def encode(value: Any) -> bytes:
         av = library("av", "av", "a video field")
-        if not isinstance(value, (tuple, list)) or len(value) != 2:
-            raise TypeError(f"video is (frames, frames_per_second), not {type(value).__name__}")
-        frames, rate = value
-        if hasattr(frames, "detach"):
-            frames = frames.detach().cpu()
-        array = np.ascontiguousarray(as_array(frames))
+        array, rate = _pair(value, "video is (frames, frames_per_second)")
+        array = np.ascontiguousarray(array)
         if array.ndim != 4 or array.shape[3] != 3 or array.dtype != np.uint8 or not array.size:
             raise TypeError(
                 "the frames of a video are a uint8 array of shape (frames, height, width, 3), not "

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wds_pipes.codecs.text import cbor_decoder
 from wds_pipes.core.importing import library
 
 
@@ -32,7 +31,7 @@ def _msgpack(data: bytes) -> Iterator[Any]:
 def _cbor(data: bytes) -> Iterator[Any]:
     """Objects one after another (RFC 8742)."""
     file = io.BytesIO(data)
-    decoder = cbor_decoder(file)
+    decoder = library("cbor2", "cbor2", "a CBOR field").CBORDecoder(file)
     while file.tell() < len(data):
         yield decoder.decode()
 

@@ -85,11 +85,9 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             of a palette, bool of 1 bit. Grey images of 16 bits keep them as floats (value / 65535),
             and are an error with a spec of 8 bits; Pillow reads colours of 16 bits as 8. Of
             animations only the first frame is kept; palettes and CMYK become the colours of the
-            spec. EXIF is ignored, so photos are not rotated, but TIFF is by its own tag. A field
-            that looks like an image but has no decoder (``heic``, ``svg``) stays bytes, with a
-            warning, once in a process. JPEG is decoded by ``simplejpeg`` if it is installed (extra
-            ``images``), which returns the same pixels as Pillow in less time; ``wds-pipes info
-            --codecs`` says what is used.
+            spec. EXIF is ignored, so photos are not rotated, but TIFF is by its own tag. JPEG is
+            decoded by ``simplejpeg`` if it is installed (extra ``images``), which returns the same
+            pixels as Pillow in less time; ``wds-pipes info --codecs`` says what is used.
         size: resize all images to this size, ``(height, width)`` in pixels, or one number for both;
             None: they keep their sizes. They are resized once, antialiased, with the filter
             ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is
