@@ -196,21 +196,14 @@ def test_a_loader_without_end(host, shards, tmp_path, limit):
         assert same(run(load=tmp_path / f"{number}.ckpt").batches, model.batches[number:]), number
 
 
-@pytest.mark.parametrize(
-    "combined",
-    [
-        ("max_size_cycle", None, True),
-        ("max_size_cycle", 5, False),
-        ("max_size", None, False),
-        ("min_size", 5, True),
-    ],
-)
-def test_several_loaders_of_different_lengths(host, shards, tmp_path, combined):
-    """Each batch of a Trainer's epoch is resumed exactly, twice, whichever loaders have ended."""
-    mode, limit, sized = combined
+@pytest.mark.parametrize(("limit", "sized"), [(None, True), (5, False)])
+def test_several_loaders_of_different_lengths(host, shards, tmp_path, limit, sized):
+    """Each batch is resumed exactly, twice; the Trainer's epoch ends with the shortest one."""
     of = {"two": shards[:1], "eight": shards, "six": shards[1:]}  # batches
 
     class Several(host.Own):
+        mode = "min_size"
+
         def train_dataloader(self):
             loaders = {}
             for name, urls in of.items():
@@ -218,17 +211,16 @@ def test_several_loaders_of_different_lengths(host, shards, tmp_path, combined):
                 pipe = wp.ShardList(urls, shuffle=True, seed=3, samples_per_shard=counts).open_shards().load_tar()
                 loader = wp.PipeLoader(pipe.group_by_key(fields=["cls"]), batch_size=BATCH, epoch_end="exact")
                 loaders[name] = self.resumable(loader, name)
-            return host.CombinedLoader(loaders, mode)
+            return host.CombinedLoader(loaders, self.mode)
 
     def run(*callbacks, **options):
         model, _ = host.fit(Several(None), *callbacks, max_epochs=2, limit_train_batches=limit, **options)
         return [{name: batch and batch["__key__"] for name, batch in of.items()} for of in model.batches]
 
-    epoch = 2 if mode == "min_size" else limit or 8
+    epoch = 2
     whole = run(host.Save(tmp_path, *range(2 * epoch)))
     assert len(whole) == 2 * epoch
-    if mode != "max_size":
-        assert len({key for of in whole[:epoch] for key in of["two"]}) == 2 * BATCH  # each of its samples
+    assert len({key for of in whole[:epoch] for key in of["two"]}) == 2 * BATCH  # each of its samples
     for number in range(1, 2 * epoch):
         again = tmp_path / f"from-{number}"
         rest = run(host.Save(again, 2), load=tmp_path / f"{number}.ckpt")
@@ -237,6 +229,9 @@ def test_several_loaders_of_different_lengths(host, shards, tmp_path, combined):
             assert same(run(load=again / "2.ckpt"), whole[number + 2 :]), number
         if number % epoch == 0:
             assert same(run(load=tmp_path / f"end-{number}.ckpt"), whole[number:]), number
+    Several.mode = "max_size_cycle"
+    with pytest.raises(ValueError, match="several training loaders end together"):
+        run()
 
 
 @pytest.mark.parametrize("batches", [3, 8, 11])

@@ -20,10 +20,9 @@ Rules:
    it. So Lightning is made to ask for the length again.
 5. From a checkpoint at the end of an epoch, Lightning may continue in that epoch, which has no
    batches left.
-6. With several training loaders, one may end earlier than the Trainer's epoch. Lightning begins it
-   again then (max_size_cycle), or gets nothing more of it (max_size). Its checkpoints do not say
-   which loaders have ended, and it asks all of them when it resumes: such a loader first yields
-   nothing.
+6. Several training loaders end together, with the shortest one (min_size). In its other modes,
+   Lightning would have to know at a resume which of them have ended, and its checkpoints do not say
+   it.
 """
 
 # ``data_module``: WdsDataModule; ``resumable``: ResumableData, its base; ``loaders``: a PipeLoader

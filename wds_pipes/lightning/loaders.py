@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from wds_pipes.checkpoint import gather
@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from wds_pipes.lightning.resumable import ResumableData
 
 
-class _Fixed(NamedTuple):
-    """A state that stands in for a loader with this state."""
-
-    state: State
-
-    def state_dict(self) -> State:
-        return self.state
-
-
 class _Given(NamedTuple):
     """A batch that was yielded: the state after it, and where its iteration began."""
 
@@ -32,7 +23,7 @@ class _Given(NamedTuple):
 
 
 class TrainLoader:
-    """A PipeLoader as the Trainer sees it: rules 2, 3 and 6."""
+    """A PipeLoader as the Trainer sees it: rules 2 and 3."""
 
     def __init__(self, loader: PipeLoader, data: ResumableData) -> None:
         self.loader = loader
@@ -41,11 +32,9 @@ class TrainLoader:
         self._got: State | None = None  # where that iteration began of which the model got a batch last
         self._at: State | None = None  # after the last batch that the model was trained on
         self._flying: deque[_Given] = deque()  # the batches that were yielded since then
-        self._round: weakref.ref[Any] | None = None  # the iterator of Lightning that began the newest iteration
         self._begun = False  # the model got a batch in the Trainer's epoch, since a checkpoint was loaded
-        self._passed = False  # an iteration before that of _got ended in the Trainer's epoch
-        self._shown = False  # see rule 6: the newest iteration was empty
-        self._ended = False  # see the property
+        # A checkpoint from the end of an epoch was loaded, and the model got no batch since.
+        self.ended = False
         self._loaded = False
         self._done = 0  # batches of the iteration of _got that the model was trained on
         self._length: int | None = None  # of the Trainer's epoch, if that was resumed in its middle
@@ -63,18 +52,6 @@ class TrainLoader:
         """Whether no checkpoint was loaded, and the model got no batch."""
         return not self._loaded and not self._begun
 
-    @property
-    def ended(self) -> bool:
-        """Whether a checkpoint from the end of an epoch of the Trainer was loaded, and the model
-        got no batch since.
-        """
-        return self._ended
-
-    @property
-    def passed(self) -> bool:
-        """Whether the model was trained on all batches of an iteration in the Trainer's epoch."""
-        return self._passed or self._has_ended()
-
     def __iter__(self) -> Iterator[Any]:
         if self._begun:
             self._length = None  # after this iter(), Lightning requests the length of its next epoch
@@ -82,30 +59,18 @@ class TrainLoader:
 
     def _run(self) -> Iterator[Any]:
         loader, data = self.loader, self._data
-        if self._ended and data._in_old_epoch():  # rule 5
+        if self.ended and data._in_old_epoch():  # rule 5
             return
-        newest = data._round()
-        again = newest is not None and self._round is not None and self._round() is newest
-        if self._passed and not self._begun and not again:  # rule 6
-            self._shown = data._mode() != "max_size_cycle" or not self._shown
-            if self._shown:
-                return
-        self._round = None if newest is None else weakref.ref(newest)
-        if again:  # max_size_cycle: the Trainer's epoch is longer
-            assert self._base is not None
-            self._go_on(self._base, loader.state_dict())
-            self._base = loader.state_dict()
-        else:
-            first = self._flying[0].base if self._flying else self._base
-            if first is not None and first is self._got:
-                assert self._at is not None
-                self._go_on(first, self._at)
-            elif first is not None:  # the model got no batch of it: rule 3
-                loader.load_state_dict(first)
-            if self._begun:
-                self._got, self._begun, self._passed, self._done = None, False, False, 0
-            self._base = self._at = loader.state_dict()
-            self._flying.clear()
+        first = self._flying[0].base if self._flying else self._base
+        if first is not None and first is self._got:
+            assert self._at is not None
+            self._go_on(first, self._at)
+        elif first is not None:  # the model got no batch of it: rule 3
+            loader.load_state_dict(first)
+        if self._begun:
+            self._got, self._begun, self._done = None, False, 0
+        self._base = self._at = loader.state_dict()
+        self._flying.clear()
         for batch in loader:
             self._flying.append(_Given(loader.state_dict(), self._base))
             if not data._is_watched():
@@ -134,7 +99,7 @@ class TrainLoader:
 
     def taken(self) -> None:
         """Note that the model gets a batch."""
-        self._begun, self._ended = True, False
+        self._begun, self.ended = True, False
         if self._flying:
             self._get(self._flying[0])
 
@@ -150,9 +115,7 @@ class TrainLoader:
 
     def _get(self, given: _Given) -> None:
         if given.base is not self._got:
-            if self._got is not None:
-                self._passed, self._done = True, 0
-            self._got = given.base
+            self._got, self._done = given.base, 0
 
     def state(self, over: bool) -> dict[str, Any]:
         """Return the position of all ranks after the last batch that the model was trained on.
@@ -165,16 +128,16 @@ class TrainLoader:
             epoch = self._next_epoch(self._got, at)
             if epoch is None and "given" in at:
                 at = at | {"given": 0}  # the Trainer's epoch may end before the cut (limit_train_batches)
-        ended = over or self._ended
+        ended = over or self.ended
         return {
-            "ranks": gather(cast(PipeLoader, _Fixed(at))),
-            "done": 0 if ended or self._has_ended() else self._done,
+            "ranks": gather(cast(PipeLoader, SimpleNamespace(state_dict=lambda: at))),
+            "done": 0 if ended or self.has_ended else self._done,
             "ended": ended,
-            "passed": self.passed and not ended,
             "epoch": epoch,
         }
 
-    def _has_ended(self) -> bool:
+    @property
+    def has_ended(self) -> bool:
         """Whether the iteration of ``_got`` has ended where the model is: the next epoch of the
         data begins there, or with_epoch() cut there.
 
@@ -193,10 +156,8 @@ class TrainLoader:
         if state["epoch"] is not None:
             self.loader.set_epoch(state["epoch"])
         self._base = self._at = self.loader.state_dict()
-        self._got = self._round = None
-        self._begun = self._shown = False
-        self._passed = state.get("passed", False)  # states of earlier versions do not have it
-        self._loaded, self._ended = True, state["ended"]
+        self._got, self._begun = None, False
+        self._loaded, self.ended = True, state["ended"]
         self._flying.clear()
         self._done = state["done"]
         left = self.loader.remaining() if self._done else None

@@ -23,7 +23,8 @@ class ResumableData:
     Without it, if you pass a PipeLoader to the Trainer, Lightning saves only the state of rank 0's
     loader; if the length is not known, this state is one batch ahead of the model.
 
-    With several training loaders (a dict of them, or Lightning's CombinedLoader), give each a name.
+    Several training loaders have names, and are combined by Lightning's ``CombinedLoader(...,
+    "min_size")``: an epoch ends with the first of them.
 
     The states are in the checkpoint under the name of your class, so do not rename the class. If
     you override ``state_dict`` or ``load_state_dict``, call the method of ``super()``.
@@ -132,20 +133,6 @@ class ResumableData:
             trainer.callbacks = [*trainer.callbacks[:place], self._watch, *trainer.callbacks[place:]]
         return True
 
-    def _mode(self) -> str:
-        """How the Trainer combines several training loaders, as CombinedLoader names it."""
-        return "max_size_cycle" if (combined := self._combined()) is None else combined._mode
-
-    def _round(self) -> Any:
-        """Return the iterator of Lightning over all training loaders, which asks each of them at
-        least once; None: there is none.
-        """
-        return None if (combined := self._combined()) is None else combined._iterator
-
-    def _combined(self) -> Any:
-        """Return Lightning's CombinedLoader of the training loaders; None: there is none yet."""
-        return None if self.trainer is None else self.trainer.fit_loop._combined_loader
-
     def _at_epoch_end(self) -> bool:
         """Whether the Trainer's epoch ends after the last batch that the model was trained on.
 
@@ -154,8 +141,7 @@ class ResumableData:
         """
         if self.trainer is None or (self._watch is not None and self._watch.inside):
             return False
-        passed = [loader.passed for loader in self._loaders.values()]
-        return self.trainer.is_last_batch or (any(passed) if self._mode() == "min_size" else all(passed))
+        return self.trainer.is_last_batch or any(loader.has_ended for loader in self._loaders.values())
 
     def _in_old_epoch(self) -> bool:
         """Whether the Trainer continues in the epoch of the checkpoint, and knows the length of its
@@ -183,6 +169,8 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
             self._reload: int | None = None
 
         def on_train_start(self, trainer: Any, model: Any) -> None:
+            if len(loaders) > 1 and trainer.fit_loop._combined_loader._mode != "min_size":
+                raise ValueError('several training loaders end together: return a CombinedLoader(loaders, "min_size")')
             if trainer.global_step and trainer.ckpt_path and any(loader.at_start for loader in loaders.values()):
                 warnings.warn(
                     f"{trainer.ckpt_path} has no state of this DataModule (it is kept under "
