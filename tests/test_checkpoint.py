@@ -281,7 +281,7 @@ def test_the_last_k_are_kept(shards, tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     (tmp_path / "step-0000000002").mkdir()
-    (tmp_path / "step-0000000002" / ".rank-0001-of-0002.json.0123456789abcdef.tmp").write_text("left by a crash")
+    (tmp_path / "step-0000000002" / ".rank-0001-of-0002.json.partial").write_text("left by a crash")
     loaders = [make_loader(shards, rank, 2) for rank in range(2)]
     for step in range(1, 8):
         for loader in loaders:
@@ -470,17 +470,17 @@ def moved(path):
 
 
 DAMAGE = {
-    "truncated": (cut, "is truncated or damaged"),
-    "empty": (lambda path: path.write_bytes(b""), "is truncated or damaged"),
-    "zeros": (lambda path: path.write_bytes(bytes(4096)), "is truncated or damaged"),
-    "not text": (lambda path: path.write_bytes(b"\xff\xfe\xfd"), "is truncated or damaged"),
-    "deep": (lambda path: path.write_bytes(b"[" * 100_000), "is truncated or damaged"),
-    "a list": (lambda path: path.write_text("[1]"), "is not a checkpoint of wds_pipes"),
-    "no state": (lambda path: path.write_text('{"format": 1, "checksum": ""}'), "is not a checkpoint of wds_pipes"),
-    "edited": (edited, "has been edited or damaged: its checksum differs"),
+    "truncated": (cut, "is truncated, edited or damaged"),
+    "empty": (lambda path: path.write_bytes(b""), "is truncated, edited or damaged"),
+    "zeros": (lambda path: path.write_bytes(bytes(4096)), "is truncated, edited or damaged"),
+    "not text": (lambda path: path.write_bytes(b"\xff\xfe\xfd"), "is truncated, edited or damaged"),
+    "deep": (lambda path: path.write_bytes(b"[" * 100_000), "is truncated, edited or damaged"),
+    "a list": (lambda path: path.write_text("[1]"), "is truncated, edited or damaged"),
+    "no state": (lambda path: path.write_text('{"format": 1, "checksum": ""}'), "is truncated, edited or damaged"),
+    "edited": (edited, "is truncated, edited or damaged"),
     "checksum of no kind": (
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": [1]})),
-        "has been edited",
+        "is truncated, edited or damaged",
     ),
     "newer": (lambda path: seal(path, format=2, extra="new"), "has another format than 1"),
     "format of no kind": (lambda path: seal(path, format="1"), "has another format than 1"),
@@ -877,7 +877,7 @@ def test_ranks_load_the_same_checkpoint(shards, tmp_path):
         assert "rank 0 wants 3, rank 1 wants 2" in found["step"]
         assert "no checkpoint 3 in" in found["gone"]
         assert "checkpoint 3 is not there, or not complete, for rank 1" in found["gone"]
-        assert "is truncated or damaged" in found["damaged"]
+        assert "is truncated, edited or damaged" in found["damaged"]
         assert "the ranks read different files of checkpoint 3" in found["another"]
         assert "checkpoint 3 is not there, or not complete, for rank 0" in found["apart"]
         assert "does not exist" in found["missing"]

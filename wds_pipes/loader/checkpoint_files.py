@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import stat
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import is_count
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
+from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import at_home
 
 FORMAT = 1
@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 30  # the largest file of a rank that is read; a file has some
 
 _STEP = re.compile(r"step-([0-9]{10}|[1-9][0-9]{10,})")  # exactly as step_directory writes them
 _RANK = re.compile(r"rank-([0-9]{4}|[1-9][0-9]{4,})-of-([0-9]{4}|[1-9][0-9]{4,})\.json")
-_OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.[0-9a-f]{{16}}\.tmp")
+_OURS = re.compile(rf"{_RANK.pattern}|\.{_RANK.pattern}\.partial")
 
 Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose files are there
 
@@ -139,27 +139,18 @@ def _read(path: Path, number: int, rank: int, world: int) -> State:
     """
     try:
         content = json.loads(content_of(path))
-        checksum = (
-            checksum_of({name: value for name, value in content.items() if name not in ("format", "checksum")})
-            if isinstance(content, dict)
-            else ""
-        )
-    except (ValueError, RecursionError) as error:
-        raise StateError(
-            f"{path} is truncated or damaged: it is not JSON ({error}). Load an older checkpoint "
-            "with step=, or bring this one back."
-        ) from error
-    if not isinstance(content, dict) or not {"format", "checksum", "state"} <= content.keys():
-        raise StateError(f"{path} is not a checkpoint of wds_pipes. Remove it, or load an older checkpoint with step=.")
-    if content.pop("format") != FORMAT:
+        known, checksum = content.pop("format"), content.pop("checksum")
+        is_whole = checksum == checksum_of(content) and "state" in content
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        known, is_whole = FORMAT, False
+    if known != FORMAT:
         raise StateError(
             f"{path} has another format than {FORMAT}, the one known here: use the version of "
             "wds_pipes that wrote it, or a newer one."
         )
-    if content.pop("checksum") != checksum:
+    if not is_whole:
         raise StateError(
-            f"{path} has been edited or damaged: its checksum differs. Load an older checkpoint "
-            "with step=, or bring this one back."
+            f"{path} is truncated, edited or damaged. Load an older checkpoint with step=, or bring this one back."
         )
     of = tuple(content.get(name) for name in ("step", "rank", "world_size"))
     if not all(map(is_count, of)) or of != (number, rank, world):
@@ -195,16 +186,7 @@ def write_file(path: Path, text: str) -> None:
     """Write a file atomically: it is complete or not there, whenever the process or the machine
     stops.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "x", encoding="ascii") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_small(str(path), text.encode("ascii"))
     sync_directory(path.parent)
 
 
