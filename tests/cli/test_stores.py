@@ -20,7 +20,6 @@ from wds_pipes.cli.creating.records import Problems
 from wds_pipes.io import outputs as writing
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.remote.budget import Reading
-from wds_pipes.tasks import Job, Place, Task, run
 
 SECRET = "canary-in-query"
 
@@ -246,17 +245,3 @@ def uploads(s3):
 def write(task, place):
     place.write(task.name, b"x")
     return {}
-
-
-def test_uploads_that_killed_processes_have_left_are_aborted(s3):
-    """Those of the outputs, when all tasks are finished."""
-    for name in ("left/a.bin", "left/other.bin"):
-        s3.client.create_multipart_upload(Bucket="shards", Key=name)
-    tasks = [Task(name, (name,)) for name in ("a.bin", "b.bin")]
-    job = Job("test", Place(f"{s3.url}/left", s3.storage_options), write, tasks)
-    assert not run(job, share=(0, 2)).complete
-    assert sorted(uploads(s3)) == ["left/a.bin", "left/other.bin"]
-    assert run(job, share=(1, 2)).complete
-    [left] = s3.client.list_multipart_uploads(Bucket="shards")["Uploads"]
-    assert left["Key"] == "left/other.bin"
-    s3.client.abort_multipart_upload(Bucket="shards", Key=left["Key"], UploadId=left["UploadId"])

@@ -601,16 +601,6 @@ def test_what_is_open_stays(tmp_path):
     assert first in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()}
 
 
-def test_a_shard_larger_than_the_cache_is_warned_of_once(tmp_path, store):
-    cache = ShardCache(tmp_path / "cache", max_bytes=1000)
-    for name in ("a.tar", "b.tar"):
-        store.put(name, noise(5000))
-    with pytest.warns(RuntimeWarning, match=r"a.tar has 5,000 bytes and does not fit .* max_bytes=1,000") as caught:
-        got = [read(cache, store, name) for name in ("a.tar", "b.tar", "a.tar")]
-    assert got == [noise(5000)] * 3
-    assert len(caught) == 1
-
-
 def test_a_download_that_ends_while_the_files_are_counted(tmp_path, monkeypatch):
     """It counts in full: the next shard does not exceed the limit."""
     cache = ShardCache(tmp_path / "cache", max_bytes=300_000)

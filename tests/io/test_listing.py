@@ -2,28 +2,20 @@
 be listed.
 """
 
-import functools
 import os
-import socket
-import threading
 import traceback
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import fsspec
 import pytest
-from remote import bare, content, put_all, samples
+from remote import content, put_all, samples
 from scripts import run_code
 
 import wds_pipes as wp
 from wds_pipes import ShardError, nodes
-from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.expand import expand
-from wds_pipes.io.identity import protocols_of
 from wds_pipes.io.outputs import read_small
 from wds_pipes.io.remote.budget import Reading
-from wds_pipes.io.urls import links_of
 from wds_pipes.stages import OpenShards
-from wds_pipes.testing import make_shards
 
 
 def told(error) -> list[str]:
@@ -126,9 +118,7 @@ def test_without_credentials(s3, monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    with pytest.raises(
-        ShardError, match=r"the shards s3://b/\*\.tar may not be listed .*redentials.*'anon': True"
-    ) as caught:
+    with pytest.raises(ShardError, match=r"s3://b/\*\.tar may not be listed .*redentials.*'anon': True") as caught:
         expand("s3://b/*.tar", {"endpoint_url": s3.endpoint})
     assert caught.value.url == "s3://b/*.tar"
     assert len([line for line in told(caught.value) if line.startswith("  File")]) <= 8
@@ -146,66 +136,8 @@ def test_without_the_package():
             print(error)
     """
     said = run_code(script, has_torch=True)
-    assert "need a package that is not installed" in said
+    assert "needs a package that is not installed" in said
     assert "pip install 'wds_pipes[s3]'" in said
-
-
-@pytest.mark.parametrize("url", ["gs://bucket/*.tar", "gs://bucket/a.tar"])
-def test_no_way_to_google(url, monkeypatch):
-    """Nothing listens there: it is said at once, and not after all attempts to find credentials."""
-    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        options = {"endpoint_url": f"http://127.0.0.1:{unused.getsockname()[1]}"}
-        with pytest.raises(ShardError, match=r"no connection to 127\.0\.0\.1"):
-            next(iter(wp.ShardList(url, storage_options=options).open_shards(retries=0).load_tar()))
-
-
-@pytest.mark.parametrize(
-    ("url", "links"),
-    [
-        ("http://[::1]:8080/x.tar", ["http://[::1]:8080/x.tar"]),
-        ("https://user:pw@[fe80::1%25eth0]/x.tar", ["https://user:pw@[fe80::1%25eth0]/x.tar"]),
-        ("simplecache::http://[2001:db8::1]/x.tar", ["simplecache", "http://[2001:db8::1]/x.tar"]),
-        ("tar://a::b.tar::s3://b/c.tar", ["tar://a", "b.tar", "s3://b/c.tar"]),
-        ("s3://b/[a]::c", ["s3://b/[a]", "c"]),
-        ("s3://b/x.tar", ["s3://b/x.tar"]),
-    ],
-)
-def test_an_ipv6_address_is_no_chain(url, links):
-    assert links_of(url) == links
-    assert protocols_of(url)[0] == url.partition(":")[0]
-
-
-@pytest.fixture
-def on_ipv6(tmp_path):
-    """A web server on [::1]."""
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6
-
-    try:
-        server = Server(("::1", 0), functools.partial(SimpleHTTPRequestHandler, directory=tmp_path))
-    except OSError:
-        pytest.skip("this machine has no IPv6")
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    make_shards(tmp_path, shards=2, samples=3)
-    yield f"http://[::1]:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_shards_on_an_ipv6_address(on_ipv6, tmp_path):
-    wanted = [sample["__key__"] for sample in samples(sorted(map(str, tmp_path.glob("*.tar"))))]
-    names = [f"{on_ipv6}/shard-{number:06d}.tar" for number in range(2)]
-    for urls in (names, f"{on_ipv6}/shard-*.tar", f"{on_ipv6}/", f"{on_ipv6}/shard-{{000000..000001}}.tar"):
-        assert expand(urls) == names
-    assert [sample["__key__"] for sample in samples(names)] == wanted
-    assert [
-        sample["__key__"] for sample in samples(names, cache=ShardCache(tmp_path / "cache", max_bytes="1GB"))
-    ] == wanted
-    assert list(map(bare, samples(f"simplecache::{names[0]}"))) == list(map(bare, samples(names[0])))
 
 
 def test_no_shards_are_left_out_with_a_page_that_does_not_come(web, monkeypatch):

@@ -1,5 +1,6 @@
 """Which shards a user means, and how a URL is shown."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -8,14 +9,13 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from fsspec.implementations.zip import ZipFileSystem
-from fsspec.registry import _registry, known_implementations
+from fsspec.registry import known_implementations
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
 from wds_pipes.io.expand import expand
 from wds_pipes.io.secret import hide
-from wds_pipes.io.urls import identify, local_path, redact, split_joined, takes_another
+from wds_pipes.io.urls import identify, local_path, redact, split_joined
 
 
 @pytest.fixture
@@ -80,7 +80,6 @@ def folder(tmp_path, monkeypatch):
         ("/a/{0..1}.tar::/b/{08..09}.tar", ["/a/0.tar", "/a/1.tar", "/b/08.tar", "/b/09.tar"]),
         (["a.tar::b.tar", Path("c.tar::d.tar")], ["a.tar", "b.tar", "c.tar", "d.tar"]),
         ("train::val::s3://b/x.tar::-", ["train", "val", "s3://b/x.tar", "-"]),
-        ("http://[::1]/a.tar::https://[fe80::1]/b.tar", ["http://[::1]/a.tar", "https://[fe80::1]/b.tar"]),
         (
             "pipe:ssh h 'cat {a::b,c}' -::pipe:cat x::s3://y",
             ["pipe:ssh h 'cat a::b' -", "pipe:ssh h 'cat c' -", "pipe:cat x::s3://y"],
@@ -95,7 +94,6 @@ def folder(tmp_path, monkeypatch):
             "tar://x.tar::zip://y.tar::simplecache::s3://b/z.zip::c.tar",
             ["tar://x.tar::zip://y.tar::simplecache::s3://b/z.zip", "c.tar"],
         ),
-        ("myzip://x.tar::/a.zip::c.tar", ["myzip://x.tar::/a.zip", "c.tar"]),
         ("{simplecache::s3://b/x,y}.tar::z.tar", ["simplecache::s3://b/x.tar", "y.tar", "z.tar"]),
         # environment variables
         ("${DATA}/x-{0..1}.tar", ["/data/x-0.tar", "/data/x-1.tar"]),
@@ -115,7 +113,6 @@ def test_names_need_not_exist_to_be_expanded(tmp_path, monkeypatch, urls, expect
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATA", "/data")
     monkeypatch.setenv("TWO", "/a/{0..1}.tar::s3://b/c.tar")
-    monkeypatch.setitem(_registry, "myzip", ZipFileSystem)  # a protocol of the program's own
     assert expand(urls) == expected
 
 
@@ -127,7 +124,9 @@ def test_which_protocols_of_fsspec_read_from_another():
         except ImportError:
             continue
         chained = split_joined(f"{protocol}://x::y.tar") == [f"{protocol}://x::y.tar"]
-        assert chained == takes_another(kind), protocol
+        inits = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+        options = {name for init in inits for name in inspect.signature(init).parameters}
+        assert chained == bool({"fo", "target_protocol"} & options), protocol
 
 
 @pytest.mark.parametrize(
@@ -227,17 +226,9 @@ def test_the_keys_of_a_dict_have_an_order():
         ("@variable.txt", ValueError, r"the list 'variable.txt' contains \$\{DATA\}"),
         ("@built.txt", ValueError, r"the list 'built.txt' contains \$\{DATA\}"),
         ("${EMPTY}", ValueError, "the environment variable that a URL consists of is empty"),
-        ("empty", ValueError, r"no shard matches 'empty', a directory without tars .*: it is empty"),
-        (
-            "split",
-            ValueError,
-            r"no shard matches 'split', .*: its directories have some: .* such as 'split/train', or all, ",
-        ),
-        (
-            "photos",
-            ValueError,
-            r"no shard matches 'photos', .*: it holds other files, such as 'cat', and shards are tars: write them with ShardWriter",  # noqa: E501
-        ),
+        ("empty", ValueError, r"no shard matches 'empty', a directory without tars .*: name those in its directories"),
+        ("http://[::1]:80/a.tar", ValueError, r"'http://\[::1\]:80/a.tar' has an IPv6 address"),
+        ("http://me:secret@[fe80::1]/x-*.tar", ValueError, "has an IPv6 address"),
         (b"a.tar", TypeError, "a URL, a path or a list of them"),
         ({"a.tar": 1}, TypeError, "a URL, a path or a list of them"),
         (5, TypeError, "a URL, a path or a list of them"),
@@ -258,9 +249,6 @@ def test_what_names_nothing_is_told(folder, monkeypatch, urls, error, message):
     (folder / "built.txt").write_text("https://h/{$,x}{{DATA},y}/x.tar\n")
     (folder / "loop.txt").write_text("@loop.txt\n")
     (folder / "empty").mkdir()
-    (folder / "photos" / "cat").mkdir(parents=True)
-    (folder / "split" / "train").mkdir(parents=True)
-    (folder / "split" / "train" / "a.tar").write_bytes(b"")
     with pytest.raises(error, match=message) as caught:
         expand(urls)
     assert "secret" not in str(caught.value)

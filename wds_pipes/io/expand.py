@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,6 @@ from wds_pipes.core.counts import logger
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import (
-    IPV6_HOST,
     VARIABLE,
     Urls,
     at_home,
@@ -170,7 +168,7 @@ def _expand_one(url: str, storage_options: dict[str, Any] | None) -> Sequence[st
         return [url]
     if path is not None and os.path.isdir(path):
         found = sorted(name for name in os.listdir(path) if TAR_NAME.fullmatch(name))
-        return [os.path.join(path, name) for name in found] or _no_tars(url, path)
+        return [os.path.join(path, name) for name in found] or _no_tars(url)
     if _BRACES.search(url):
         try:
             patterns = list(braceexpand.braceexpand(url, escape=False))
@@ -215,7 +213,7 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         found = sorted(glob.glob(path, recursive=True))
         # a file may be named like a URL, such as "pipe:x.tar"
         return _found(url, [name if local_path(name) == name else os.path.join(os.curdir, name) for name in found])
-    named = IPV6_HOST.sub("", split_url(url)[0])  # a query is no pattern
+    named = split_url(url)[0]  # a query is no pattern
     folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1
     if not (any(mark in named for mark in "*?[") or folder) or url.startswith("pipe:"):
         return [url]
@@ -224,23 +222,11 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
     return list_shards(url, storage_options, folder=folder)
 
 
-def _no_tars(url: str, path: str) -> list[str]:
-    others = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    below = itertools.islice(glob.iglob(os.path.join(glob.escape(path), "*", "*")), 10_000)
-    inside = next((os.path.dirname(name) for name in below if TAR_NAME.fullmatch(os.path.basename(name))), None)
-    if inside is not None:
-        every = os.path.join(url, "*", "*.tar")
-        holds = f"its directories have some: name one of them, such as {inside!r}, or all, {every!r}"
-    elif others:
-        holds = (
-            f"it holds other files, such as {others[0]!r}, and shards are tars: write them with ShardWriter or "
-            "wds-pipes create"
-        )
-    else:
-        holds = "it is empty"
+def _no_tars(url: str) -> list[str]:
     raise ValueError(
-        f"no shard matches {redact(url)!r}, a directory without tars (*.tar, *.tar.gz, *.tgz, ...): {holds}. The "
-        f"working directory is {os.getcwd()}."
+        f"no shard matches {redact(url)!r}, a directory without tars (*.tar, *.tar.gz, *.tgz, ...): name those in its "
+        f"directories as {os.path.join(url, '*', '*.tar')!r}, or write shards with wds-pipes create. The working "
+        f"directory is {os.getcwd()}."
     )
 
 

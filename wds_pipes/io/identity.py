@@ -118,12 +118,10 @@ def _value(value: Any, name: str) -> Any:
         return _plain(value)
     if isinstance(value, (list, tuple)):
         return [_value(item, name) for item in value]
+    if isinstance(value, (bytes, bytearray, os.PathLike)):
+        return repr(value)
     if isinstance(value, (set, frozenset)):
-        return sorted(json.dumps(_value(item, name), sort_keys=True) for item in value)
-    if isinstance(value, (bytes, bytearray)):
-        return value.hex()
-    if isinstance(value, os.PathLike):
-        return str(os.fspath(value))
+        return sorted(map(repr, value))
     if isinstance(getattr(value, "storage_options", None), Mapping):  # a file system
         return [str(getattr(value, "protocol", "")), _plain(value.storage_options)]
     kind = value if hasattr(value, "__qualname__") else type(value)

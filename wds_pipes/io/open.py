@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import NO_NETWORK, Network
-from wds_pipes.core.suggest import nearest
 from wds_pipes.core.tolerant import is_of_data
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
@@ -23,7 +22,7 @@ from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
-from wds_pipes.io.verified import Verified, VerifiedFile
+from wds_pipes.io.verified import Verified
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -43,8 +42,8 @@ class Opener:
     Args:
         reading: how remote shards are read.
         cache: a cache of remote shards on a disk; None: no cache.
-        verify: compare the MD5 of a shard that is read to its end, if it is known; a remote one
-            must also be read from its beginning. None: of remote shards only.
+        verify: compare the MD5 of a remote shard that is read from its beginning to its end, if it
+            is known.
         allow_pipe: run the commands of ``pipe:`` URLs.
         buffer_bytes: how many bytes are read at once.
     """
@@ -54,7 +53,7 @@ class Opener:
         reading: Reading | None = None,
         *,
         cache: ShardCache | None = None,
-        verify: bool | None = None,
+        verify: bool = True,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
     ) -> None:
@@ -132,8 +131,8 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
-            return self._remote(url, start, queue, size=size, md5=None if self._verify is False else md5, wait=wait)
+                return _open_local(at_home(path), self._buffer_bytes)
+            return self._remote(url, start, queue, size=size, md5=md5 if self._verify else None, wait=wait)
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
@@ -177,7 +176,7 @@ class Opener:
         """The error for a shard that cannot be opened, without credentials."""
         shown, options = redact(url), self._reading.storage_options
         if isinstance(error, FileNotFoundError):
-            message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. {_odd_name(url)}"
+            message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. Check its name."
         elif isinstance(error, PermissionError):
             message = f"shard {shown} may not be read: check its permissions."
         elif isinstance(error, ImportError):
@@ -186,8 +185,7 @@ class Opener:
                 f"({hide(str(error), url, options)}): {missing_package(url)}."
             )
         else:
-            mend = _odd_protocol(url) if "Protocol not known" in str(error) else ""
-            message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}{mend}"
+            message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}"
         problem = ShardError(message, url=shown)
         problem.missing = isinstance(error, FileNotFoundError)
         problem.of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
@@ -255,7 +253,7 @@ class Opener:
         return shard
 
 
-def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
+def _open_local(path: str, buffer_bytes: int) -> BinaryIO:
     """Open a local file. An index may name a device or a pipe, which would be read for ever. So
     only the pipes of the shell's <(...) are read, which no index may name.
     """
@@ -266,24 +264,7 @@ def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
             f"shard {redact(path)} is a device or a pipe, not a file: read it from standard input, which is '-'.",
             url=redact(path),
         )
-    if md5 is None or not stat.S_ISREG(mode):
-        return open(path, "rb", buffering=buffer_bytes)
-    return io.BufferedReader(VerifiedFile(path, md5), buffer_bytes)
-
-
-def _odd_name(url: str) -> str:
-    """The advice for a path that does not exist."""
-    if "$" in url:
-        return "Of environment variables only the form ${NAME} is replaced, in the URLs of ShardList."
-    return "Check its name."
-
-
-def _odd_protocol(url: str) -> str:
-    """The advice for a protocol that fsspec does not know."""
-    import fsspec
-
-    meant = nearest(url.partition("://")[0].rpartition("::")[2], fsspec.available_protocols())
-    return f". Did you mean {meant}://?" if meant is not None else ". Write a local path without '://'."
+    return open(path, "rb", buffering=buffer_bytes)
 
 
 def _standard_input() -> int:
@@ -298,9 +279,8 @@ def _standard_input() -> int:
         return sys.stdin.fileno()
     except (OSError, ValueError, AttributeError) as error:  # replaced, closed, or None
         raise ShardError(
-            "standard input ('-') has no file descriptor in this program, since sys.stdin is "
-            f"{type(sys.stdin).__name__}{' and closed' if getattr(sys.stdin, 'closed', False) else ''}: notebooks and "
-            "test runners replace it. Write the bytes to a file, and name this file.",
+            "standard input ('-') has no file descriptor in this program: notebooks and test runners replace "
+            "sys.stdin. Write the bytes to a file, and name this file.",
             url="-",
         ) from error
 

@@ -5,8 +5,7 @@ Rules:
    writing fails, the upload is aborted. In any other store that fsspec can write to, the data is
    written to ``.NAME.partial`` in the same directory and then moved.
 2. A process that is killed may leave a ``.NAME.partial``, or parts of an upload that has no name.
-   The next writer of the file replaces the former; the latter are aborted when a job is complete
-   (``uploads``), or removed by a rule of the bucket.
+   The next writer of the file replaces the former; a rule of the bucket removes the latter.
 3. Errors of a store are shown without credentials.
 """
 
@@ -359,7 +358,9 @@ def refuse(url: str, error: Exception, storage_options: Options, what: str = "wr
     else:
         advice = judge(error, url.partition("://")[0]).advice.replace("be read", f"be {what}")
         fault, _, help_ = advice.partition(": ")
-        mend = f"{fault} ({story}): {help_.partition(';')[0] or 'check the URL, the network and your permissions'}"
+        if what in ("written", "removed"):
+            help_ = help_.partition(";")[0]  # what follows is for readers
+        mend = f"{fault} ({story}): {help_ or 'check the URL, the network and your permissions'}"
     problem = ShardError(f"{shown} {mend}.", url=shown)
     cause = clean(error, url, storage_options, depth=1)
     raise problem from (cause and cause.with_traceback(None))

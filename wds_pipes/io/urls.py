@@ -12,7 +12,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,9 +21,6 @@ from urllib.parse import unquote, unquote_plus
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _SCHEME = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+:(//|:)")
-# The IPv6 address of a host in a URL: its brackets are not a pattern, and its colons not a chain of
-# protocols.
-IPV6_HOST = re.compile(r"(?<=[/@])\[[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%25[^\]/]*)?\](?=[:/?#]|$)")
 # Parameters that are shown: they select an object, or a part or form of it.
 HARMLESS = re.compile(
     r"(?i)v(ersion(id)?)?|generation|snapshot|rev(ision)?|id|file(name)?|name|path|part(number)?|page|shard|split|index|epoch|format|provider|alt|download"
@@ -57,12 +53,12 @@ _SIGNING_WITH = {
 _USER_IS_A_PLACE = re.compile(r"(?i)(abfss?|wasbs?|az|adl)://")  # container@account
 # A URL in a text; the lookbehind keeps the search linear.
 LINK = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z0-9+.-]*)(://[^\s'\"<>]+)")
+_IPV6_HOST = re.compile(r"://(?:[^/]*@)?\[[^\]/]*:")
 _QUERY = re.compile(r"\?(?=[A-Za-z][\w.-]*=)")
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 # The protocols of fsspec that read from the file or store that the next part of a chained URL
-# names, and the options by which a class for such a protocol takes it.
+# names.
 _CHAINED = re.compile(r"async_?wrapper|blockcache|cached|dask|dir|filecache|libarchive|reference|simplecache|tar|zip")
-_CHAINS = frozenset(("fo", "target_protocol"))
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation"))
 
 
@@ -101,15 +97,14 @@ def at_home(path: str) -> str:
 
 
 def links_of(url: str) -> list[str]:
-    """The parts of a chained URL, ``a::b://c``; the URL itself if it is not chained."""
-    addresses = [found.span() for found in IPV6_HOST.finditer(url)]
-    cuts = [
-        found.span()
-        for found in re.finditer("::", url)
-        if not any(start < found.start() < stop for start, stop in addresses)
-    ]
-    starts, stops = [0, *(stop for _, stop in cuts)], [*(start for start, _ in cuts), len(url)]
-    return [url[start:stop] for start, stop in zip(starts, stops, strict=True)]
+    """The parts of a chained URL, ``a::b://c``; the URL itself if it is not chained.
+
+    Raises:
+        ValueError: a host is an IPv6 address, whose colons would be taken for a chain.
+    """
+    if _IPV6_HOST.search(url) is not None:
+        raise ValueError(f"{redact(url)!r} has an IPv6 address, which is not read: name the host instead")
+    return url.split("::")
 
 
 def split_joined(url: str) -> list[str]:
@@ -127,25 +122,10 @@ def split_joined(url: str) -> list[str]:
             joined[-1] += f"::{link}"
         else:
             joined.append(link)
-        within = _reads_from_another(link) or joined[-1].count("{") > joined[-1].count("}")
+        within = _CHAINED.fullmatch(link.partition("://")[0]) is not None or joined[-1].count("{") > joined[-1].count(
+            "}"
+        )
     return joined
-
-
-def _reads_from_another(link: str) -> bool:
-    """Whether a part of a chained URL needs the next part."""
-    protocol = link.partition("://")[0]
-    if _CHAINED.fullmatch(protocol):
-        return True
-    from fsspec.registry import registry
-
-    kind = registry.get(protocol)  # a class that the program has registered itself
-    return kind is not None and takes_another(kind)
-
-
-def takes_another(kind: type) -> bool:
-    """Whether a class of file systems of fsspec reads from another one."""
-    inits = (vars(base).get("__init__") for base in kind.__mro__)
-    return any(init is not None and not _CHAINS.isdisjoint(inspect.signature(init).parameters) for init in inits)
 
 
 def with_variables(url: str) -> str:

@@ -58,7 +58,7 @@ class GroupByKey(Tolerant[Sample]):
 
     Some damage cannot be seen in a tar: zeros up to a proper end, missing blocks, changed bytes in
     data or in long names. ``samples_per_shard=`` or an index reveals missing samples, and the MD5s
-    of an index (``open_shards(verify=...)``) reveal all such damage.
+    of an index (``wds-pipes verify``) reveal all such damage.
 
     Args:
         source: a pipe of members: ``load_tar()``.

@@ -13,7 +13,6 @@ Rules:
    reader that has already read wrong bytes gets an error.
 4. When the disk is full, shards are read directly from the store.
 5. A shard is kept only if its completeness is confirmed: by a checksum; or by a beginning that
-   looks like a tar or a compressed file, together with either a length from the store or an index,
-   or the end marks of the tar and of its compression. Anything else (a login page, a response that
-   was cut and had no length) is passed to its reader and not kept.
+   looks like a tar or a compressed file, together with a length from the store or an index.
+   Anything else (a login page, a response without a length) is passed to its reader and not kept.
 """

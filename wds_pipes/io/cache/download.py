@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import md5 as md5_hash
@@ -16,7 +15,6 @@ from wds_pipes.errors import CacheError, ShardError
 from wds_pipes.io.cache.files import FACTS_BYTES, STEP, CacheDirectory, Entry, Facts, boot
 from wds_pipes.io.cache.whole import is_vouched_for
 from wds_pipes.io.locks import LockedFile, open_locked
-from wds_pipes.io.urls import redact
 
 # If at most this many bytes are missing when a reader closes the shard, the download gets
 # NEARLY_SECONDS to finish: a tar's reader may close it before the padding at its end.
@@ -57,9 +55,6 @@ Fetch = Callable[[int], Fetched]
 
 class FullError(Exception):
     """The disk cannot store more bytes."""
-
-
-_too_small: set[str] = set()  # directories into which a shard did not fit: a warning was issued
 
 
 class _StoppedError(Exception):
@@ -247,14 +242,6 @@ class Download(threading.Thread):
         if size is not None and self._expected.size is not None and size != self._expected.size:
             return f"it had {size} bytes instead of {self._expected.size}"
         total = size if size is not None else self._expected.size
-        if total is not None and total > self._max_bytes and self._directory.path not in _too_small:
-            _too_small.add(self._directory.path)
-            warnings.warn(
-                f"shard {redact(self._expected.url)} has {total:,} bytes and does not fit into the cache "
-                f"{self._directory.path}, whose limit is max_bytes={self._max_bytes:,}: it is downloaded each time",
-                RuntimeWarning,
-                stacklevel=2,
-            )
         facts = Facts(self._expected.url, size=total, tag=stream.tag, boot=boot())
         with using(self._directory):
             self._entry.write(self._lock, facts)

@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from ipaddress import IPv6Address
-from time import sleep
 from typing import Any
-from urllib.parse import quote, urlsplit
-from urllib.request import getproxies
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 from wds_pipes.io.identity import OF_CONTENT
 from wds_pipes.io.secret import options_for
-from wds_pipes.io.urls import IPV6_HOST, links_of
-
-_CONNECT_SECONDS = 5.0
+from wds_pipes.io.urls import links_of
 
 # gcsfs logs the errors that it raises, with a traceback, and Python prints what no program handles.
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())
@@ -29,14 +23,6 @@ logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 def copy_of_options(options: Any) -> Any:
     """A copy of options: the caller may change its own later."""
     return {name: copy_of_options(value) for name, value in options.items()} if isinstance(options, dict) else options
-
-
-def are_same(one: Any, other: Any) -> bool:
-    """Whether two options are equal; False also if they cannot be compared."""
-    try:
-        return bool(one == other)
-    except Exception:  # the class of a value is the user's
-        return False
 
 
 def _guarded(protocol: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +42,7 @@ def file_system(
         adapt: returns the options to use for a protocol. HTTP requests must go through
             ``_guarded_client``.
     """
-    from fsspec.core import get_filesystem_class, url_to_fs
+    from fsspec.core import url_to_fs
 
     options = options_for(url, storage_options)
     if url.startswith("ais://"):
@@ -65,48 +51,9 @@ def file_system(
     for link in links:
         protocol = link.partition("://")[0]
         given = options.get(protocol, {}) if len(links) > 1 else options
-        check_reachable(protocol, given)
         given = adapt(protocol, given)
         options = {**options, protocol: given} if len(links) > 1 else given
-    if "::" in url and len(links) == 1:  # fsspec would read it as a chain
-        kind = get_filesystem_class(protocol)
-        return kind(**(options | kind._get_kwargs_from_urls(url))), kind._strip_protocol(url)
-    url = IPV6_HOST.sub(lambda found: f"[{IPv6Address(found[0][1:-1]).exploded}]", url) if len(links) > 1 else url
     return url_to_fs(url, **options)  # type: ignore[no-any-return]
-
-
-def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
-    """Raise ConnectionError early if Google's storage cannot be reached.
-
-    gcsfs would first look for credentials at the metadata server of a Google machine, and then
-    retry: that takes up to a minute.
-    """
-    if protocol not in ("gs", "gcs"):
-        return
-    from fsspec.config import conf
-
-    options = {**conf.get("gs", {}), **conf.get("gcs", {}), **options}
-    endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
-    endpoint = endpoint or f"https://storage.{os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'}"
-    place = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
-    if getproxies() or options.get("session_kwargs") or place.hostname is None:
-        # These may reach it in another way.
-        return
-    error: OSError | None = None
-    for wait in (0.0, 0.1, 0.2, 0.4):
-        sleep(wait)
-        try:
-            socket.create_connection(
-                (place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS
-            ).close()
-        except TimeoutError as late:
-            error = late
-            break
-        except OSError as refused:
-            error = refused
-        else:
-            return
-    raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
 
 
 def protocols_of(fs: Any) -> list[str]:

@@ -22,8 +22,6 @@ from wds_pipes.io.identity import identify_store
 from wds_pipes.io.remote.file_systems import (
     aistore_gateway,
     aistore_url,
-    are_same,
-    check_reachable,
     copy_of_options,
     file_system,
     marks_of,
@@ -48,7 +46,6 @@ from wds_pipes.io.remote.responses import (
 from wds_pipes.io.remote.waits import Waits
 from wds_pipes.io.secret import options_for
 from wds_pipes.io.threads import DaemonThreads
-from wds_pipes.io.urls import links_of
 
 # Bytes in a range, for stores that return whole ranges.
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
@@ -102,7 +99,7 @@ class Stores:
         gateway = aistore_gateway() if url.startswith("ais://") else None
         if gateway is not None:
             url = aistore_url(url)
-        if "::" in url and len(links_of(url)) > 1:
+        if "::" in url:
             fs, path = file_system(url, options)
             return self._store(fs), path
         protocol = url.partition(":")[0]
@@ -121,8 +118,6 @@ class Stores:
 
         identity = identify_store(f"{protocol}://", options)
         options = apply_config(kind, options)  # as fsspec does; it may be configured otherwise later
-        if options.get("token") is None:
-            check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
             # This package does the retries, and open shards may hold more connections than
             # ``connections``.
@@ -166,7 +161,7 @@ class _Shared:
             self._made = [made for made in self._made if made[2]() is not None]
             for of_kind, of_options, found, of_identity in self._made:
                 fs = found()
-                if fs is not None and of_kind is kind and of_identity == identity and are_same(of_options, options):
+                if fs is not None and of_kind is kind and of_identity == identity and of_options == options:
                     return fs
             fs = kind(**{**options, "skip_instance_cache": True})
             self._made.append((kind, copy_of_options(options), weakref.ref(fs), identity))

@@ -49,8 +49,12 @@ def judge(error: BaseException, protocol: str) -> Verdict:
     error = actual(error)
     kind = type(error).__name__
     # aiohttp reports status 400 for a response that breaks off or that it cannot parse.
-    if kind == "ClientPayloadError" or isinstance(error, (ConnectionError, TimeoutError)) or _unparseable(error):
-        return Verdict(True, advice="cannot be read", of_data=not _unreachable(error))
+    if (
+        kind == "ClientPayloadError"
+        or isinstance(error, (ConnectionError, TimeoutError))
+        or _is_one_of(error, _UNPARSEABLE)
+    ):
+        return Verdict(True, advice="cannot be read", of_data=not _is_one_of(error, _NO_CONNECTION))
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
         return Verdict(False, advice="does not exist: check its name", missing=True)
@@ -74,7 +78,7 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         return Verdict(
             False, advice="cannot be read", of_data=isinstance(error, (IsADirectoryError, NotADirectoryError))
         )
-    return Verdict(True, advice="cannot be read", of_data=not _unreachable(error))
+    return Verdict(True, advice="cannot be read", of_data=not _is_one_of(error, _NO_CONNECTION))
 
 
 def actual(error: BaseException) -> BaseException:
@@ -98,23 +102,14 @@ _PUBLIC = {
 }
 
 
-def _unparseable(error: BaseException) -> bool:
-    """Whether an error, or one of its causes, means that a library could not parse a response."""
-    return _is_one_of(error, _UNPARSEABLE)
-
-
-def _unreachable(error: BaseException) -> bool:
-    """Whether an error, or one of its causes, means that there is no connection to the store."""
-    return _is_one_of(error, _NO_CONNECTION)
-
-
 def _is_one_of(error: BaseException, names: set[str]) -> bool:
+    """Whether an error, or one of its causes, is of a class with one of these names."""
     return any(kind.__name__ in names for each in causes(error) for kind in type(each).__mro__)
 
 
-# Of aiohttp, botocore, and parsers of JSON and XML.
+# A library could not parse a response: of aiohttp, botocore, and parsers of JSON and XML.
 _UNPARSEABLE = {"HttpProcessingError", "ResponseParserError", "JSONDecodeError", "ParseError"}
-# Of Python, aiohttp and botocore.
+# There is no connection to the store: of Python, aiohttp and botocore.
 _NO_CONNECTION = {"ConnectionRefusedError", "gaierror", "ClientConnectorError", "EndpointConnectionError"}
 
 

@@ -114,7 +114,6 @@ def run(
         written = bool(job.extras) and not left and len(job.place.sizes(job.extras)) == len(job.extras)
         if job.finish is not None and not written:
             job.finish(job.place, list(report.facts.values()))
-        job.place.abort_left([name for task in job.tasks for name in task.outputs])
     return report
 
 

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
 from wds_pipes.io.secret import hide, words
-from wds_pipes.io.uploads import abort_left
 from wds_pipes.io.urls import below, is_below, local_path, redact
 
 Facts: TypeAlias = dict[str, Any]
@@ -96,11 +95,6 @@ class Place:
         path, root = os.path.join(root, name), os.path.realpath(root)
         inside = os.path.realpath(os.path.dirname(path)) == os.path.join(root, os.path.dirname(name)).rstrip("/")
         return inside and not os.path.isdir(path)
-
-    def abort_left(self, names: Sequence[str]) -> None:
-        """Abort the uploads of these files that killed processes have left in S3."""
-        outputs = frozenset(names)
-        abort_left(self.url, self.storage_options, outputs.__contains__)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """The sizes in bytes of those of these files that exist."""
