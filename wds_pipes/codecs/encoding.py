@@ -31,7 +31,8 @@ def encode(field: str, value: Any, own: ByExtension[Encoder] | None = None) -> b
         ImportError: the codec of an installed package cannot be used.
     """
     name, packed = field.lower(), []
-    while (encoder := own and own.find(name)) is None and (kind := PACKED.get(name.rpartition(".")[2])) is not None:
+    own = own or ByExtension()
+    while (encoder := own.find(name)) is None and (kind := PACKED.get(name.rpartition(".")[2])) is not None:
         packed.append(kind)
         name = name.rpartition(".")[0]
     if len(packed) > MAX_PACKED:
