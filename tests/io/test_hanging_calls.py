@@ -136,13 +136,15 @@ time.sleep(3600)
 """
 
 
-def test_a_lock_that_is_never_released(local, tmp_path, monkeypatch):
-    """By a process that was stopped, for example."""
+def test_a_lock_that_is_never_released(local, tmp_path, monkeypatch, caplog):
+    """By a process that was stopped, for example: it is named."""
     monkeypatch.setattr("wds_pipes.io.locks._LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr("wds_pipes.io.locks._SILENT_SECONDS", 0)
     command = [sys.executable, "-c", HOLDER, tmp_path / ".index.json.partial"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
-        with pytest.raises(TimeoutError, match="another process has it locked.*index.json"):
+        with pytest.raises(TimeoutError, match=f"process {holder.pid} has it locked.*index.json"):
             index_shards(local[0], tmp_path / "index.json")
         holder.kill()
+    assert f"process {holder.pid} has " in caplog.text
     index_shards(local[0], tmp_path / "index.json")

@@ -3,6 +3,7 @@ be listed.
 """
 
 import os
+import socket
 import traceback
 
 import fsspec
@@ -151,3 +152,15 @@ def test_no_shards_are_left_out_with_a_page_that_does_not_come(web, monkeypatch)
         expand(pattern)
     web.faults.rules({"match": "/pages/b/", "drop": True, "times": 1})
     assert expand(pattern) == urls
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/*.tar", "gs://bucket/a.tar"])
+def test_no_way_to_google(url, monkeypatch):
+    """Nothing listens there: it is said at once, and not after all attempts to find credentials."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        options = {"endpoint_url": f"http://127.0.0.1:{unused.getsockname()[1]}"}
+        with pytest.raises(ShardError, match=r"no connection to 127\.0\.0\.1"):
+            next(iter(wp.ShardList(url, storage_options=options).open_shards(retries=0).load_tar()))

@@ -2,7 +2,10 @@
 the latest.
 """
 
+import itertools
 import os
+import resource
+import shutil
 
 import pytest
 from remote import bare, content, put_all, samples
@@ -46,6 +49,37 @@ def test_a_flipped_bit_is_an_error(remote, local, tmp_path):
     got = list(map(bare, samples(urls, remote, index=tmp_path / "index.json", verify=False)))
     assert len(got) == 80
     assert sum(sample != whole for sample, whole in zip(got, map(bare, samples(local[:2])))) == 1
+
+
+@pytest.mark.parametrize("taken", [0, 20], ids=["from its beginning", "after a resume"])
+def test_a_flipped_bit_in_a_local_shard_is_an_error(local, tmp_path, taken):
+    paths = [shutil.copy(path, tmp_path) for path in local[:2]]
+    wp.tar.index_shards(paths, tmp_path / "index.json")
+    with open(paths[0], "r+b") as file:
+        file.seek(300_000)
+        file.write(b"\0" if file.read(1) != b"\0" else b"\1")
+    first, second = (samples(paths, index=tmp_path / "index.json", verify=True) for _ in range(2))
+    list(itertools.islice(first, taken))
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ShardError, match="its MD5 is .*, and the index says") as caught:
+        list(second)
+    assert caught.value.url == paths[0]
+    assert len(list(samples(paths, index=tmp_path / "index.json"))) == 80
+    assert len(list(wp.PipeLoader(samples(paths[1:], index=tmp_path / "index.json", verify=True), lanes=3))) == 40
+
+
+def test_a_local_shard_that_cannot_be_compared_is_an_error(local, tmp_path):
+    """Its MD5 is not left out for lack of a descriptor."""
+    wp.tar.index_shards(local[:1], tmp_path / "index.json")
+    pipe = samples(local[0], index=tmp_path / "index.json", verify=True, on_error="skip")
+    os.close(free := os.dup(0))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+    try:
+        with pytest.raises(ShardError, match="Too many open files"):
+            list(pipe)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("shift", [512, -512])

@@ -1,8 +1,8 @@
 """Audio with soundfile and PyAV, and video with PyAV: whole, a clip by seconds, or read on request.
 
 Rules:
-1. soundfile decodes WAV, FLAC and Ogg (Vorbis, Opus); PyAV decodes MP3 and M4A. What the library
-   says of a file is believed: its length, its frames, its damage.
+1. soundfile decodes WAV, FLAC and Ogg (Vorbis, Opus); PyAV decodes MP3, M4A, and what soundfile
+   refuses. What the library says of a file is believed: its length, its frames, its damage.
 2. FFmpeg would also try formats that read other files and URLs, such as playlists. So the first
    bytes say which format PyAV opens.
 """
@@ -93,13 +93,13 @@ class AudioReader:
 
     A decoder: ``decode_by_ext({"wav;flac;mp3": wp.AudioReader})``. It holds the bytes of the field,
     and can be pickled. The package ``soundfile`` reads WAV, FLAC and Ogg; the package ``av`` reads
-    MP3 and M4A.
+    MP3, M4A, and what soundfile refuses.
 
     Args:
         data: the bytes of the file.
 
     Raises:
-        ValueError: its library does not read it; the message has its reason.
+        ValueError: neither library reads it; the message has its reason.
 
     Attributes:
         sample_rate: samples per second.
@@ -109,7 +109,7 @@ class AudioReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = bytes(data)
-        self._by_soundfile = _format_of(self._data) in ("wav", "flac", "ogg")
+        self._by_soundfile = _suits_soundfile(self._data)
         samples: int | None = None
         if self._by_soundfile:
             with _soundfile(self._data) as file:
@@ -191,6 +191,17 @@ class AudioReader:
                         place += block.shape[1]
         except av.FFmpegError as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
+
+
+def _suits_soundfile(data: bytes) -> bool:
+    """Whether soundfile decodes a file: rule 1."""
+    if _format_of(data) not in ("wav", "flac", "ogg"):
+        return False
+    try:
+        with _soundfile(data):
+            return True
+    except ValueError:
+        return False
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
 import threading
@@ -28,7 +29,10 @@ from wds_pipes.errors import CacheError
 _guard = threading.RLock()
 _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
+logger = logging.getLogger("wds_pipes")
+
 _LIMIT_SECONDS = 120.0  # how long to wait for a process that does not write to the file that it has locked
+_SILENT_SECONDS = 5.0  # after which a wait is reported
 _LONGEST_PAUSE = 0.05  # seconds until the lock is tried again
 
 
@@ -145,7 +149,8 @@ def open_locked(
 
 def _wait(file: LockedFile, operation: int, path: str) -> None:
     """Lock a file as soon as no other process has locked it."""
-    since, seen, pause = time.monotonic(), (0, 0), 0.001
+    begin = since = time.monotonic()
+    seen, pause, is_reported = (0, 0), 0.001, False
     while True:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file.fd, operation)
@@ -154,10 +159,23 @@ def _wait(file: LockedFile, operation: int, path: str) -> None:
         if (found := (status.st_size, status.st_mtime_ns)) != seen:
             seen, since = found, now
         if now - since > _LIMIT_SECONDS:
-            what = f"another process has it locked, and has not written to it for {now - since:.0f} s"
-            raise TimeoutError(errno.ETIMEDOUT, f"{what}: end that process, or let it go on (fuser names it)", path)
+            what = f"{_holder(status.st_ino)} has it locked, and has not written to it for {now - since:.0f} s"
+            raise TimeoutError(errno.ETIMEDOUT, f"{what}: end that process, or let it go on", path)
+        if not is_reported and now - begin > _SILENT_SECONDS:
+            is_reported = True
+            logger.warning("%s has %s locked, and is waited for.", _holder(status.st_ino), path)
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _holder(inode: int) -> str:
+    """The process that has locked a file, as far as Linux says it: see proc_locks(5)."""
+    with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].endswith(f":{inode}") and int(fields[4]) > 0:
+                return f"process {fields[4]}"
+    return "another process"
 
 
 def _in_child() -> None:

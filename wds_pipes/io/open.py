@@ -22,7 +22,7 @@ from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
-from wds_pipes.io.verified import Verified
+from wds_pipes.io.verified import Verified, VerifiedFile
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -42,8 +42,8 @@ class Opener:
     Args:
         reading: how remote shards are read.
         cache: a cache of remote shards on a disk; None: no cache.
-        verify: compare the MD5 of a remote shard that is read from its beginning to its end, if it
-            is known.
+        verify: compare the MD5 of a shard that is read to its end, if it is known; a remote one
+            must also be read from its beginning. None: of remote shards only.
         allow_pipe: run the commands of ``pipe:`` URLs.
         buffer_bytes: how many bytes are read at once.
     """
@@ -53,7 +53,7 @@ class Opener:
         reading: Reading | None = None,
         *,
         cache: ShardCache | None = None,
-        verify: bool = True,
+        verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
     ) -> None:
@@ -131,8 +131,8 @@ class Opener:
                 return self._command(url)
             path = local_path(url)
             if path is not None:
-                return _open_local(at_home(path), self._buffer_bytes)
-            return self._remote(url, start, queue, size=size, md5=md5 if self._verify else None, wait=wait)
+                return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
+            return self._remote(url, start, queue, size=size, md5=None if self._verify is False else md5, wait=wait)
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
@@ -253,7 +253,7 @@ class Opener:
         return shard
 
 
-def _open_local(path: str, buffer_bytes: int) -> BinaryIO:
+def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
     """Open a local file. An index may name a device or a pipe, which would be read for ever. So
     only the pipes of the shell's <(...) are read, which no index may name.
     """
@@ -264,7 +264,9 @@ def _open_local(path: str, buffer_bytes: int) -> BinaryIO:
             f"shard {redact(path)} is a device or a pipe, not a file: read it from standard input, which is '-'.",
             url=redact(path),
         )
-    return open(path, "rb", buffering=buffer_bytes)
+    if md5 is None or not stat.S_ISREG(mode):
+        return open(path, "rb", buffering=buffer_bytes)
+    return io.BufferedReader(VerifiedFile(path, md5), buffer_bytes)
 
 
 def _standard_input() -> int:

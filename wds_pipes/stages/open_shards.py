@@ -81,9 +81,11 @@ class OpenShards(Tolerant[Shard]):
             Listings and other requests for metadata have 120 seconds, also in ``ShardList``.
         cache: keep remote shards on a local disk: ``wp.ShardCache(directory, max_bytes="200GB")``,
             or a directory, with the limit in WDS_PIPES_CACHE_SIZE; see ``cache_shards``.
-        verify: compare a remote shard with the MD5 in an index, if it has one and was read from its
-            beginning. If they differ, an error is raised at the end of the shard. This takes about
-            1.5 seconds of processor time per GB. ``wds-pipes verify`` compares local shards.
+        verify: compare a shard with the MD5 in an index, if it has one. If they differ, an error is
+            raised at the end of the shard. None: of remote shards only, since this takes about 1.5
+            seconds of processor time per GB, for a local shard in a thread of its own. A remote
+            shard is compared if it was read from its beginning. Of a shard that is divided, the
+            last part is responsible.
         allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Use this only
             for commands that you wrote.
         buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces
@@ -129,7 +131,7 @@ class OpenShards(Tolerant[Shard]):
         retries: int = 10,
         timeout_seconds: float = 120,
         cache: ShardCache | str | os.PathLike[str] | None = None,
-        verify: bool = True,
+        verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
         on_error: OnError = "raise",

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from time import sleep
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 from wds_pipes.io.identity import OF_CONTENT
 from wds_pipes.io.secret import options_for
 from wds_pipes.io.urls import links_of
+
+_CONNECT_SECONDS = 5.0
 
 # gcsfs logs the errors that it raises, with a traceback, and Python prints what no program handles.
 logging.getLogger("gcsfs").addHandler(logging.NullHandler())
@@ -51,9 +56,44 @@ def file_system(
     for link in links:
         protocol = link.partition("://")[0]
         given = options.get(protocol, {}) if len(links) > 1 else options
+        check_reachable(protocol, given)
         given = adapt(protocol, given)
         options = {**options, protocol: given} if len(links) > 1 else given
     return url_to_fs(url, **options)  # type: ignore[no-any-return]
+
+
+def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
+    """Raise ConnectionError early if Google's storage cannot be reached.
+
+    gcsfs would first look for credentials at the metadata server of a Google machine, and then
+    retry: that takes up to a minute.
+    """
+    if protocol not in ("gs", "gcs"):
+        return
+    from fsspec.config import conf
+
+    options = {**conf.get("gs", {}), **conf.get("gcs", {}), **options}
+    endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+    endpoint = endpoint or f"https://storage.{os.environ.get('GOOGLE_CLOUD_UNIVERSE_DOMAIN') or 'googleapis.com'}"
+    place = urlsplit(endpoint if "://" in endpoint else f"http://{endpoint}")
+    if getproxies() or options.get("session_kwargs") or place.hostname is None:
+        # These may reach it in another way.
+        return
+    error: OSError | None = None
+    for wait in (0.0, 0.1, 0.2, 0.4):
+        sleep(wait)
+        try:
+            socket.create_connection(
+                (place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS
+            ).close()
+        except TimeoutError as late:
+            error = late
+            break
+        except OSError as refused:
+            error = refused
+        else:
+            return
+    raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
 
 
 def protocols_of(fs: Any) -> list[str]:

@@ -22,6 +22,7 @@ from wds_pipes.io.identity import identify_store
 from wds_pipes.io.remote.file_systems import (
     aistore_gateway,
     aistore_url,
+    check_reachable,
     copy_of_options,
     file_system,
     marks_of,
@@ -118,6 +119,8 @@ class Stores:
 
         identity = identify_store(f"{protocol}://", options)
         options = apply_config(kind, options)  # as fsspec does; it may be configured otherwise later
+        if options.get("token") is None:
+            check_reachable(protocol, options)
         if protocol in ("s3", "s3a"):
             # This package does the retries, and open shards may hold more connections than
             # ``connections``.
