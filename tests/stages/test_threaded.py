@@ -1,13 +1,11 @@
-"""Steps with threads, and bursts without them: the same samples, errors, counts and states as one
-by one, a bounded number in flight, and no thread that is left.
+"""Steps with threads: the same samples, errors, counts and states as without them, a bounded number
+in flight, and no thread that is left.
 """
 
-import contextlib
 import functools
 import gc
 import itertools
 import json
-import math
 import os
 import signal
 import threading
@@ -54,19 +52,6 @@ class Source(Given):
             if self.at.number == self.fails:
                 raise wp.ShardError("the source fails")
             yield item
-
-
-@contextlib.contextmanager
-def bursts(most=3, run=1):
-    """Without threads, decode_by_ext takes bursts of ``most`` items, however quick it is; 0: it
-    takes none.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(threaded, "SLOW_SECONDS", 0 if most else math.inf)
-        patch.setattr(threaded, "MOST_SECONDS", math.inf)
-        patch.setattr(threaded, "MOST", most)
-        patch.setattr(threaded, "RUN", run)
-        yield
 
 
 # Order and states
@@ -119,7 +104,6 @@ def runs(draw):
         draw(st.sampled_from(["map", "decode", "both"])),
         draw(st.integers(1, 3)),  # threads
         draw(st.integers(1, 4)),  # samples ahead for each
-        (draw(st.integers(0, 5)), draw(st.integers(1, 3))),  # of bursts without threads
         (draw(st.integers(0, 24)), draw(st.integers(0, 24))),
     )
 
@@ -130,7 +114,7 @@ def test_everything_is_as_without_threads(run):
     """Items, errors, logged counts and the bytes of each state, from the start and from any two
     cuts; a state of a run with threads fits one without, and the other way round.
     """
-    items, fails, options, form, threads, ahead, burst, cuts = run
+    items, fails, options, form, threads, ahead, cuts = run
 
     def make(threads):
         chain = Source(items, fails)
@@ -140,13 +124,10 @@ def test_everything_is_as_without_threads(run):
             chain = MapSamples(chain, decoded)
         return Stream(chain if form == "map" else DecodeByExt(chain, threads=threads, **options))
 
-    with contextlib.ExitStack() as context:
-        context.enter_context(pytest.MonkeyPatch.context()).setattr(threaded, "AHEAD", ahead)
-        with bursts(0):
-            expected = trace(make(None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threaded, "AHEAD", ahead)
+        expected = trace(make(None))
         assert trace(make(threads)) == expected
-        context.enter_context(bursts(*burst))
-        assert trace(make(None)) == expected
         place, states = 0, [make(None).state_dict(), *(json.loads(state) for _, state, _ in expected)]
         for cut, (first, second) in zip(cuts, ((threads, None), (None, threads)), strict=True):
             resumed = make(first)
@@ -177,27 +158,6 @@ def test_resumes_exactly_in_chains(chain, urls):
     epochs = check_resume(lambda: chain(samples(urls), 2))
     gc.collect()
     assert same(epochs, [list(pipe) for pipe in [chain(samples(urls), None)] for _ in range(2)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "chain",
-    [
-        lambda pipe: pipe.decode_by_ext().map_samples(draw).batch_samples(3),
-        lambda pipe: pipe.decode_by_ext().shuffle_buffer(4),
-        lambda pipe: pipe.shuffle_buffer(4).decode_by_ext().take_samples(7).repeat(2),
-        lambda pipe: pipe.decode_by_ext().interleave_shards(2),
-        lambda pipe: wp.mix({"a": pipe, "b": pipe}, {"a": 2, "b": 1}).decode_by_ext(),
-    ],
-    ids=["batches", "shuffle", "take, repeat", "interleave", "mix"],
-)
-def test_bursts_resume_exactly_in_chains(chain, urls):
-    with bursts(0):
-        expected = [list(pipe) for pipe in [chain(samples(urls))] for _ in range(2)]
-        states = trace(chain(samples(urls)))
-    with bursts():
-        assert same(check_resume(lambda: chain(samples(urls))), expected)
-        assert same(trace(chain(samples(urls))), states)
 
 
 def test_after_a_mix_the_states_are_those_without_threads(urls):
@@ -252,95 +212,6 @@ def test_a_bounded_number_is_in_flight(threads):
     allow(500)
     stream.close()
     assert source.taken[0] < 500
-
-
-def decode_of(source):
-    return Stream(DecodeByExt(source, {"txt": lambda data: time.sleep(0.001)}))
-
-
-def given(count):
-    return Given([{"__key__": str(number), "__url__": "a.tar", "txt": b""} for number in range(count)])
-
-
-@pytest.mark.parametrize("most", [0, 1, 5])
-def test_bursts_are_bounded(most):
-    source = given(30)
-    with bursts(most):
-        taken = []
-        for _ in decode_of(source):
-            taken.append(source.taken[0])
-    ahead = [count - number for number, count in enumerate(taken, 1)]
-    assert max(ahead) == max(most - 1, 0)
-    assert ahead[0] == 0
-
-
-def test_a_slow_source_is_not_waited_for(monkeypatch):
-    """A burst ends when it has lasted too long."""
-    source = given(30)
-    with bursts():
-        monkeypatch.setattr(threaded, "MOST_SECONDS", 0)
-        assert [source.taken[0] for _ in decode_of(source)] == list(range(1, 31))
-
-
-def test_slow_functions_are_found_by_the_clock(monkeypatch):
-    source = given(200)
-    monkeypatch.setattr(threaded, "MOST_SECONDS", math.inf)
-    taken = [source.taken[0] for _ in decode_of(source)]
-    assert taken[: threaded.RUN] == list(range(1, threaded.RUN + 1))
-    assert taken[threaded.RUN] == threaded.RUN + threaded.MOST
-    source = given(200)
-    stream = Stream(DecodeByExt(source, {"txt": len}))
-    monkeypatch.setattr(threaded, "SLOW_SECONDS", math.inf)
-    assert [source.taken[0] for _ in stream] == list(range(1, 201))
-
-
-def test_an_interrupt_in_a_burst_loses_nothing():
-    class Interrupted(Given):
-        def run(self):
-            for item in super().run():
-                if self.at.number == 5 and not interrupted:
-                    interrupted.append(item)
-                    raise KeyboardInterrupt
-                yield item
-
-    interrupted = []
-    source = Interrupted(given(12).given)
-    with bursts(4):
-        stream = decode_of(source)
-        items = iter(stream)
-        found = []
-        with pytest.raises(KeyboardInterrupt):
-            found.extend(item["__key__"] for item in items)
-        assert found == ["0"]
-        state = json.loads(json.dumps(stream.state_dict()))
-        resumed = decode_of(source)
-        resumed.load_state_dict(state)
-        assert [item["__key__"] for item in resumed] == [str(number) for number in range(1, 12)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", range(8))
-def test_an_interrupt_while_a_burst_is_decoded_loses_nothing(at):
-    """The sample that was being decoded is decoded again."""
-    interrupted = []
-
-    def fn(data):
-        if int(data) == at and not interrupted:
-            interrupted.append(data)
-            raise KeyboardInterrupt
-        return int(data)
-
-    def make():
-        samples = [{"__key__": str(number), "__url__": "a.tar", "txt": b"%d" % number} for number in range(8)]
-        return Stream(DecodeByExt(Given(samples), {"txt": fn}))
-
-    with bursts(3):
-        stream, found = make(), []
-        with pytest.raises(KeyboardInterrupt):
-            found.extend(sample["txt"] for sample in stream)
-        resumed = make()
-        resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
-        assert found + [sample["txt"] for sample in resumed] == list(range(8))
 
 
 def test_samples_ahead_are_made_while_the_caller_does_something_else():
@@ -618,8 +489,7 @@ def test_in_workers(context, fifty):
 
 
 @pytest.mark.parametrize("taken", [0, 3, 5, 9])
-@pytest.mark.parametrize("way", [2, "bursts"])
-def test_an_epoch_is_repartitioned_as_without_threads(way, taken, fifty):
+def test_an_epoch_is_repartitioned_as_without_threads(taken, fifty):
     """What is in flight counts as not read: no shard of it counts as opened."""
 
     def rest(threads):
@@ -636,13 +506,7 @@ def test_an_epoch_is_repartitioned_as_without_threads(way, taken, fifty):
         first.close()
         return batches
 
-    with bursts(0):
-        expected = rest(None)
-    if way == "bursts":
-        with bursts():
-            assert rest(None) == expected
-    else:
-        assert rest(way) == expected
+    assert rest(2) == rest(None)
 
 
 def test_an_endless_loop_over_few_samples(urls):
@@ -654,11 +518,7 @@ def test_an_endless_loop_over_few_samples(urls):
         loader.close()
         return found
 
-    with bursts(0):
-        expected = run(None)
-    assert run(2) == expected
-    with bursts():
-        assert run(None) == expected
+    assert run(2) == run(None)
 
 
 # Options

@@ -11,7 +11,7 @@ import numpy as np
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.collating import NO_ROWS, Empty, Rows, stack_samples, which_batch
+from wds_pipes.stages.collating import Empty, stack_samples, which_batch
 
 _COLLATES = (None, "numpy", "keep", "columns", "list")
 
@@ -70,27 +70,23 @@ class BatchSamples(Stage[Any]):
         if not callable(collate) and collate not in _COLLATES:
             raise ValueError(f"collate must be {', '.join(map(repr, _COLLATES))} or a function, not {collate!r}")
         self.collate = collate
-        self.empty: Empty = np.empty  # makes the arrays of batches
+        self.empty: Empty = np.empty  # makes the arrays into which those of samples are stacked
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
-        at, size, stacks = self.at, self.size, self.collate in (None, "numpy", "keep")
+        at, size = self.at, self.size
         batch: list[Any] = []
-        rows: Rows | None = None
         for sample in self.source.items:
-            if stacks and not batch:
-                rows = Rows(sample, size, self.empty)
-                rows = rows if rows.arrays else None
-            batch.append(sample if rows is None else rows.copy_in(sample))
+            batch.append(sample)
             if len(batch) == size:
-                collated = self._collate(batch, rows)
+                collated = self._collate(batch)
                 at.delivered += size
                 yield collated
-                batch, rows, collated = [], None, None  # the memory may be free now
+                batch, collated = [], None  # the memory may be free now
         if batch and self.drop_last:
             at.dropped += len(batch)
         elif batch:
-            collated = self._collate(batch, rows)
+            collated = self._collate(batch)
             at.delivered += len(batch)
             yield collated
 
@@ -105,14 +101,13 @@ class BatchSamples(Stage[Any]):
     def batches_of(self, count: int) -> int:
         return count // self.size if self.drop_last else -(-count // self.size)
 
-    def _collate(self, batch: list[Any], rows: Rows | None) -> Any:
+    def _collate(self, batch: list[Any]) -> Any:
         try:
             if callable(self.collate):
                 return self.collate(batch)
             if self.collate == "list":
                 return batch
-            made = NO_ROWS if rows is None else rows.arrays
-            return stack_samples(batch, collate=self.collate, rows=made)
+            return stack_samples(batch, collate=self.collate, empty=self.empty)
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
                 assert self.source is not None

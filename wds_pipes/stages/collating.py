@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,67 +14,11 @@ from wds_pipes.errors import SampleError
 from wds_pipes.stages.identity import identity
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
-_LARGE = 16 << 10  # bytes; arrays from this size on become rows as they come
-_MOST = 1 << 28  # bytes; if a batch of them would be larger, they do not
 
-Array = npt.NDArray[Any]
-NO_ROWS: Mapping[str | int | None, Array] = MappingProxyType({})
-Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 
-class Rows:
-    """The large arrays of a batch, into which those of its samples are copied as they come.
-
-    So an image is copied while the processor has it in its cache, and its memory is free for the
-    next one. To keep 64 images and stack them then took 2 % of the time of decoding them.
-
-    Args:
-        first: the first sample of the batch; it says which arrays there are.
-        size: the number of samples in the batch.
-        empty: makes an array of a shape and a dtype.
-
-    Attributes:
-        arrays: those arrays, of shape (size, ...), by their names or places.
-    """
-
-    def __init__(self, first: Any, size: int, empty: Empty) -> None:
-        self._count = 0
-        self.arrays: dict[str | int | None, Array] = {
-            name: empty((size, *value.shape), value.dtype)
-            for name, value in _fields(first)
-            if type(value) is np.ndarray
-            and value.flags.c_contiguous  # np.stack keeps another order of the axes in memory
-            and value.dtype.kind in "biufc"
-            and value.dtype.isnative
-            and _LARGE <= value.nbytes <= _MOST // size
-        }
-
-    def copy_in(self, sample: Any) -> Any:
-        """Return the sample with its row in place of each array that has one."""
-        rows: dict[Any, Any] = dict(_fields(sample))
-        for name, array in self.arrays.items():
-            value = rows.get(name)
-            if isinstance(value, np.ndarray) and value.shape == array.shape[1:] and value.dtype == array.dtype:
-                rows[name] = array[self._count]
-                rows[name][...] = value
-        self._count += 1
-        if isinstance(sample, dict):
-            return rows
-        if not isinstance(sample, tuple):
-            return rows[None]
-        return type(sample)(*rows.values()) if hasattr(sample, "_fields") else tuple(rows.values())
-
-
-def _fields(sample: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the names or places of the fields of a sample, with their values."""
-    if isinstance(sample, dict):
-        return sample.items()
-    return enumerate(sample) if isinstance(sample, tuple) else [(None, sample)]
-
-
-def stack_samples(
-    batch: list[Any], *, collate: str | None = None, rows: Mapping[str | int | None, Array] = NO_ROWS
-) -> Any:
+def stack_samples(batch: list[Any], *, collate: str | None = None, empty: Empty = np.empty) -> Any:
     """Return a batch of samples as columns: a dict of columns for dicts, a tuple of columns for
     tuples, one column for anything else.
 
@@ -84,7 +27,7 @@ def stack_samples(
         collate: what to stack into: None: torch tensors; ``"numpy"``: numpy arrays; ``"keep"``:
             tensors of tensors, and arrays of anything else; ``"columns"``: stack nothing, so that
             every column is a list.
-        rows: the arrays of the ``Rows`` through which the samples have passed.
+        empty: makes an array of a shape and a dtype, into which arrays are stacked.
 
     Raises:
         SampleError: the samples differ in form, or the values of a column differ in kind, shape or
@@ -95,16 +38,16 @@ def stack_samples(
         for sample in batch:
             if not isinstance(sample, dict) or sample.keys() != first.keys():
                 raise _uneven(batch, sample)
-        return {name: _column([sample[name] for sample in batch], name, batch, collate, rows) for name in first}
+        return {name: _column([sample[name] for sample in batch], name, batch, collate, empty) for name in first}
     if isinstance(first, tuple):
         for sample in batch:
             if not isinstance(sample, tuple) or len(sample) != len(first):
                 raise _uneven(batch, sample)
         columns = [
-            _column(list(values), place, batch, collate, rows) for place, values in enumerate(zip(*batch, strict=True))
+            _column(list(values), place, batch, collate, empty) for place, values in enumerate(zip(*batch, strict=True))
         ]
         return type(first)(*columns) if hasattr(first, "_fields") else tuple(columns)
-    return _column(batch, None, batch, collate, rows)
+    return _column(batch, None, batch, collate, empty)
 
 
 def _column(
@@ -112,7 +55,7 @@ def _column(
     name: str | int | None,
     batch: list[Any],
     collate: str | None,
-    rows: Mapping[str | int | None, Array],
+    empty: Empty,
 ) -> Any:
     """Return one column: stacked if all values are numbers, arrays or tensors, a list if none is.
 
@@ -133,11 +76,11 @@ def _column(
         if kind == "tensor":
             stacked = sys.modules["torch"].stack(values)
             return stacked.numpy() if collate == "numpy" else stacked
-        made = rows.get(name)
-        if made is not None and len(made) == len(values):
-            stacked = made
+        if kind == "array":
+            stacked = np.stack(values, out=empty((len(values), *first.shape), first.dtype))
         else:
-            stacked = np.stack(values) if kind == "array" else _numbers(values)
+            # Python ints always as int64
+            stacked = np.array(values, np.int64 if all(type(value) is int for value in values) else None)
         if collate is not None:
             return stacked
         import torch
@@ -157,11 +100,6 @@ def _kind(value: Any) -> str | None:
         return "array" if value.dtype.kind in "biufc" else None
     torch = sys.modules.get("torch")
     return "tensor" if torch is not None and isinstance(value, torch.Tensor) else None
-
-
-def _numbers(values: list[Any]) -> Any:
-    """Return numbers as an array; Python ints always as int64."""
-    return np.array(values, np.int64 if all(type(value) is int for value in values) else None)
 
 
 def _unstackable(

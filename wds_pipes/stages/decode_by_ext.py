@@ -125,9 +125,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         TypeError, ValueError: when the stage is built, if a spec is unknown, or a function does not
             take key and data.
 
-    Checkpoint: the number of skipped samples. A resume reads again only the samples that were read
-    ahead: with threads those in flight, without threads at most 15, and only where decoding takes
-    0.2 ms a sample.
+    Checkpoint: the number of skipped samples. A resume reads nothing again, with threads only the
+    samples that were in flight.
     """
 
     keeps_count = keeps_order = True
@@ -171,7 +170,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
 
     def run(self) -> Iterator[dict[str, Any]]:
         assert self.source is not None
-        for decoded in self.results(self.decoder(_Failed), self.source.items, in_bursts=True):
+        for decoded in self.results(self.decoder(_Failed), self.source.items):
             if type(decoded) is not _Failed:
                 yield decoded
             else:

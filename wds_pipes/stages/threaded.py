@@ -15,8 +15,6 @@ Rules:
 5. To wake the thread that iterates for each result would stop the others each time. So a result
    waits for those of the next calls, if they take milliseconds: for at most ``BURST`` for each
    thread, and BURST_SECONDS.
-6. Without threads, ``results(..., in_bursts=True)`` takes several items at once where the function
-   is slow. What rule 2 says of positions and errors holds for them too.
 """
 
 from __future__ import annotations
@@ -24,11 +22,9 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -40,9 +36,6 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 NAME = "wds_pipes "  # how the names of the threads begin; the functional name of the step follows
 AHEAD = 16
 BURST, BURST_SECONDS = 4, 0.01
-# Without threads: a function that takes SLOW_SECONDS for an item is slow. Then items are taken for
-# MOST_SECONDS, at most MOST. Of a quick one, RUN results are yielded before the next look.
-SLOW_SECONDS, MOST, MOST_SECONDS, RUN = 0.0002, 16, 0.002, 32
 
 
 class Threaded(Tolerant[Out]):
@@ -53,76 +46,21 @@ class Threaded(Tolerant[Out]):
     def __init__(self, source: Stage[Any], on_error: OnError, max_errors: int | None, threads: int | None) -> None:
         super().__init__(source, on_error, max_errors)
         self.threads = 0 if threads is None else check_count("threads", threads, least=0)
-        # While running, what was taken and whose turn has not come: calls in threads, or items with
-        # what ``_passed`` will be at their turn.
-        self._calls: deque[_Call] = deque()
-        self._taken: deque[tuple[Any, tuple[Mark, int]]] = deque()
-        # If items are taken ahead: of the one whose turn came last, the position of the source
-        # after it, and how many ranges were opened then.
+        self._calls: deque[_Call] = deque()  # while running, those whose turn has not come
+        # With threads: of the item whose turn came last, the position of the source after it, and
+        # how many ranges were opened then.
         self._passed: tuple[Mark, int] | None = None
         self._pool: _Pool | None = None
 
-    def results(
-        self, function: Callable[[Any], Any], items: Iterable[Any], *, in_bursts: bool = False
-    ) -> Iterator[Any]:
+    def results(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator over ``function(item)`` for each of ``items``, in their order.
 
         Args:
             function: it may be called in several threads at once. An error that it raises ends the
                 iteration when the turn of the item comes.
             items: those of the source, one for each item of it.
-            in_bursts: without threads, if the function is slow, take several items at once. A slow
-                function, such as decoding an image, replaces what reading has in the caches of the
-                processor. To read an image of 107 KB after each of them takes a fifth longer.
         """
-        if self.threads:
-            return self._ahead(function, iter(items))
-        return chain.from_iterable(self._runs(function, iter(items))) if in_bursts else map(function, items)
-
-    def _runs(self, function: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
-        """Yield the results in runs: those of a burst if the last items were slow, else of RUN
-        items that are taken one by one.
-        """
-        taken, clock, passed, slow = self._taken, time.perf_counter, self._passed_now(), False
-        try:
-            while True:
-                start = clock()
-                item = next(items, END)
-                if item is END:
-                    break
-                end, count = clock(), RUN
-                if slow and end - start < MOST_SECONDS:
-                    failed = self._take_burst(item, items, start + MOST_SECONDS, passed)
-                    end, count, item = clock(), len(taken), None
-                    while taken:
-                        item, self._passed = taken.popleft()
-                        yield (function(item),)
-                        item = None  # else it would stay in memory, as below
-                    self._passed = None
-                    if failed is not None:
-                        raise failed
-                else:
-                    yield (function(item),)
-                    item = None
-                    yield map(function, islice(items, RUN - 1))
-                slow = clock() - end >= count * SLOW_SECONDS
-        finally:
-            failed = None  # else an error, its traceback and this frame would keep each other
-            taken.clear()
-
-    def _take_burst(
-        self, item: Any, items: Iterator[Any], until: float, passed: Callable[[], tuple[Mark, int]]
-    ) -> Exception | None:
-        """Take items after ``item`` until a time; return the error of the source."""
-        while item is not END:
-            self._taken.append((item, passed()))
-            if len(self._taken) == MOST or time.perf_counter() >= until:
-                break
-            try:
-                item = next(items, END)
-            except Exception as error:
-                return error
-        return None
+        return self._ahead(function, iter(items)) if self.threads else map(function, items)
 
     def _passed_now(self) -> Callable[[], tuple[Mark, int]]:
         """Return a function that returns the position of the source, and how many ranges were
@@ -190,7 +128,7 @@ class Threaded(Tolerant[Out]):
 
     @property
     def held_items(self) -> int:
-        return len(self._calls) + len(self._taken)
+        return len(self._calls)
 
     def close(self) -> None:
         super().close()
