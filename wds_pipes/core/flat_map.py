@@ -43,7 +43,6 @@ class FlatMap(ReadsAgain[Out]):
 
     def run(self) -> Iterator[Out]:
         source, at = self.source, self.at
-        assert source is not None
         while True:
             before = source.mark()
             item = next(source.items, END)

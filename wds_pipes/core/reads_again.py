@@ -27,6 +27,7 @@ class ReadsAgain(Stage[Out]):
     class At:  # noqa: D106 - see Stage
         skips: int = 0  # how much the steps before this one have skipped since ``earlier``
 
+    source: Stage[Any]
     # while running, how much the steps before will have skipped when all is read again; None: it is
     _again: int | None = None
     _happened = 0  # while running, ``Tolerant.happened`` when it was opened
@@ -54,7 +55,6 @@ class ReadsAgain(Stage[Out]):
             StateError: they are other items.
         """
         again, self._again = self._again, None
-        assert self.source is not None
         if again is not None and not (whole and again == self._skips(self.source.mark())):
             raise StateError(
                 f"{functional_name(type(self))}() reads samples again that came before the state was saved, and the "
@@ -64,11 +64,11 @@ class ReadsAgain(Stage[Out]):
 
     def _skips(self, mark: Mark | None) -> int:
         """Return how much the steps before had skipped at a position of the source."""
-        counts = cast(Stage[Any], self.source).counts(mark, 0)
+        counts = self.source.counts(mark, 0)
         return sum(counts.get(name, 0) for name in _SKIPPED)
 
     def mark(self) -> Mark:
         if self._again is None and self._happened != Tolerant.happened:  # else nothing was skipped
-            earlier, now = self.earlier, cast(Stage[Any], self.source).mark()
+            earlier, now = self.earlier, self.source.mark()
             self.at.skips = 0 if earlier is None else self._skips(now) - self._skips(earlier)
         return super().mark()

@@ -37,8 +37,9 @@ class Tolerant(Stage[Out]):
         skipped: int = 0
 
     tallies: ClassVar[tuple[str, ...]] = ("skipped",)
+    source: Stage[Any]
 
-    def __init__(self, source: Stage[Any] | None, on_error: OnError, max_errors: int | None) -> None:
+    def __init__(self, source: Stage[Any], on_error: OnError, max_errors: int | None) -> None:
         super().__init__(source)
         self.on_error = _checked(on_error)
         self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)

@@ -169,7 +169,6 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
-        assert self.source is not None
         for decoded in self.results(self.decoder(_Failed), self.source.items):
             if type(decoded) is not _Failed:
                 yield decoded

@@ -7,7 +7,8 @@ import math
 import random
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,13 @@ class Draws:
     number in the lane. A batch of such samples has the place of its first one.
 
     Args:
-        step: the running step.
-        kind: the class of such steps, of which a chain may have several.
-        salt: keeps the numbers of different kinds of steps distinct.
+        step: the running step. Its ``salt`` keeps the numbers of different kinds of steps distinct;
+            a chain may have several of a kind.
     """
 
-    def __init__(self, step: Stage[Any], kind: type, salt: int) -> None:
-        assert step.source is not None
-        self._lane, self._root, self._salt = step.lane, step.root, salt
-        self._step = _count(step.source, kind)
+    def __init__(self, step: Any) -> None:
+        self._lane, self._root, self._salt = step.lane, step.root, step.salt
+        self._step = _count(step.source, step.salt)
         ordered = all(one.changes_count() is None and one.changes_order() is None for one in step.source.chain)
         self._place = self._root.place_in(step.lane) if ordered else None
         self._size = math.prod(one.items_per_batch or 1 for one in step.source.chain)
@@ -58,17 +57,23 @@ class Draws:
         return np.random.Generator(np.random.Philox(key=self.key(sample, number)))
 
 
-def _count(stage: Stage[Any] | None, kind: type) -> int:
-    """Return how many steps of a kind a chain has. This number keeps the generators of one step
-    distinct from those of another, and it does not depend on the chain's other steps.
+def _count(stage: Stage[Any] | None, salt: int) -> int:
+    """Return how many steps with this salt a chain has. This number keeps the generators of one
+    step distinct from those of another, and it does not depend on the chain's other steps.
     """
     if stage is not None and stage.branches:
-        return max(_count(branch, kind) for branch in stage.branches.values())
-    return 0 if stage is None else _count(stage.source, kind) + isinstance(stage, kind)
+        return max(_count(branch, salt) for branch in stage.branches.values())
+    return 0 if stage is None else _count(stage.source, salt) + (getattr(stage, "salt", None) == salt)
 
 
 def takes_rng(fn: Callable[..., Any], step: str) -> bool:
-    """Return whether ``fn`` takes ``rng``: its second parameter is required, or is named rng."""
+    """Return whether ``fn`` takes ``rng``: its second parameter is required, or is named rng.
+
+    Raises:
+        TypeError: it is no function of a sample, or of a sample and ``rng``.
+    """
+    if not callable(fn):
+        raise TypeError(f"{step}() needs a function, not {fn!r}")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -86,55 +91,33 @@ def takes_rng(fn: Callable[..., Any], step: str) -> bool:
     return takes
 
 
-class GlobalGenerators:
-    """The global generators of ``random``, numpy and torch, seeded for a sample and restored.
-
-    torch's own way (``torch.random.fork_rng``) copies the state of each device, and takes longer
-    than most augmentations. In a worker process of DataLoader nothing else draws from these
-    generators, so there they are only seeded.
-
-    Raises:
-        RuntimeError: this is a thread. Threads share the generators, so what each draws would
-            depend on the time.
+def check_no_thread() -> None:
+    """Raise RuntimeError in a thread. Threads share the global generators, so what each draws would
+    depend on the time.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            "seed_all=True seeds the generators of this process, and runs in a thread, while others may draw from "
+            "them: let the function draw from rng, as fn(sample, rng) of map_samples(), or use worker processes"
+        )
 
-    def __init__(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(
-                "seed_all=True seeds the generators of this process, and runs in a thread, while others may draw from "
-                "them: let the function draw from rng, as fn(sample, rng) of map_samples(), or use worker processes"
-            )
-        self._torch = sys.modules.get("torch")
-        data = sys.modules.get("torch.utils.data")
-        self._restore = data is None or data.get_worker_info() is None
-        self._philox = np.random.Philox(key=0)
-        self._start = self._philox.state
-        self._saved: tuple[Any, Any, Any] | None = None
 
-    def seed(self, key: int) -> None:
-        """Seed all generators."""
-        torch = self._torch
-        if self._restore:
-            self._saved = (
-                random.getstate(),
-                np.random.get_bit_generator(),  # type: ignore[attr-defined]
-                None if torch is None else torch.default_generator.get_state(),
-            )
-        key = hash64(key, _GLOBAL)  # other numbers than those of rng
-        random.seed(key)
-        self._start["state"]["key"][0] = key
-        self._philox.state = self._start
-        np.random.set_bit_generator(self._philox)  # type: ignore[attr-defined]
-        if torch is not None:
-            torch.default_generator.manual_seed(key)
-
-    def restore(self) -> None:
-        """Restore what was before ``seed()``."""
-        if self._saved is None:
-            return
-        python, numpy, torch = self._saved
-        self._saved = None
-        random.setstate(python)
-        np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]
-        if torch is not None and self._torch is not None:
-            self._torch.default_generator.set_state(torch)
+@contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """Seed the global generators of ``random``, numpy and torch (on the CPU), and restore them at
+    the end. ``torch.random.fork_rng`` would also copy the state of each device.
+    """
+    generator = sys.modules["torch"].default_generator if "torch" in sys.modules else None
+    saved = random.getstate(), np.random.get_state(), generator and generator.get_state()
+    key = hash64(key, _GLOBAL)  # other numbers than those of rng
+    random.seed(key)
+    np.random.seed([key >> 32, key % (1 << 32)])
+    if generator is not None:
+        generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        random.setstate(saved[0])
+        np.random.set_state(saved[1])
+        if generator is not None:
+            generator.set_state(saved[2])

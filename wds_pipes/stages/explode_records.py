@@ -15,7 +15,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import DecodeError, SampleError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.stages.fields import check_sample, field_of, missing, read_choices
 from wds_pipes.stages.identity import identity
 from wds_pipes.tar.keys import is_metadata
 
@@ -140,10 +140,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
     def _field_of(self, sample: dict[str, Any]) -> str:
         """The name of the field to explode."""
         if self._names is not None:
-            name = first_of(sample, self._names)
-            if name is None:
-                raise missing(self.source, sample, self._names)
-            return name
+            return field_of(sample, self._names, self.source)
         extensions = RECORDS[self.kind][0]
         found = [name for name in sample if not is_metadata(name) and _packed(name)[0].rpartition(".")[2] in extensions]
         if not found:

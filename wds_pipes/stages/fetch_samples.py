@@ -127,7 +127,6 @@ class FetchSamples(Tolerant[Sample]):
 
     def _read(self) -> Iterator[tuple[SampleRef, Part | ShardError]]:
         """Yield each reference with the bytes of its sample, or with the error of reading them."""
-        assert self.source is not None
         refs, files = map(_checked, self.source.items), self.files
         for ref in refs:
             if not files.is_local(ref.url):
@@ -143,7 +142,6 @@ class FetchSamples(Tolerant[Sample]):
     def _read_ahead(self, refs: Iterable[SampleRef]) -> Iterator[tuple[SampleRef, Part | ShardError]]:
         """Yield what ``_read`` yields, with many requests ahead of the consumer."""
         source, taken = self.source, deque[tuple[SampleRef, Mark]]()  # each with the position after it
-        assert source is not None
 
         def ranges() -> Iterator[Range]:
             for ref in refs:

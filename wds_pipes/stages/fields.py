@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
-from wds_pipes.errors import MissingFieldError
+from wds_pipes.errors import MissingFieldError, SampleError
 from wds_pipes.stages.identity import identity
 
 
-class Selecting(Tolerant[Out]):
-    """The base of the steps whose arguments are the fields that they select."""
+class OfFields(Tolerant[Out]):
+    """The base of the steps that make a sample of some fields of each sample: a subclass sets
+    ``choices``, and writes ``of_fields``.
+    """
 
     keeps_count = keeps_order = True
     holds_nothing = True
     one_of_each = True
+    choices: list[list[str]]
+
+    def of_fields(self, sample: dict[str, Any], names: list[str]) -> Out:
+        """Return what is made of a sample; ``names``: of each choice, the field that it has.
+
+        Raises:
+            SampleError: nothing can be.
+        """
+        raise NotImplementedError
+
+    def run(self) -> Iterator[Out]:
+        step, choices = functional_name(type(self)), self.choices
+        for sample in self.source.items:
+            check_sample(sample, step)
+            try:
+                made = self.of_fields(sample, [field_of(sample, names, self.source) for names in choices])
+            except SampleError as error:
+                self.skip(error)
+            else:
+                yield made
+
+
+class Selecting(OfFields[Out]):
+    """The base of the steps whose arguments are the fields that they select."""
 
     def __init__(
         self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
@@ -68,12 +94,16 @@ def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> Non
         )
 
 
-def first_of(sample: dict[str, Any], names: Sequence[str]) -> str | None:
-    """Return the first of ``names`` that a sample has; None if it has none of them."""
+def field_of(sample: dict[str, Any], names: Sequence[str], source: Stage[Any] | None) -> str:
+    """Return the first of ``names`` that a sample has.
+
+    Raises:
+        MissingFieldError: it has none of them.
+    """
     for name in names:
         if name in sample:
             return name
-    return None
+    raise missing(source, sample, names)
 
 
 def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[str]) -> MissingFieldError:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
-from wds_pipes.stages.draws import Draws, takes_rng
-from wds_pipes.stages.identity import identity
-
-_RNG = 5  # the salt of the generators
+from wds_pipes.stages.draws import takes_rng
+from wds_pipes.stages.map_samples import DROP, MapSamples
 
 
-class FilterSamples(Stage[Out]):
+class FilterSamples(MapSamples):
     """Keep the samples for which a function returns true (functional name: ``filter_samples``).
 
     Args:
@@ -30,37 +27,13 @@ class FilterSamples(Stage[Out]):
     nothing again.
     """
 
-    @dataclass(slots=True)
-    class At:
-        filtered: int = 0
-        number: int = 0
+    salt = 5  # of its random numbers
 
-    tallies = ("filtered",)
-    holds_nothing = True
+    def __init__(self, source: Stage[Any], predicate: Callable[[Any], Any] | Callable[[Any, Any], Any]) -> None:
+        takes = takes_rng(predicate, "filter_samples")
+        super().__init__(source, partial(_choose, predicate), may_drop=True)
+        self.takes_rng = self.counts_items = takes
 
-    def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any] | Callable[[Out, Any], Any]) -> None:
-        super().__init__(source)
-        if not callable(predicate):
-            raise TypeError(f"filter_samples() needs a function, not {predicate!r}")
-        self.predicate: Callable[..., Any] = predicate
-        self.takes_rng = self.counts_items = takes_rng(predicate, "filter_samples")
 
-    def run(self) -> Iterator[Out]:
-        assert self.source is not None
-        at, predicate = self.at, self.predicate
-        draws = Draws(self, FilterSamples, _RNG) if self.takes_rng else None
-        for sample in self.source.items:
-            try:
-                if draws is None:
-                    keep = predicate(sample)
-                else:
-                    at.number += 1
-                    keep = predicate(sample, draws.rng(sample, at.number))
-            except Exception as error:
-                name = identity(sample).name() if isinstance(sample, dict) else f"{sample!r:.80}"
-                error.add_note(f"raised by the function of filter_samples() on {name}")
-                raise
-            if keep:
-                yield sample
-            else:
-                at.filtered += 1
+def _choose(predicate: Callable[..., Any], sample: Any, *rng: Any) -> Any:
+    return sample if predicate(sample, *rng) else DROP

@@ -8,7 +8,7 @@ from typing import Any
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.stages.fields import check_sample, field_of, read_choices
 from wds_pipes.stages.map_samples import MapSamples
 
 
@@ -69,8 +69,7 @@ class _OnFields:
         check_sample(sample, "map_fields", "before to_tuple(), or number the places, as in {0: fn}")
         changed = dict(sample)
         for names, function in self._functions:
-            if (name := first_of(sample, names)) is None:
-                raise missing(None, sample, names)
+            name = field_of(sample, names, None)
             changed[name] = function(sample[name])
         return changed
 

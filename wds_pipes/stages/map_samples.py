@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -11,11 +12,9 @@ from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.draws import Draws, GlobalGenerators, takes_rng
+from wds_pipes.stages.draws import Draws, check_no_thread, seeded, takes_rng
 from wds_pipes.stages.identity import identity
 from wds_pipes.stages.threaded import Threaded
-
-_RNG = 3  # the salt of the generators
 
 
 class _Drop:
@@ -64,9 +63,8 @@ class MapSamples(Threaded[Any]):
             filtered. Then the length of an epoch is not known.
         seed_all: for functions that draw from global generators, such as torchvision's transforms:
             seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
-            decides ``rng``, and restore them after it; of numpy's, the kept half of a pair of
-            ``np.random.randn`` is dropped. In worker processes they are not restored. Not with
-            ``threads``, or in a thread: threads share these generators.
+            decides ``rng``, and restore them after it. Not with ``threads``, or in a thread:
+            threads share these generators.
         threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
             or 0: in the thread that iterates. See below.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
@@ -106,6 +104,7 @@ class MapSamples(Threaded[Any]):
     tallies = ("skipped", "filtered")
     keeps_count = keeps_order = True
     holds_nothing = True
+    salt = 3  # of its random numbers
 
     def __init__(
         self,
@@ -119,8 +118,6 @@ class MapSamples(Threaded[Any]):
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors, threads)
-        if not callable(fn):
-            raise TypeError(f"map_samples() needs a function, not {fn!r}")
         if seed_all and self.threads:
             raise ValueError(
                 f"seed_all=True seeds the generators of the process, which all threads share: with threads={threads} "
@@ -132,7 +129,6 @@ class MapSamples(Threaded[Any]):
         self.counts_items = self.takes_rng or self.seed_all
 
     def run(self) -> Iterator[Any]:
-        assert self.source is not None
         at, attempt = self.at, self._attempt()
         for result in self.results(attempt, zip(self.source.items, count(at.number + 1), strict=False)):
             at.number += 1
@@ -149,28 +145,24 @@ class MapSamples(Threaded[Any]):
 
     def _attempt(self) -> Callable[[tuple[Any, int]], Any]:
         """Return a function that calls that of the step, on a sample and its number in the lane."""
-        fn, takes_rng = self.fn, self.takes_rng
-        draws = Draws(self, MapSamples, _RNG) if self.counts_items else None
-        generators = GlobalGenerators() if self.seed_all else None
+        fn, draws = self.fn, Draws(self) if self.counts_items else None
+        if self.seed_all:
+            check_no_thread()
 
         def attempt(item: tuple[Any, int]) -> Any:
             sample, number = item
             try:
-                if draws is None:
-                    result = fn(sample)
-                else:
-                    if generators is not None:
-                        generators.seed(draws.key(sample, number))
-                    try:
-                        result = fn(sample, draws.rng(sample, number)) if takes_rng else fn(sample)
-                    finally:
-                        if generators is not None:
-                            generators.restore()
+                result = fn(sample) if draws is None else self._draw(draws, sample, number)
             except Exception as error:
                 return _Failed(sample, error)
             return _Failed(sample, result) if result is None or result is DROP else result
 
         return attempt
+
+    def _draw(self, draws: Draws, sample: Any, number: int) -> Any:
+        """Call the function with random numbers for a sample."""
+        with seeded(draws.key(sample, number)) if self.seed_all else nullcontext():
+            return self.fn(sample, draws.rng(sample, number)) if self.takes_rng else self.fn(sample)
 
     def _raised(self, sample: Any, error: Exception) -> None:
         """Raise what the function raised on a sample, or count the sample as skipped."""

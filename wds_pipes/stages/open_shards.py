@@ -194,7 +194,6 @@ class OpenShards(Tolerant[Shard]):
             self._give_up()
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        assert self.source is not None
         if self.cache is not None or self._next or (ahead and not self.shards_ahead):
             return
         self.earlier = self.source.mark()
@@ -227,7 +226,6 @@ class OpenShards(Tolerant[Shard]):
 
     def _look_ahead(self, count: int) -> None:
         """Take URLs from the source until ``count`` shards are ahead, if there are that many."""
-        assert self.source is not None
         while len(self._next) < count and (url := next(self.source.items, END)) is not END:
             ref = self._ref(url)
             if self.cache is not None and is_remote(ref.url):

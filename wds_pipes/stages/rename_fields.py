@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.tolerant import OnError, Tolerant
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.fields import check_sample, first_of, missing, read_choices
+from wds_pipes.stages.fields import OfFields, read_choices
 from wds_pipes.stages.identity import identity
 
 
-class RenameFields(Tolerant[dict[str, Any]]):
+class RenameFields(OfFields[dict[str, Any]]):
     """Rename fields of each sample; the others stay as they are (functional name:
     ``rename_fields``).
 
@@ -33,10 +33,6 @@ class RenameFields(Tolerant[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
-    keeps_count = keeps_order = True
-    holds_nothing = True
-    one_of_each = True
-
     def __init__(
         self,
         source: Stage[Any],
@@ -50,28 +46,16 @@ class RenameFields(Tolerant[dict[str, Any]]):
             raise TypeError(
                 f"rename_fields() takes new names with the old ones, such as {{'image': 'jpg;png'}}, not {names!r:.80}"
             )
-        self.choices = dict(zip(names, read_choices(names.values()), strict=True))
+        self.names, self.choices = list(names), read_choices(names.values())
 
-    def run(self) -> Iterator[dict[str, Any]]:
-        assert self.source is not None
-        for sample in self.source.items:
-            check_sample(sample, "rename_fields")
-            new_names = {}
-            for new, names in self.choices.items():
-                if (old := first_of(sample, names)) is None:
-                    self.skip(missing(self.source, sample, names))
-                    break
-                new_names[old] = new
-            else:
-                renamed = {new_names.get(name, name): value for name, value in sample.items()}
-                if len(renamed) == len(sample) and len(new_names) == len(self.choices):
-                    yield renamed
-                else:
-                    named = identity(sample)
-                    self.skip(
-                        SampleError(
-                            f"two fields of {named.name('in')} would have one name; it has: {', '.join(sample)}",
-                            url=named.url,
-                            key=named.key,
-                        )
-                    )
+    def of_fields(self, sample: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        new_names = dict(zip(names, self.names, strict=True))
+        renamed = {new_names.get(name, name): value for name, value in sample.items()}
+        if len(renamed) < len(sample) or len(new_names) < len(names):
+            named = identity(sample)
+            raise SampleError(
+                f"two fields of {named.name('in')} would have one name; it has: {', '.join(sample)}",
+                url=named.url,
+                key=named.key,
+            )
+        return renamed

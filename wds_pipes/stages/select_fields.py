@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.stages.fields import Selecting, check_sample, first_of, missing
+from wds_pipes.stages.fields import Selecting
 from wds_pipes.tar.keys import is_metadata
 
 
@@ -32,15 +31,6 @@ class SelectFields(Selecting[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
-    def run(self) -> Iterator[dict[str, Any]]:
-        assert self.source is not None
-        for sample in self.source.items:
-            check_sample(sample, "select_fields")
-            selected = {name: value for name, value in sample.items() if is_metadata(name)}
-            for names in self.choices:
-                if (name := first_of(sample, names)) is None:
-                    self.skip(missing(self.source, sample, names))
-                    break
-                selected[name] = sample[name]
-            else:
-                yield selected
+    def of_fields(self, sample: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        selected = {name: value for name, value in sample.items() if is_metadata(name)}
+        return selected | {name: sample[name] for name in names}

@@ -127,7 +127,6 @@ class ShuffleBuffer(ReadsAgain[Out]):
         is not possible.
         """
         own, before = mark
-        assert self.source is not None
         at, window = self._at(own), 2 * self.size
         items = self.source.numbered(lane, before) if at.left and not at.lossy else None
         if items is None:
@@ -161,7 +160,6 @@ class ShuffleBuffer(ReadsAgain[Out]):
 
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size
-        assert source is not None
         at.lossy = at.lossy or any(step.may_lose for step in source.chain)
         key = self._key(self.lane)
         step = max(1, window // 16)  # a position of the source is kept for each step

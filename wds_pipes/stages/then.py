@@ -122,7 +122,6 @@ class Then(ReadsAgain[Any]):
 
     def run(self) -> Iterator[Any]:
         at, source, marks = self.at, self.source, deque[Mark](maxlen=self.holds or 0)
-        assert source is not None
         if at.ended:
             return
         self.earlier = source.mark()

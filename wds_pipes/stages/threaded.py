@@ -67,7 +67,6 @@ class Threaded(Tolerant[Out]):
         opened.
         """
         source = self.source
-        assert source is not None
         if any(step.branches for step in source.chain):
             return lambda: (frozen(source.mark()), source.opened)
         return lambda: (source.mark(), source.opened)
@@ -119,7 +118,7 @@ class Threaded(Tolerant[Out]):
 
     def mark(self) -> Mark:
         passed = self._passed
-        return self._own(self.at), self.source.mark() if passed is None else passed[0]  # type: ignore[union-attr]
+        return self._own(self.at), self.source.mark() if passed is None else passed[0]
 
     @property
     def opened(self) -> int:

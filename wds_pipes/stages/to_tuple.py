@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from wds_pipes.stages.fields import Selecting, check_sample, missing
+from wds_pipes.stages.fields import Selecting
 
 
 class ToTuple(Selecting[tuple[Any, ...]]):
@@ -27,18 +26,5 @@ class ToTuple(Selecting[tuple[Any, ...]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
-    def run(self) -> Iterator[tuple[Any, ...]]:
-        assert self.source is not None
-        for sample in self.source.items:
-            check_sample(sample, "to_tuple", "only once")
-            chosen = []
-            for names in self.choices:
-                for name in names:
-                    if name in sample:
-                        chosen.append(sample[name])
-                        break
-                else:
-                    self.skip(missing(self.source, sample, names))
-                    break
-            else:
-                yield tuple(chosen)
+    def of_fields(self, sample: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
+        return tuple([sample[name] for name in names])
