@@ -214,7 +214,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     def _failed(self, sample: dict[str, Any], field: str, error: Exception) -> None:
         """Raise the error for a field that cannot be decoded, or count the sample as skipped."""
         if isinstance(error, (ImportError, NotAllowedError)):
-            raise _error(sample, field, error) from error
+            raise undecodable(sample, field, error)
         if isinstance(error, MemoryError):
             error.add_note(f"raised when field {field!r} of {identity(sample).name('in')} was decoded")
             raise error
@@ -223,18 +223,20 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                 "decode_by_ext() takes single samples, and its source gave a batch: put it before batch_samples()"
             ) from error
         if not isinstance(sample[field], _BYTES):
-            raise _error(sample, field, error) from error
+            raise undecodable(sample, field, error) from error
         mend = "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else ""
-        found = _error(sample, field, error, mend)
+        found = undecodable(sample, field, error, mend)
         if not self.skips(found):
             raise found from error
         self.count_skip(found)
 
 
-def _error(sample: dict[str, Any], field: str, cause: Exception, mend: str = "") -> DecodeError:
+def undecodable(sample: dict[str, Any], field: str, cause: Exception, mend: str = "", *, part: str = "") -> DecodeError:
+    """Return the error for a field, or a part of it, that cannot be decoded."""
     named = identity(sample)
-    why = f"{type(cause).__name__}: {hide(words(cause))}"
-    message = f"field {field!r} of {named.name('in')} cannot be decoded: {why}"
+    message = (
+        f"{part}field {field!r} of {named.name('in')} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}"
+    )
     row = ROWS.get(field.rpartition(".")[2])
     if row is not None and row.decode is int and str(cause).startswith("invalid literal for int()"):
         message += (

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify
@@ -34,7 +35,8 @@ class Draws:
     """
 
     def __init__(self, step: Any) -> None:
-        self._lane, self._root, self._salt = step.lane, step.root, step.salt
+        self._lane: Lane = step.lane
+        self._root, self._root, self._salt = step.root, step.salt
         self._step = _count(step.source, step.salt)
         ordered = all(one.changes_count() is None and one.changes_order() is None for one in step.source.chain)
         self._place = self._root.place_in(step.lane) if ordered else None

@@ -13,8 +13,8 @@ from wds_pipes.core.flat_map import FlatMap
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.errors import DecodeError, SampleError
-from wds_pipes.io.secret import hide, words
+from wds_pipes.errors import SampleError
+from wds_pipes.stages.decode_by_ext import undecodable
 from wds_pipes.stages.fields import check_sample, field_of, missing, read_choices
 from wds_pipes.stages.identity import identity
 from wds_pipes.tar.keys import is_metadata
@@ -126,16 +126,8 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
         except Exception as error:
             if isinstance(error, MemoryError):
                 raise
-            named = identity(sample)
-            mend = "" if self.may_skip else " Correct it, or pass on_error='skip'."
-            raise DecodeError(
-                f"record {number} of field {field!r} of {named.name('in')} cannot be decoded: "
-                f"{type(error).__name__}: {hide(words(error))}".rstrip(".")
-                + f".{mend}",
-                url=named.url,
-                key=named.key,
-                field=field,
-            ) from error
+            mend = "" if self.may_skip else "Correct it, or pass on_error='skip'."
+            raise undecodable(sample, field, error, mend, part=f"record {number} of ") from error
 
     def _field_of(self, sample: dict[str, Any]) -> str:
         """The name of the field to explode."""

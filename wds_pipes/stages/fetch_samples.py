@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from wds_pipes.core.counts import Network
@@ -107,12 +108,12 @@ class FetchSamples(Tolerant[Sample]):
 
         self.files.forget()  # shards may be written again between epochs, as for open_shards
         parser = SampleParser(None if self.fields is None else frozenset(self.fields), self.split, stale)
-        shown = ShownUrls()
+        shown = lru_cache(4096)(redact)
         for ref, part in self._read():
             try:
                 if isinstance(part, ShardError):
                     raise part
-                sample = parser.parse(part, ref.start, ref.stop, ref.url, shown[ref.url], before=ref.before)
+                sample = parser.parse(part, ref.start, ref.stop, ref.url, shown(ref.url), before=ref.before)
                 if ref.last:
                     parser.check_last(part, ref.stop, ref.url)
                 if len(sample) == _NO_FIELDS:
@@ -177,16 +178,6 @@ class FetchSamples(Tolerant[Sample]):
 
 
 _NO_FIELDS = 2  # the entries of a sample without fields: its key and URL
-
-
-class ShownUrls(dict[str, str]):
-    """The URLs of shards as messages and samples show them, without credentials."""
-
-    def __missing__(self, url: str) -> str:
-        if len(self) > 4096:
-            self.clear()
-        shown = self[url] = redact(url)
-        return shown
 
 
 def _checked(ref: object) -> SampleRef:

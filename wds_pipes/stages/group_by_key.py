@@ -403,5 +403,5 @@ class GroupByKey(Tolerant[Sample]):
     def mark(self) -> Mark:
         at = self.at
         if self._offset >= 0:
-            return (at.skipped, at.filtered, at.number, at.shard), self.source.mark_at(self._offset)  # type: ignore[union-attr]
+            return (at.skipped, at.filtered, at.number, at.shard), self.source.mark_at(self._offset)  # type: ignore[attr-defined]
         return super().mark()

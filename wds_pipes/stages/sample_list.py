@@ -258,10 +258,8 @@ class SampleList(ShardSource[SampleRef]):
         number, start, stop = lane.shards[done]
         return number * self._block + min(start + inside, stop - 1)
 
-    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
-        count = f"({plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')})"
-        return {**options, "urls": patterns}, count
+    def size_shown(self) -> str:
+        return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"
 
 
 class _Files(dict[int, tuple[str, str, int | None, bool]]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.lane import Lane, LaneFacts
@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
-
-
-@dataclass(slots=True)
-class _Asked:
-    """The lane whose order was requested last, this order, and the URL at one place of it as it is
-    shown.
-    """
-
-    lane: Lane | None
-    order: Sequence[ShardRange]
-    shown: dict[int, str | None] = field(default_factory=dict)
 
 
 class ShardList(ShardSource[ShardRef]):
@@ -170,7 +159,8 @@ class ShardList(ShardSource[ShardRef]):
         self._bounds: npt.NDArray[np.uint64] | None = None
         if weights is not None:
             self.weights, self._bounds = weigh(weights, each)
-        self._asked = _Asked(None, [])
+        # The lane that `where` was last called for, and its order.
+        self._asked: tuple[Lane | None, Sequence[ShardRange]] = None, []
 
     def _known(
         self,
@@ -260,9 +250,8 @@ class ShardList(ShardSource[ShardRef]):
             else None
         )
 
-    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
-        return {**options, "urls": patterns}, f"({plural(len(self.urls), 'shard')})"
+    def size_shown(self) -> str:
+        return plural(len(self.urls), "shard")
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
@@ -292,13 +281,12 @@ class ShardList(ShardSource[ShardRef]):
         return order
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        asked, place = self._asked, mark[0][0] if mark else 0
-        if asked.lane is not lane and asked.lane != lane:
-            asked = self._asked = _Asked(lane, self.order(lane))
-        if place not in asked.shown:
-            url = self.urls[asked.order[place][0]] if place < len(asked.order) else None
-            asked.shown = {place: None if url is None else shortened_url(redact(url))}
-        return asked.shown[place]
+        asked, order = self._asked
+        if asked is not lane and asked != lane:
+            order = self.order(lane)
+            self._asked = lane, order
+        place = mark[0][0] if mark else 0
+        return shortened_url(redact(self.urls[order[place][0]])) if place < len(order) else None
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import astuple, dataclass, fields, replace
 
 from wds_pipes.io.urls import redact
 
@@ -58,13 +57,10 @@ class ShardRef:
         """
         return replace(self, url=os.fspath(url))
 
-    def _values(self) -> tuple[Any, ...]:
-        return self.url, self.size, self.md5, self.start, self.stop, self.of, self.begin, self.end
-
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             raise TypeError(f"a ShardRef is not a str: compare ref.url with {redact(other)!r:.200}")
-        return self._values() == other._values() if isinstance(other, ShardRef) else NotImplemented
+        return astuple(self) == astuple(other) if isinstance(other, ShardRef) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.url)  # as of the str, so that looking for one among str is an error, too
@@ -77,8 +73,6 @@ class ShardRef:
 
     def __repr__(self) -> str:
         """Return the values that are known, with the URL as messages show it."""
-        known = [f"{name}={value!r}" for name, value in (("size", self.size), ("md5", self.md5)) if value is not None]
-        if self.stop is not None:
-            known.append(f"start={self.start}, stop={self.stop}, of={self.of}")
-        known += [f"{name}={value}" for name, value in (("begin", self.begin), ("end", self.end)) if value is not None]
+        named = [(field.name, getattr(self, field.name), field.default) for field in fields(self)[1:]]
+        known = [f"{name}={value!r}" for name, value, default in named if value != default]
         return f"ShardRef({', '.join([repr(redact(self.url)), *known])})"

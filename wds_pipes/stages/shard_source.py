@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
@@ -73,6 +74,14 @@ class ShardSource(Stage[Out]):
         if not self._numbers:
             self._numbers.append(numbers_of(self.urls))
         return self._numbers[0].get(url)
+
+    def size_shown(self) -> str:
+        """Return how much there is to read, as the text of a pipeline shows it."""
+        raise NotImplementedError
+
+    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
+        return {**options, "urls": patterns}, f"({self.size_shown()})"
 
     @cached_property
     def samples_fingerprint(self) -> str | None:
