@@ -14,7 +14,7 @@ The other modules:
 - ``sample_fields``, ``sample_errors``, ``numbered_samples``: parts of GroupByKey.
 - ``fields``: fields by name; ``identity``: samples in messages; ``collating``: a batch as columns;
   ``threaded``: functions in threads; ``draws``: random numbers for single samples.
-- ``proportions``, ``mix_position``: parts of Mix.
+- ``proportions``: the order of draws of Mix, and weights.
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples

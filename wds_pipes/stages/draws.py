@@ -35,8 +35,8 @@ class Draws:
     """
 
     def __init__(self, step: Any) -> None:
-        self._lane: Lane = step.lane
-        self._root, self._root, self._salt = step.root, step.salt
+        lane: Lane = step.lane
+        self._lane, self._root, self._salt = lane, step.root, step.salt
         self._step = _count(step.source, step.salt)
         ordered = all(one.changes_count() is None and one.changes_order() is None for one in step.source.chain)
         self._place = self._root.place_in(step.lane) if ordered else None

@@ -13,7 +13,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.core.state import damaged, read_count, read_counts, read_list, read_position
+from wds_pipes.core.state import damaged, read_count, read_list, read_position
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
@@ -172,25 +172,23 @@ class InterleaveShards(Composite[Out]):
         return self._before.root.where(((place,), None), lane)
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        at = self._at(mark and mark[0])
-        counts = super().counts((mark[0], None) if mark else None, at.batched) | (at.limited or {})
-        counts = sum_counts((counts, *(self._before.counts(before, 0) for _, before in at.round)))
-        return counts if self.counts_delivered else {**counts, "delivered": delivered}
+        own = mark and mark[0]
+        inner = sum_counts(({"delivered": 0}, *(self._before.counts(before, 0) for _, before in self._at(own).round)))
+        return self.counts_with(own, inner, delivered)
 
     # A state names the first open shard by the position of ShardList, and the others relative to
     # it. So, as in any chain, all shards that are opened and not finished follow that position.
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
+        *before, own = super().dump_mark(mark)
         at = self._at(mark and mark[0])
         first = min((place for place, _ in at.round), default=at.opened)
-        own = {name: getattr(at, name) for name in self._defaults}
-        own["opened"] = at.opened - first
-        own["round"] = [[place - first, self._before.dump(before)] for place, before in at.round]
-        return [
-            {"next": first} if first else {},
-            *({} for _ in range(self.depth - 1)),
-            {name: value for name, value in own.items() if value},
-        ]
+        own |= {
+            "opened": at.opened - first,
+            "round": [[place - first, self._before.dump(before)] for place, before in at.round],
+        }
+        before[0] = {"next": first} if first else {}
+        return [*before, {name: value for name, value in own.items() if value}]
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         *before, own = super().uncounted(entries)
@@ -200,35 +198,28 @@ class InterleaveShards(Composite[Out]):
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
         start, *between, own = entries
-        if start.keys() > {"next"} or any(between) or own.keys() - self._defaults.keys():
+        opened = [
+            read_list(shard, "an open shard of interleave_shards")
+            for shard in read_list(own.get("round", []), "'round' of interleave_shards")
+        ]
+        if any(between) or any(len(shard) != 2 for shard in opened):
             raise damaged(f"interleave_shards cannot stand at {shown(entries)}")
-        first = read_count(start.get("next", 0), "'next' of shard_list")
-        counts = {
-            name: read_count(own.get(name, 0), f"{name!r} of interleave_shards")
-            for name in self._defaults
-            if name not in ("round", "limited")
-        }
-        limited = read_counts(own["limited"], "'limited' of interleave_shards") if "limited" in own else None
-        places, marks = [], []
-        for shard in read_list(own.get("round", []), "'round' of interleave_shards"):
-            if not isinstance(shard, list) or len(shard) != 2:
-                raise damaged(f"interleave_shards cannot have {shown(shard)} open")
-            places.append(read_count(shard[0], "an open shard of interleave_shards", most=max(0, counts["opened"] - 1)))
-            marks.append(self._before.load(read_position(shard[1], "a shard of interleave_shards", self.depth)))
+        counted, _ = super().load_mark([*entries[:-1], {name: own[name] for name in own if name != "round"}])
+        at, first = self._at(counted), start.get("next", 0)
+        places = [read_count(place, "an open shard of interleave_shards") for place, _ in opened]
         if (
             len(set(places)) < len(places)
-            or len(places) > min(self.count, counts["opened"])
-            or counts["turn"] >= max(1, len(places))
+            or len(places) > self.count
+            or any(place >= at.opened for place in places)
+            or at.turn >= max(1, len(places))
         ):
             raise damaged(
-                f"interleave_shards cannot have shards {shown(places)} of {counts['opened']} "
-                f"open, and take from number {counts['turn']} of them"
+                f"interleave_shards cannot have shards {shown(places)} of {at.opened} "
+                f"open, and take from number {at.turn} of them"
             )
-        counts["opened"] += first
-        return self._own(
-            self.At(
-                round=tuple((first + place, mark) for place, mark in zip(places, marks, strict=True)),
-                limited=limited,
-                **counts,
-            )
-        ), None
+        at.opened += first
+        at.round = tuple(
+            (first + place, self._before.load(read_position(position, "a shard of interleave_shards", self.depth)))
+            for place, position in opened
+        )
+        return self._own(at), None

@@ -7,31 +7,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, cast
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
 from wds_pipes.core.composite import Composite
-from wds_pipes.core.counts import Network
+from wds_pipes.core.counts import Network, sum_counts
 from wds_pipes.core.lane import Context, Lane
-from wds_pipes.core.moved import Data, Move
+from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.options import check_choice, check_seed
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.running import END, Mark, begin, running_copy
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import damaged, read_count, read_dict, read_text
+from wds_pipes.core.state import (
+    damaged,
+    read_count,
+    read_data,
+    read_dict,
+    read_flag,
+    read_list,
+    read_position,
+    read_text,
+)
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.stages.mix_position import (
-    Place,
-    Rest,
-    add_counts,
-    check_draws,
-    check_source,
-    check_sources,
-    check_without,
-    position_of,
-    recipe_of,
-)
-from wds_pipes.stages.proportions import TURNS, turns, whole_weights
+from wds_pipes.stages.proportions import TURNS, in_proportion, turns, whole_weights
 
 logger = logging.getLogger("wds_pipes")
 # After this many passes times the number of lanes in which a source had no shard in a lane, it is
@@ -39,10 +38,17 @@ logger = logging.getLogger("wds_pipes")
 _PASSES = 20
 
 
-# The own values of a mark: the fields of Mix.At, and the number of draws so far. That number is in
-# a list that all marks of a run share, because a step after this one that reads ahead keeps an
-# earlier mark, and must still know how many draws were made.
-_Places = tuple[int, tuple[int, ...], tuple[Mark | None, ...], tuple[Rest, ...], list[int]]
+class Drawn(NamedTuple):
+    """Where a source of a mix stands."""
+
+    draws: int = 0  # how often it was drawn
+    mark: Mark | None = None  # its position; None: nothing was drawn in this pass
+    since: int = 0  # how often it had been drawn when the proportions last began
+    passes: int = 0  # how often it was exhausted
+    ended: bool = False  # whether it is left out from now on
+    # how often it had been drawn when the epoch was repartitioned: these samples are counted
+    # elsewhere
+    told: int = 0
 
 
 class Mix(Composite[Any]):
@@ -86,14 +92,16 @@ class Mix(Composite[Any]):
     """
 
     @dataclass(slots=True)
-    class At:
+    class At(Composite.At):
         last: int = -1  # the number of the source that was drawn last; -1: none
-        draws: tuple[int, ...] = ()  # this and the next two have one entry for each source
-        marks: tuple[Mark | None, ...] = ()  # None: nothing was drawn in this pass
-        rest: tuple[Rest, ...] = ()
+        sources: tuple[Drawn, ...] = ()
+        # The number of draws so far, in a list that all marks of a run share: a step after this one
+        # that reads ahead keeps an earlier mark, and must still know how many draws were made.
+        reached: list[int] | None = None
 
     ends_reading = divides = True
     order_options = ("exhausted",)
+    seed = 0
 
     def __init__(
         self,
@@ -109,23 +117,17 @@ class Mix(Composite[Any]):
         self.sources = dict(sources)
         self.weights = whole_weights(list(sources), weights)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
-        self._seed = check_seed(seed)
+        self.seed = check_seed(seed)
         self.without = check_without(without, self.sources)
-        # While running: the sources, how often each was drawn, its mark, and the number of draws
-        # that all marks share.
+        # While running: the sources, where each stands, and how many passes in a row it had no
+        # shard in this lane.
         self._running: list[Stage[Any]] = []
-        self._draws: list[int] = []
-        self._empty: list[int] = []  # how many passes in a row the source had no shard in this lane
-        self._marks: list[Mark | None] = []
-        self._reached = [0]
+        self._drawn: list[Drawn] = []
+        self._empty: list[int] = []
 
     @property
     def context(self) -> Context:
         return next(iter(self.sources.values())).context
-
-    @property
-    def seed(self) -> int:
-        return self._seed
 
     @property
     def storage_options(self) -> dict[str, Any] | None:
@@ -179,23 +181,23 @@ class Mix(Composite[Any]):
             source.check_resumable()
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Mix:
-        last, draws, marks, rest, reached = self._places(mark)
         running = running_copy(self)
-        running.lane, running.at = lane, self.At(last, draws, marks, rest)
-        running._draws, running._marks, running._reached = list(draws), list(marks), list(reached)
-        running._empty = [0] * len(marks)
+        running.lane, running.at = lane, self._at(mark and mark[0])
+        at = running.at
+        at.reached, drawn = at.reached.copy(), list(at.sources)
         running._running = [
-            source.open(self._lane(lane, source, place.passes), before)
-            for source, before, place in zip(self.sources.values(), marks, rest, strict=True)
+            source.open(self._lane(lane, source, place.passes), place.mark)
+            for source, place in zip(self.sources.values(), drawn, strict=True)
         ]
         for number, source in enumerate(running._running):
-            if running._marks[number] is None and source.counts_epochs:
-                running._marks[number] = source.mark()
+            if drawn[number].mark is None and source.counts_epochs:
+                drawn[number] = drawn[number]._replace(mark=source.mark())
+        running._drawn, running._empty = drawn, [0] * len(drawn)
         begin(running, mark)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        for source, place in zip(self._running, self.at.rest, strict=True):
+        for source, place in zip(self._running, self._drawn, strict=True):
             if not place.ended:
                 source.start(ahead=ahead)
 
@@ -213,10 +215,10 @@ class Mix(Composite[Any]):
     def inner(self) -> list[Stage[Any]]:
         return self._running
 
-    def _places(self, mark: Mark | None) -> _Places:
-        """Return the own values of a mark."""
-        count = len(self.sources)
-        return cast(_Places, mark[0]) if mark else (-1, (0,) * count, (None,) * count, (Rest(),) * count, [0])
+    def _at(self, own: tuple[Any, ...] | None) -> Any:
+        at = super()._at(own)
+        at.sources, at.reached = at.sources or (Drawn(),) * len(self.sources), at.reached or [0]
+        return at
 
     @staticmethod
     def _lane(lane: Lane, source: Stage[Any], passes: int) -> Lane:
@@ -230,12 +232,11 @@ class Mix(Composite[Any]):
 
     def run(self) -> Iterator[Any]:
         self.start()
-        at, running, key = self.at, self._running, self.lane.key(TURNS)
+        at, running, places, key = self.at, self._running, self._drawn, self.lane.key(TURNS)
         weights, hashes = list(self.weights.values()), [hash64(key, hash_text(name)) for name in self.sources]
-        draws, marks, reached = self._draws, self._marks, self._reached
-        total = sum(draws)
-        while live := [number for number, place in enumerate(at.rest) if not place.ended]:
-            drawn = [draws[number] - at.rest[number].since for number in live]
+        reached, total = at.reached, sum(place.draws for place in places)
+        while live := [number for number, place in enumerate(places) if not place.ended]:
+            drawn = [places[number].draws - places[number].since for number in live]
             for turn in turns([weights[number] for number in live], [hashes[number] for number in live], drawn):
                 number = live[turn]
                 item = next(running[number].items, END)
@@ -244,101 +245,104 @@ class Mix(Composite[Any]):
                 if item is END:
                     break
                 self._empty[number] = 0
-                draws[number] += 1
                 total += 1
                 reached[0] = max(reached[0], total)
-                marks[number] = running[number].mark()
+                draws, _, *rest = places[number]
+                places[number] = Drawn(draws + 1, running[number].mark(), *rest)
                 at.last = number
                 yield item
-            if self.exhausted == "stop" or (self.exhausted == "repeat" and all(place.passes for place in at.rest)):
+            if self._is_done():
                 break
         reached[0] = max(reached[0], total + 1)  # the end was reached
+
+    def _is_done(self) -> bool:
+        """Whether the epoch ends when a source is exhausted."""
+        return self.exhausted == "stop" or (self.exhausted == "repeat" and all(place.passes for place in self._drawn))
 
     def _begin_again(self, number: int) -> bool:
         """Start the exhausted source ``number`` again, or leave it out. Return whether it was
         started again.
         """
-        at, source, running = self.at, list(self.sources.values())[number], self._running[number]
-        place, empty = at.rest[number], self._marks[number] is None
-        if empty and self.exhausted == "repeat" and self._has_no_shard(running):
+        source, running, places = list(self.sources.values())[number], self._running[number], self._drawn
+        place = places[number]
+        counts = running.counts(running.mark(), 0)
+        empty = place.mark is None
+        # a lane may have none of the shards of a source
+        if (
+            empty
+            and self.exhausted == "repeat"
+            and self.lane.of > 1
+            and not (running.bytes_so_far or any(counts.values()))
+        ):
             self._empty[number] += 1
             empty = self._empty[number] >= _PASSES * self.lane.of
         if empty:
-            name, lane = list(self.sources)[number], self.lane
-            lack, where = running.lack, f"in lane {lane.number} of {lane.of}"
-            if lack.explains(source.counts(running.mark(), 0)):
+            name, lack, where = (
+                list(self.sources)[number],
+                running.lack,
+                f"in lane {self.lane.number} of {self.lane.of}",
+            )
+            if lack.explains(counts):
                 logger.warning("%s", lack.error(f"source {name!r} of mix() {where}"))
             else:
                 logger.warning(
                     "source %r of mix() gives nothing %s: has it fewer shards or samples than lanes?", name, where
                 )
-        passes = place.passes + 1
-        done = add_counts(place.done, source.counts(running.mark(), 0))
-        self._bytes_before += running.bytes_so_far
-        self._marks[number] = running.mark() if source.counts_epochs else None
-        running.close()
-        at.rest = tuple(
-            place._replace(passes=passes, done=done) if other == number else rest for other, rest in enumerate(at.rest)
-        )
-        if self.exhausted == "stop" or (self.exhausted == "repeat" and all(rest.passes for rest in at.rest)):
+        mark = running.mark() if source.counts_epochs else None
+        place = places[number] = place._replace(passes=place.passes + 1, mark=mark)
+        self.retire(running)
+        if self._is_done():
             return False
         if self.exhausted == "drop" or empty:
             # Continue without it; the proportions of the others start anew here.
-            at.rest = tuple(
-                rest._replace(since=self._draws[other], ended=rest.ended or other == number)
-                for other, rest in enumerate(at.rest)
-            )
+            places[number] = place._replace(ended=True)
+            places[:] = [place._replace(since=place.draws) for place in places]
             return False
-        self._running[number], self._marks[number] = source.open(self._lane(self.lane, source, passes)), None
+        self._running[number] = source.open(self._lane(self.lane, source, place.passes))
+        places[number] = place._replace(mark=None)
         return True
 
-    def _has_no_shard(self, running: Stage[Any]) -> bool:
-        """Whether a source yielded nothing in a lane because the lane has none of its shards."""
-        return self.lane.of > 1 and not running.bytes_so_far and not any(running.counts(running.mark(), 0).values())
-
     def mark(self) -> Mark:
-        at = self.at
-        return (at.last, tuple(self._draws), tuple(self._marks), at.rest, self._reached), None
+        self.at.sources = tuple(self._drawn)
+        return self._own(self.at), None
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """Return the URL of the shard of the source that was drawn last."""
-        last, _, marks, rest, _ = self._places(mark)
-        number = max(0, last)
-        source = list(self.sources.values())[number]
-        return source.where(marks[number], self._lane(lane, source, rest[number].passes))
+        at = self._at(mark and mark[0])
+        number = max(0, at.last)
+        source, place = list(self.sources.values())[number], at.sources[number]
+        return source.where(place.mark, self._lane(lane, source, place.passes))
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        _, draws, marks, rest, _ = self._places(mark)
-        counts = super().counts(None, 0)
-        for source, drawn, before, place in zip(self.sources.values(), draws, marks, rest, strict=True):
-            own = add_counts(place.done, source.counts(before, 0))
+        own, inner = mark and mark[0], {"delivered": 0}
+        for source, place in zip(self.sources.values(), self._at(own).sources, strict=True):
+            inner = sum_counts((inner, source.counts(place.mark, 0)))
             if not source.counts_delivered:
-                own["delivered"] = drawn - place.told
-            counts = add_counts(counts, own)
-        return counts if self.counts_delivered else {**counts, "delivered": delivered}
+                inner["delivered"] += place.draws - place.told
+        return self.counts_with(own, inner, delivered)
 
     def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
-        last, draws, marks, rest, reached = self._places(mark)
-        sources: dict[str, dict[str, Any]] = {}
-        for (name, source), drawn, before, place in zip(self.sources.items(), draws, marks, rest, strict=True):
-            entry: dict[str, Any] = {"recipe": list(self._recipes[name]), "weight": str(self.weights[name])}
-            values = {
-                "draws": drawn,
-                **place._asdict(),
-                "done": {what: count for what, count in place.done.items() if count},
+        [own] = super().dump_mark(mark)
+        at, sources = self._at(mark and mark[0]), {}
+        for (name, source), place in zip(self.sources.items(), at.sources, strict=True):
+            values = {what: value for what, value in place._asdict().items() if value and what != "mark"}
+            position = {} if place.mark is None else {"position": source.dump(place.mark)}
+            sources[name] = {
+                "recipe": list(self._recipes[name]),
+                "weight": str(self.weights[name]),
+                **values,
+                **position,
             }
-            entry |= {what: value for what, value in values.items() if value}
-            if before is not None:
-                entry["position"] = source.dump(before)
-            sources[name] = entry
-        values = {"last": list(self.sources)[last] if last >= 0 else None, "ahead": reached[0] - sum(draws)}
-        return [{"sources": sources, **{what: value for what, value in values.items() if value}}]
+        own = {name: value for name, value in own.items() if name not in ("last", "sources", "reached")}
+        ahead = at.reached[0] - sum(place.draws for place in at.sources)
+        last = {} if at.last < 0 else {"last": list(self.sources)[at.last]}
+        return [{"sources": sources, **own, **last, **({"ahead": ahead} if ahead else {})}]
 
     def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        [own] = entries
+        [own] = super().uncounted(entries)
         sources = {}
         for name, entry in own["sources"].items():
-            sources[name] = {**entry, "told": entry.get("draws", 0), "done": {}}
+            sources[name] = {**entry, "told": entry.get("draws", 0)}
             if "position" in entry and name in self.sources:
                 sources[name]["position"] = self.sources[name].uncounted(entry["position"])
         return [{**own, "sources": sources}]
@@ -350,25 +354,19 @@ class Mix(Composite[Any]):
             if name not in sources:
                 continue
             place, now = Place.read(name, sources[name]), self._recipes[name]
-            saved = place.recipe
-            problem = move.problem(
-                Data(read_text(saved[1], f"the fingerprint of source {name!r} of mix"), *saved[3:4]),
-                source.which_data(),
-            )
-            check_source(name, source, saved, now, problem)
+            then = Data(read_text(place.recipe[1], f"the fingerprint of source {name!r} of mix"), *place.recipe[3:4])
+            check_source(name, source, place.recipe, now, move.problem(then, source.which_data()))
             sources[name] = {**sources[name], "recipe": list(now)}
             if place.position is not None:
                 sources[name]["position"] = source.relocate(position_of(name, source, place.position), move)
         return [{**own, "sources": sources}]
 
     def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
-        own = entries[0]
-        saved = {
-            name: Place.read(name, entry) for name, entry in read_dict(own.get("sources"), "the sources of mix").items()
-        }
-        last, ahead = read_text(own.get("last", ""), "'last' of mix"), read_count(own.get("ahead", 0), "'ahead' of mix")
-        if unknown := own.keys() - {"sources", "last", "ahead"}:
-            raise damaged(f"mix cannot stand at {shown(min(unknown))}")
+        own = dict(entries[0])
+        entries_of = read_dict(own.pop("sources", None), "the sources of mix")
+        saved = {name: Place.read(name, entry) for name, entry in entries_of.items()}
+        last, ahead = read_text(own.pop("last", ""), "'last' of mix"), read_count(own.pop("ahead", 0), "'ahead' of mix")
+        at = self._at(super().load_mark([own])[0])
         if gone := sorted(saved.keys() - self.sources.keys() - self.without):
             raise StateError(
                 f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. "
@@ -376,22 +374,145 @@ class Mix(Composite[Any]):
             )
         if last and last not in saved:
             raise damaged(f"mix drew last from {shown(last)}, which is none of its sources")
-        draws: list[int] = []
-        marks: list[Mark | None] = []
-        places: list[Rest] = []
+        places = []
         for name, source in self.sources.items():
-            place = saved.get(name)
+            place, now = saved.get(name), self._recipes[name]
             if place is None:
-                draws, marks, places = [*draws, 0], [*marks, None], [*places, Rest()]
+                places.append(Drawn())
                 continue
-            position, now = place.position, self._recipes[name]
-            check_source(
-                name, source, place.recipe, now, "its shards are others" if place.recipe[1] != now[1] else None
-            )
-            draws.append(place.draws)
-            marks.append(None if position is None else source.load(position_of(name, source, position)))
-            places.append(place.rest)
-        places = check_draws(saved, self.weights, draws, places, ahead)
+            problem = "its shards are others" if place.recipe[1] != now[1] else None
+            check_source(name, source, place.recipe, now, problem)
+            position = place.position and position_of(name, source, place.position)
+            places.append(place.drawn._replace(mark=None if position is None else source.load(position)))
+        at.sources = tuple(check_draws(saved, self.weights, places, ahead))
         names = list(self.sources)
-        number = names.index(last) if last in names else -1
-        return (number, tuple(draws), tuple(marks), tuple(places), [sum(draws) + ahead]), None
+        at.last = names.index(last) if last in names else -1
+        at.reached = [sum(place.draws for place in places) + ahead]
+        return self._own(at), None
+
+
+def recipe_of(source: Stage[Any]) -> list[Any]:
+    """Return what a source must have in common with a saved one for its position to fit: the seed,
+    the fingerprint of the shards, and a hash of the steps. If the id of the data is known, also
+    this id and the number of shards.
+    """
+    steps, data = (
+        blake2b("\0".join(source.graph(counted=True)).encode(), digest_size=4).hexdigest(),
+        source.which_data(),
+    )
+    return [source.seed, data.fingerprint, steps, *([data.id, data.shards] if data.id else [])]
+
+
+def check_source(name: str, source: Stage[Any], saved: list[Any], now: list[Any], problem: str | None) -> None:
+    """Raise StateError if a saved source was another pipeline; ``problem``: how its shards
+    differ.
+    """
+    facts = [f"its seed was {shown(saved[0])} and is {now[0]}"] if saved[0] != now[0] else []
+    if saved[4:] and now[4:] and saved[4] != now[4]:
+        facts.append(f"it had {saved[4]} shards and has {now[4]}")
+    elif problem is not None:
+        facts.append(problem)
+    facts += [f"its steps were others than {' > '.join(source.graph(counted=True))}"] if saved[2] != now[2] else []
+    if facts:
+        raise StateError(
+            f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. "
+            "Build it as it was, or give it another name to begin it at its "
+            f"beginning (and pass without=[{name!r}]).{'' if problem is None else f' {MEND}'}"
+        )
+
+
+def position_of(name: str, source: Stage[Any], position: list[Any]) -> list[dict[str, Any]]:
+    """Return the position of a source, with an entry for each of its steps."""
+    return read_position(position, f"source {name!r} of mix", len(source.dump(None)))
+
+
+class Place(NamedTuple):
+    """What a state says of a source."""
+
+    recipe: list[Any]
+    weight: str
+    position: list[Any] | None
+    drawn: Drawn
+
+    @classmethod
+    def read(cls, name: str, entry: Any) -> Place:
+        """Read what ``Mix.dump_mark`` wrote of the source ``name``."""
+        what = f"source {shown(name)} of mix"
+        values = read_dict(entry, what)
+        if unknown := values.keys() - {"recipe", "weight", "position", "draws", "since", "passes", "told", "ended"}:
+            raise damaged(f"{what} cannot stand at {shown(min(unknown))}")
+        recipe = read_list(values.get("recipe"), f"the recipe of {what}")
+        if len(recipe) not in (3, 5):  # 3: there is no id of the data
+            raise damaged(f"the recipe of {what} is {shown(recipe)}")
+        if recipe[3:]:
+            read_data(recipe[3])
+            read_count(recipe[4], f"the number of shards of {what}")
+        draws, since, passes, told = (
+            read_count(values.get(field, 0), f"{field!r} of {what}") for field in ("draws", "since", "passes", "told")
+        )
+        if max(since, told) > draws:
+            raise damaged(f"{what} was drawn {draws} times, and earlier {max(since, told)} times")
+        ended = read_flag(values.get("ended", False), f"'ended' of {what}")
+        return cls(
+            recipe,
+            read_text(values.get("weight"), f"the weight of {what}"),
+            read_list(values["position"], f"the position of {what}") if "position" in values else None,
+            Drawn(draws, None, since, passes, ended, told),
+        )
+
+
+def check_draws(saved: Mapping[str, Place], weights: Mapping[str, int], places: list[Drawn], ahead: int) -> list[Drawn]:
+    """Return ``places``, where the sources stand in a state. If the mix has other weights or
+    sources than the state, the proportions start anew there.
+
+    Raises:
+        StateError: a mix cannot have drawn so often from its sources; or the proportions may not
+            change, since a step after the mix had taken ``ahead`` samples.
+    """
+    if {name: place.weight for name, place in saved.items()} == {name: str(weight) for name, weight in weights.items()}:
+        live = [
+            (weight, place.draws - place.since)
+            for weight, place in zip(weights.values(), places, strict=True)
+            if not place.ended
+        ]
+        if not in_proportion(live):
+            raise damaged(
+                f"mix cannot have drawn {shown([place.draws for place in places])} times from its sources, which is "
+                "not in proportion to their weights"
+            )
+        return places
+    if ahead:
+        raise StateError(
+            "this mix has other weights or sources than the state, and a step after "
+            "it, such as shuffle_buffer, still held samples that were drawn by "
+            "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
+        )
+    return [place._replace(since=place.draws) for place in places]
+
+
+def check_sources(sources: object) -> None:
+    """Raise if these are not pipelines by name that mix() can take."""
+    if not isinstance(sources, Mapping):
+        raise TypeError(f"mix() takes its sources by name, as a dict, not {sources!r:.80}")
+    if not sources:
+        raise ValueError("mix() needs at least one source")
+    for name, source in sources.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the names of the sources of mix() must be str, not {name!r}")
+        if not isinstance(source, Stage):
+            raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
+        if not source.root.divides_items and not source.root.branches:
+            raise ValueError(
+                f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
+                "workers; leave out sharding_filter() and the like"
+            )
+
+
+def check_without(without: Iterable[str], sources: Mapping[str, Stage[Any]]) -> frozenset[str]:
+    """Return the names of sources that mix() is without; raise if they are no such names."""
+    if isinstance(without, str):
+        raise TypeError(f"without must be a list of names, not {without!r}: write without=[{without!r}]")
+    names = frozenset(without)
+    if both := names & sources.keys():
+        raise ValueError(f"without names {sorted(both)}, which is in the mix")
+    return names

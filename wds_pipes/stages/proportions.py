@@ -69,10 +69,12 @@ def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -
         first[chosen], last[chosen] = -(-start // rate), (start + late) // rate + 1
 
 
-def in_proportion(weights: Sequence[int], drawn: Sequence[int]) -> bool:
-    """Return whether ``turns`` can have drawn so often from each source."""
-    total, turn = sum(weights), sum(drawn)
-    return all(abs(count * total - weight * turn) < total for weight, count in zip(weights, drawn, strict=True))
+def in_proportion(sources: Sequence[tuple[int, int]]) -> bool:
+    """Return whether ``turns`` can have drawn so often; ``sources``: the weight of each, and how
+    often it was drawn.
+    """
+    total, turn = sum(weight for weight, _ in sources), sum(count for _, count in sources)
+    return all(abs(count * total - weight * turn) < total for weight, count in sources)
 
 
 def whole_weights(names: list[str], weights: Any) -> dict[str, int]:

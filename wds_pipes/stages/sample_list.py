@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import list_indexed
-from wds_pipes.tar.index_formats import ShardFacts
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.sample_numbers import described, numbers_at
 from wds_pipes.tar.views import Selection, Selector
@@ -141,7 +141,7 @@ class SampleList(ShardSource[SampleRef]):
     def run(self) -> Iterator[SampleRef]:
         at, lane, located, view = self.at, self.lane, self._located, self._view
         order, starts = self.order(lane.seed, lane.epoch), np.array(located.starts)
-        files = _Files(self.urls, located, self.facts)
+        file = cache(self._file)
         striped = lane.shards is None
         for places, begins, repeats in self._stripe_places(lane) if striped else self._range_places(lane):
             numbers = numbers_at(view, places if order is None else order.numbers_at(places))
@@ -155,12 +155,19 @@ class SampleList(ShardSource[SampleRef]):
                 at.inside += 1
                 if repeat and striped:  # other repeats are counted by the loader
                     at.padded += 1
-                offsets, (url, index_url, size, remote) = located.offsets(shard), files[shard]
+                offsets, (url, index_url, size, remote) = located.offsets(shard), file(shard)
                 start, stop, last = offsets[inside], offsets[inside + 1], inside + 2 == len(offsets)
                 # Of a remote shard, which other bytes are there differs after a resume; so would
                 # the samples that are skipped.
                 before = (None if remote else offsets[inside - 1]) if inside else -1
                 yield SampleRef(url, number, start, stop, index_url, last, repeat, size, before)
+
+    def _file(self, shard: int) -> tuple[str, str, int | None, bool]:
+        """Return the URL of a shard, that of its index of offsets, its size if it is known, and
+        whether it is remote.
+        """
+        url, size = self.urls[shard], None if self.facts is None else self.facts[shard].size
+        return url, self._located.index_of(shard), size, is_remote(url)
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
@@ -260,22 +267,6 @@ class SampleList(ShardSource[SampleRef]):
 
     def size_shown(self) -> str:
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"
-
-
-class _Files(dict[int, tuple[str, str, int | None, bool]]):
-    """The URL of each shard, that of its index of offsets, its size if it is known, and whether it
-    is remote.
-    """
-
-    def __init__(self, urls: list[str], located: Located, facts: list[ShardFacts] | None) -> None:
-        super().__init__()
-        self._urls, self._located, self._facts = urls, located, facts
-
-    def __missing__(self, shard: int) -> tuple[str, str, int | None, bool]:
-        size = None if self._facts is None else self._facts[shard].size
-        url = self._urls[shard]
-        found = self[shard] = url, self._located.index_of(shard), size, is_remote(url)
-        return found
 
 
 # places of an order in blocks: of each place, whether the next range of the lane begins there, and

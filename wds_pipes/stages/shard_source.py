@@ -29,12 +29,15 @@ class ShardSource(Stage[Out]):
         urls: the shards, in the order of the list.
         facts: what an index says of each; None: there is no index.
         samples: how many samples each shard has; None: unknown.
-        options: how to reach the storage.
+        storage_options: how to reach the storage.
         moved: the shards are those of a state that will be loaded, whatever their names.
     """
 
     is_source = divides = divides_shards = True
-    shared = ("urls", "facts", "samples", "options", "_numbers")
+    seed = 0
+    context = Context()
+    storage_options: dict[str, Any] | None = None
+    shared = ("urls", "facts", "samples", "storage_options", "_numbers")
     urls: list[str]
     facts: list[ShardFacts] | None = None
     origins: list[str] | None = None  # if an index lists the shards: see wds_pipes.io.secret
@@ -42,24 +45,11 @@ class ShardSource(Stage[Out]):
 
     def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
         super().__init__()
-        self.options, self.moved = check_storage_options(storage_options), bool(moved)
-        self._seed = check_seed(seed)
-        self._context = Context()
+        self.storage_options, self.moved = check_storage_options(storage_options), bool(moved)
+        self.seed, self.context = check_seed(seed), Context()
         # The numbers of the shards by their URLs, added when one is first requested. As a whole: a
         # thread must not see a part of them.
         self._numbers: list[dict[str, str]] = []
-
-    @property
-    def context(self) -> Context:
-        return self._context
-
-    @property
-    def seed(self) -> int:
-        return self._seed
-
-    @property
-    def storage_options(self) -> dict[str, Any] | None:
-        return self.options
 
     def which_data(self) -> Data:
         return self._data

@@ -62,18 +62,13 @@ class Threaded(Tolerant[Out]):
         """
         return self._ahead(function, iter(items)) if self.threads else map(function, items)
 
-    def _passed_now(self) -> Callable[[], tuple[Mark, int]]:
-        """Return a function that returns the position of the source, and how many ranges were
-        opened.
-        """
-        source = self.source
-        if any(step.branches for step in source.chain):
-            return lambda: (frozen(source.mark()), source.opened)
-        return lambda: (source.mark(), source.opened)
+    def _now(self) -> tuple[Mark, int]:
+        """Return the position of the source, and how many ranges were opened."""
+        return frozen(self.source.mark()), self.source.opened
 
     def _ahead(self, function: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-        calls, most, passed = self._calls, AHEAD * self.threads, self._passed_now()
-        self._passed = passed()
+        calls, most = self._calls, AHEAD * self.threads
+        self._passed = self._now()
         self._pool = pool = _Pool(self.threads, f"{NAME}{functional_name(type(self))}")
         call: _Call | None = None
         failed: Exception | None = None
@@ -92,7 +87,7 @@ class Threaded(Tolerant[Out]):
                     if item is END:
                         ended = True
                         break
-                    call = _Call(function, item, passed())
+                    call = _Call(function, item, self._now())
                     del item
                     calls.append(call)
                     pool.begin(call)
