@@ -50,7 +50,7 @@ if _TYPE_CHECKING:
     from wds_pipes.loader.pipe_loader import PipeLoader
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
-    from wds_pipes.stages.sample_ref import SampleRef
+    from wds_pipes.stages.sample_list import SampleRef
     from wds_pipes.stages.shard_ref import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
     from wds_pipes.tar.views import split_by_key
@@ -110,7 +110,7 @@ _MODULE_OF = {
     "SampleError": "errors",
     "SampleList": "datapipes",
     "SampleOrder": "loader.sample_order",
-    "SampleRef": "stages.sample_ref",
+    "SampleRef": "stages.sample_list",
     "ShardCache": "io.cache.shard_cache",
     "ShardError": "errors",
     "ShardList": "datapipes",

@@ -67,7 +67,6 @@ def test_collate(collate, expected):
 
 
 def test_keep_stacks_each_column_into_its_own_kind():
-    """Large arrays too, which become rows as they come."""
     pipe = Given([{"a": np.zeros(40_000), "t": torch.ones(2), "n": number, "s": "x"} for number in range(4)])
     for batch in Stream(BatchSamples(pipe, 2, collate="keep")):
         assert [type(column) for column in batch.values()] == [np.ndarray, torch.Tensor, np.ndarray, list]

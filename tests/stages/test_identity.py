@@ -16,7 +16,7 @@ from wds_pipes.stages import (
     Then,
     ToTuple,
 )
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity
 
 SECRET = "https://me:secret@host/a.tar?X-Amz-Signature=secret"
 

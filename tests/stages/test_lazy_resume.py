@@ -173,23 +173,6 @@ def test_histories_of_a_loader(data, indexed):
     assert found == history(True)
 
 
-def test_a_repartition_right_after_a_resume(indexed):
-    """The shards that the held samples are of count as opened, though none was read again."""
-    batches = []
-    for offsets in itertools.product([False, True], repeat=3):
-        state, done = None, []
-        for lanes, cut, by_offsets in zip((1, 1, 2), (1, 1, 1000), offsets, strict=True):
-            more = {} if by_offsets else {"index": None, "samples_per_shard": FIFTY}
-            loader = wp.PipeLoader(shuffled(indexed, 3, **more).batch_samples(3, collate="list"), lanes=lanes)
-            if state is not None:
-                loader.load_state_dict(state)
-            done += itertools.islice(iter(loader), cut)
-            state = through_json(loader.state_dict())
-        batches.append([keys_of(batch) for batch in done])
-    assert sorted(flat(batches[0])) == [f"{number:08d}" for number in range(50)]
-    assert all(one == batches[0] for one in batches)
-
-
 def test_more_than_two_windows_after_a_resume(tmp_path):
     """The window moves on over positions that were computed and such that were read."""
     urls = make_shards(tmp_path, shards=7, samples=100)
@@ -289,21 +272,6 @@ def test_parts_of_a_shard(large, counted):
     stats = loader.stats()
     read = stats["bytes_per_second"] * stats["samples"] / stats["samples_per_second"]
     assert read <= 1.02 * 8 * half
-
-
-def test_local_parts_of_a_shard(large):
-    """Also after a repartition, in the middle of parts."""
-    pipe = wp.ShardList(large, index=True).open_shards().load_tar().group_by_key().batch_samples(8)
-    loader = wp.PipeLoader(pipe, lanes=8)
-    taken = list(itertools.islice(loader, 37))
-    again = wp.PipeLoader(pipe, lanes=3)
-    again.load_state_dict(through_json(loader.state_dict()))
-    rest = list(again)
-    keys = [key for batch in [*taken, *rest] for key in batch["__key__"]]
-    assert sorted(keys) == [f"{number:08d}" for number in range(1600)]
-    stats = again.stats()
-    read = stats["bytes_per_second"] * stats["samples"] / stats["samples_per_second"]
-    assert read <= 1.05 * (1600 - 8 * 37) * (BLOB + 2048)
 
 
 def test_from_stores(remote, tmp_path):

@@ -16,8 +16,7 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.fields import read_names
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity, read_names
 
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]
 _END = b"\xff\xd9"  # of a JPEG

@@ -9,10 +9,10 @@ What several stages share: ``check_count`` and ``check_choice`` (``core.options`
 
 The other modules:
 
-- ``shard_source``: the base of ShardList and SampleList; ``shard_ref``, ``sample_ref``: what they
-  yield; ``shard``: what OpenShards yields.
+- ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields;
+  ``shard``: what OpenShards yields.
 - ``sample_fields``, ``sample_errors``, ``numbered_samples``: parts of GroupByKey.
-- ``fields``: fields by name; ``identity``: samples in messages; ``collating``: a batch as columns;
+- ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
   ``threaded``: functions in threads; ``draws``: random numbers for single samples.
 - ``proportions``: the order of draws of Mix, and weights.
 """

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 

@@ -15,8 +15,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import DecodeError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.stages.fields import read_names
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity, read_names
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tar.keys import is_metadata
 

@@ -15,8 +15,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError
 from wds_pipes.stages.decode_by_ext import undecodable
-from wds_pipes.stages.fields import check_sample, field_of, missing, read_choices
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import check_sample, field_of, identity, missing, read_choices
 from wds_pipes.tar.keys import is_metadata
 
 _BYTES = (bytes, bytearray, memoryview)

@@ -1,16 +1,18 @@
-"""Fields of samples by name, for the steps that select, rename or change them."""
+"""Fields of samples by name, for the steps that select, rename or change them, and how messages
+name a sample.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import MissingFieldError, SampleError
-from wds_pipes.stages.identity import identity
+from wds_pipes.io.urls import redact
 
 
 class OfFields(Tolerant[Out]):
@@ -117,3 +119,23 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     return MissingFieldError(
         f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key
     )
+
+
+class Identity(NamedTuple):
+    """The key of a sample and the URL of its shard, as messages show them; None where unknown."""
+
+    key: str | None
+    url: str | None
+
+    def name(self, joint: str = "of") -> str:
+        """Return ``sample 'k' of shard a.tar``, without what is unknown."""
+        name = "a sample" if self.key is None else f"sample {self.key!r}"
+        return name if self.url is None else f"{name} {joint} shard {self.url}"
+
+
+def identity(sample: Any) -> Identity:
+    """Return the identity of a sample, which may be no dict."""
+    if not isinstance(sample, dict):
+        return Identity(None, None)
+    key, url = sample.get("__key__"), sample.get("__url__")
+    return Identity(key, redact(url) if isinstance(url, str) else None)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.draws import takes_rng
-from wds_pipes.stages.map_samples import DROP, MapSamples
+from wds_pipes.stages.map_samples import DROP, Mapper
 
 
-class FilterSamples(MapSamples):
+class FilterSamples(Mapper[Out]):
     """Keep the samples for which a function returns true (functional name: ``filter_samples``).
 
     Args:
@@ -29,7 +30,7 @@ class FilterSamples(MapSamples):
 
     salt = 5  # of its random numbers
 
-    def __init__(self, source: Stage[Any], predicate: Callable[[Any], Any] | Callable[[Any, Any], Any]) -> None:
+    def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any] | Callable[[Out, Any], Any]) -> None:
         takes = takes_rng(predicate, "filter_samples")
         super().__init__(source, partial(_choose, predicate), may_drop=True)
         self.takes_rng = self.counts_items = takes

@@ -247,8 +247,8 @@ class Mix(Composite[Any]):
                 self._empty[number] = 0
                 total += 1
                 reached[0] = max(reached[0], total)
-                draws, _, *rest = places[number]
-                places[number] = Drawn(draws + 1, running[number].mark(), *rest)
+                place = places[number]
+                places[number] = place._replace(draws=place.draws + 1, mark=running[number].mark())
                 at.last = number
                 yield item
             if self._is_done():
@@ -309,7 +309,7 @@ class Mix(Composite[Any]):
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """Return the URL of the shard of the source that was drawn last."""
         at = self._at(mark and mark[0])
-        number = max(0, at.last)
+        number: int = max(0, at.last)
         source, place = list(self.sources.values())[number], at.sources[number]
         return source.where(place.mark, self._lane(lane, source, place.passes))
 

@@ -8,8 +8,7 @@ from typing import Any
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.fields import OfFields, read_choices
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import OfFields, identity, read_choices
 
 
 class RenameFields(OfFields[dict[str, Any]]):

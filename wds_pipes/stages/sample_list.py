@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.stages.sample_ref import SampleRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
 from wds_pipes.tar.index import list_indexed
 from wds_pipes.tar.located import Located
@@ -35,6 +34,33 @@ if TYPE_CHECKING:
 
 _BLOCK = 1024  # how many places are computed at a time
 _MOST_BLOCKS = 4096  # of an epoch that is divided over lanes, see ``epoch_shards``
+
+
+class SampleRef(NamedTuple):
+    """A sample to read: ``SampleList`` yields these, and ``fetch_samples`` reads them.
+
+    Attributes:
+        url: the URL or path of its shard, with credentials if it has any.
+        number: its number among all samples of the list.
+        start: the byte of its first header in the shard.
+        stop: the byte after its last one.
+        index_url: the URL of the index of offsets that says so.
+        last: whether it is the last one of its shard.
+        padding: whether it is a repeat that fills up an epoch; None: there are no repeats.
+        size: the size of its shard in bytes, as an ``index.json`` says; None: not known.
+        before: the byte where the sample before it begins, -1 if it is the first one of its shard;
+            None: not known, or its shard is remote.
+    """
+
+    url: str
+    number: int
+    start: int
+    stop: int
+    index_url: str
+    last: bool = False
+    padding: bool | None = None
+    size: int | None = None
+    before: int | None = None
 
 
 class SampleList(ShardSource[SampleRef]):

@@ -14,7 +14,7 @@ from wds_pipes.core.reads_again import ReadsAgain
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import StateError
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity
 
 _MOST = 1 << 20  # the most items that may be held: the stage keeps a mark for each
 _TRIED, _WINDOW = 1024, 16  # a larger number is not tried; and with how many items it is

@@ -32,7 +32,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import local_path, redact
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity
 
 _MOST_OPEN = 64  # files that are merged at a time
 _BLOCK = 1 << 13

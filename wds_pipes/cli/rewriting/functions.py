@@ -15,7 +15,7 @@ from typing import Any
 from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.decode_by_ext import DecodeByExt
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity
 
 BASIC = "basic"
 

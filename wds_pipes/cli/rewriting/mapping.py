@@ -14,7 +14,7 @@ from wds_pipes.codecs.encoding import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.io.tasks.task import Facts, Job, Place
-from wds_pipes.stages.identity import identity
+from wds_pipes.stages.fields import identity
 from wds_pipes.stages.map_samples import OF_CODE
 from wds_pipes.tar.encoded import check_name
 from wds_pipes.tar.keys import is_metadata
