@@ -621,3 +621,21 @@ def test_a_shard_written_again_after_its_index(tmp_path):
         put(tmp_path / os.path.basename(url), data)
         with pytest.raises(wp.ShardError, match="wds-pipes index|make the index again"):
             list(wp.PipeLoader(shuffled(url, 3).batch_samples(2), lanes=2))
+
+
+def test_a_sample_without_a_field_is_the_same_error_after_a_resume(tmp_path):
+    with wp.TarWriter(tmp_path / "0.tar") as writer:
+        for number in range(12):
+            writer.write({"__key__": str(number), "txt": "x", **({"cls": 1} if number < 11 else {})})
+    index_shards([tmp_path / "0.tar"], offsets=True)
+
+    def make():
+        shards = wp.ShardList(str(tmp_path / "0.tar"), index=True)
+        return shards.open_shards().load_tar().group_by_key().to_tuple("cls").shuffle_buffer(4)
+
+    pipe = make()
+    after(pipe, 6)
+    again = make()
+    again.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.SampleError, match="has no field 'cls'"):
+        list(again)

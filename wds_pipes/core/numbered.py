@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
 
-from wds_pipes.core.counts import Network
+from wds_pipes.core.counts import Lack, Network
 from wds_pipes.core.running import Mark, Out, running_copy
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ class _Given:
 
     chain: tuple[Stage[Any], ...] = ()
     opened = 0
+    lack = Lack()  # what the steps before leave out is not known
 
     def __init__(self, items: Iterator[Any]) -> None:
         self.items = items
