@@ -54,5 +54,11 @@ def after(source, count):
     return items
 
 
+def loaded(source, state, **options):
+    """``source``, into which a state was loaded."""
+    source.load_state_dict(state, **options)
+    return source
+
+
 def through_json(state):
     return json.loads(json.dumps(state))

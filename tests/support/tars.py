@@ -134,6 +134,37 @@ def put(path: Path, data: bytes) -> str:
     return str(path)
 
 
+def fill(writer, samples):
+    """Write samples with a TarWriter or ShardWriter, and close it."""
+    with writer:
+        for sample in samples:
+            writer.write(sample)
+    return writer
+
+
+class Reads(io.BytesIO):
+    """Notes how many bytes each read asks for, and how many come in all."""
+
+    def __init__(self, data: bytes, *, seeks: bool = True) -> None:
+        super().__init__(data)
+        self.sizes: list[int] = []
+        self.count, self.seeks = 0, seeks
+
+    def seekable(self):
+        return self.seeks
+
+    def seek(self, *where):
+        if not self.seeks:
+            raise io.UnsupportedOperation
+        return super().seek(*where)
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.count += len(data)
+        self.sizes.append(size)
+        return data
+
+
 class Renewed(Stage):
     """Members whose URL is a new text each, as from another process."""
 

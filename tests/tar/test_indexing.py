@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from remote import content
-from tars import pairs, put, tar
+from tars import fill, pairs, put, tar
 
 from wds_pipes.cli import main
 from wds_pipes.errors import SampleError, ShardError
@@ -198,10 +198,10 @@ def test_after_any_history_it_is_as_from_new(history):
                 for name, data in old.items():
                     (directory / name).write_bytes(data)
             elif operation == "writer":
-                with ShardWriter(
-                    directory / "{}.tar", start=7, index=directory / "index.json", overwrite=True
-                ) as writer:
-                    writer.write({"__key__": "a", "txt": "x" * number})
+                fill(
+                    ShardWriter(directory / "{}.tar", start=7, index=directory / "index.json", overwrite=True),
+                    [{"__key__": "a", "txt": "x" * number}],
+                )
             if path.exists() and operation not in ("no idx", "swap idx", "old idx", "writer", "none"):
                 settle(path, seconds=clock)
             old = files(directory, ".idx", ".keys") if with_offsets else old
@@ -258,9 +258,10 @@ def test_a_writer_keeps_what_is_known_of_other_shards(tmp_path, opened):
     urls = shards(tmp_path)
     output = tmp_path / "index.json"
     index_shards(urls, output, **ALL)
-    with ShardWriter(tmp_path / "shard-{:06d}.tar", start=3, index=output, overwrite=True, max_samples=1) as writer:
-        for key in "ab":
-            writer.write({"__key__": key, "txt": "text"})
+    writer = fill(
+        ShardWriter(tmp_path / "shard-{:06d}.tar", start=3, index=output, overwrite=True, max_samples=1),
+        ({"__key__": key, "txt": "text"} for key in "ab"),
+    )
     settle(*writer.shards)
     opened.clear()
     index_shards([*urls, *writer.shards], output, offsets=True)
@@ -308,16 +309,10 @@ def test_files_beside_remote_shards_are_refused(tmp_path):
 # Progress, and the command
 
 
-def test_a_progress_bar_needs_tqdm(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install tqdm"):
-        index_shards(shards(tmp_path), progress=True)
-
-
 def test_the_command(tmp_path, monkeypatch, opened):
     shards(tmp_path)
     monkeypatch.chdir(tmp_path)
-    arguments = ["index", "*.tar", "-o", "index.json", "--offsets", "--dali"]
+    arguments = ["index", "*.tar", "-o", "index.json", "--offsets-to", ".", "--dali"]
     for more, count in (([], 4), (["-j", "2"], 0), (["--force"], 4)):
         opened.clear()
         result = CliRunner().invoke(main, [*arguments, *more])
@@ -326,6 +321,7 @@ def test_the_command(tmp_path, monkeypatch, opened):
         assert not result.stderr
         assert len(opened) == count
     assert os.path.getsize("shard-000000.idx")
+    assert os.path.getsize("shard-000000.tar.idx") == 32
     told = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
     facts = index_shards("shard-000002.tar")["shard-000002.tar"]
     assert (told["command"], list(told["facts"].values())[2]) == ("index", facts._asdict())
