@@ -48,18 +48,3 @@ def test_torch_pipes_have_the_steps(imports, urls):
         print(len(list(members.group_by_key())), members.load_tar.__doc__[:30])
     """
     assert run_code(code, *urls) == "14 Read the regular files in the \n"
-
-
-def test_modules_without_torch_can_be_imported_first():
-    """None of them needs another one to be imported before it."""
-    code = """
-        import importlib, pkgutil, sys
-        import numpy, wds_pipes.io, wds_pipes.tar
-        inner = [found.name for package in (wds_pipes.io, wds_pipes.tar) for found in pkgutil.iter_modules(package.__path__, package.__name__ + ".")]
-        for name in ("wds_pipes.core.stage", "wds_pipes.stages", *inner):
-            for old in [old for old in sys.modules if old.split(".")[0] == "wds_pipes"]:
-                del sys.modules[old]
-            importlib.import_module(name)
-        print("torch" not in sys.modules and len(inner) > 10)
-    """  # noqa: E501
-    assert run_code(code) == "True\n"

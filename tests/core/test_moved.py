@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from pipelines import draw, samples, through_json
+from pipelines import draw, loaded, samples, through_json
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -104,8 +104,7 @@ def test_the_same_data_at_another_place_resume_exactly(make, here, there, monkey
     for count in (0, 1, 7):
         _, state, rest = cut(make(here), count)
         for root in (".", f"file://{here}", there):
-            resumed = make(root)
-            resumed.load_state_dict(state)
+            resumed = loaded(make(root), state)
             found = moves(caplog)
             # the position of a mix names its data
             assert len(found) == (
@@ -115,8 +114,7 @@ def test_the_same_data_at_another_place_resume_exactly(make, here, there, monkey
             assert facts(resumed) == rest
         _, again, rest = cut_again(make(there), state, 2)
         moves(caplog)
-        resumed = make(there)
-        resumed.load_state_dict(again)
+        resumed = loaded(make(there), again)
         assert not moves(caplog)
         assert facts(resumed) == rest
 
@@ -139,12 +137,10 @@ def test_a_copy_in_a_store_resumes_exactly(here, web, s3):
 
     _, state, rest = cut(make(map(str, local)), 4)
     for store, urls in stored.items():
-        resumed = make(urls, store)
-        resumed.load_state_dict(state)
+        resumed = loaded(make(urls, store), state)
         assert facts(resumed) == rest
         _, again, rest_there = cut_again(make(urls, store), state, 3)
-        home = make(map(str, local))
-        home.load_state_dict(again)
+        home = loaded(make(map(str, local)), again)
         assert facts(home) == rest_there
 
 
@@ -155,13 +151,11 @@ def test_data_and_lanes_may_change_together(here, there):
     for pipe, expected in ((shuffled, 25), (mixed, None)):
         whole = sorted(itertools.chain(*facts(loader(here, pipe, lanes=3))))
         given, state, _ = cut(loader(here, pipe, lanes=3), 3)
-        halves = loader(there, pipe, lanes=2)
-        halves.load_state_dict(state)
+        halves = loaded(loader(there, pipe, lanes=2), state)
         more, state, _ = cut(halves, 2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            resumed = loader(here, pipe, lanes=4, num_workers=2)
-            resumed.load_state_dict(state)
+            resumed = loaded(loader(here, pipe, lanes=4, num_workers=2), state)
             last = facts(resumed)
             resumed.close()
         assert sorted(itertools.chain(*given, *more, *last)) == whole
@@ -254,8 +248,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
     for path in sorted((there / "birds").iterdir()):
         path.rename(path.with_name(path.name.replace("shard", "part")))
     index_shards(f"{there}/birds/*.tar", f"{there}/index.json")
-    resumed = indexed(there)
-    resumed.load_state_dict(state)
+    resumed = loaded(indexed(there), state)
     assert "their MD5s in the index are the same" in moves(caplog)[0]
     assert facts(resumed) == rest
 
@@ -303,8 +296,7 @@ def test_renamed_shards_fit_with_moved(make, here, there, caplog):
     assert facts(resumed) == rest
     _, again, rest = cut_again(make(there), state, 2, moved=True)
     moves(caplog)
-    resumed = make(there)
-    resumed.load_state_dict(again)
+    resumed = loaded(make(there), again)
     assert not moves(caplog)
     assert facts(resumed) == rest
 
@@ -336,43 +328,32 @@ def test_every_host_takes_moved(here, there, tmp_path):
     """Functions that load a state take moved=True; where another library loads,
     ShardList takes it.
     """
-    _, state, rest = cut(shuffled(here), 5)
     other = renamed(there)
-    wrapped = [
-        IterableWrapper(sorted(map(str, (root / "birds").iterdir()))).open_shards().load_tar().group_by_key().batch(2)
-        for root in (here, other)
-    ]
-    _, of_torch, rest_of_torch = cut(wrapped[0], 3)
-    wp.load_state_dict(wrapped[1], of_torch, moved=True)
-    assert facts(wrapped[1]) == rest_of_torch
-    data = shuffled(other).as_dataset()
-    data.load_state_dict({**state, "ended": False}, moved=True)
-    assert facts(data) == rest
+
+    def in_torch(root):
+        urls = sorted(map(str, (root / "birds").iterdir()))
+        return IterableWrapper(urls).open_shards().load_tar().group_by_key().batch(2)
+
+    _, state, rest = cut(in_torch(here), 3)
+    resumed = in_torch(other)
+    wp.load_state_dict(resumed, state, moved=True)
+    assert facts(resumed) == rest
+    _, state, rest = cut(shuffled(here), 5)
+    assert facts(loaded(shuffled(other).as_dataset(), {**state, "ended": False}, moved=True)) == rest
 
     def hosted(root, **options):
         return StatefulDataLoader(shuffled(root, **options).as_dataset(), batch_size=None, num_workers=0)
 
-    _, hosted_state, rest = cut(hosted(here), 5)
-    resumed = hosted(other, moved=True)
-    resumed.load_state_dict(hosted_state)
-    assert facts(resumed) == rest
-    resumed = hosted(other)
-    resumed.load_state_dict(hosted_state)
-    with pytest.raises(wp.StateError, match=r"ShardList\(..., moved=True\)"):
-        next(iter(resumed))
-
     def node(root, **options):
         urls = nodes.ShardList(f"{root}/birds/*.tar", **options)
-        return Loader(
-            nodes.MapSamples(nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(urls))), draw),
-            restart_on_stop_iteration=False,
-        )
+        samples = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(urls)))
+        return Loader(nodes.MapSamples(samples, draw), restart_on_stop_iteration=False)
 
-    _, node_state, rest = cut(node(here), 5)
-    resumed = node(other, moved=True)
-    resumed.load_state_dict(node_state)
-    assert facts(resumed) == rest
-
+    for make in (hosted, node):
+        _, state, rest = cut(make(here), 5)
+        assert facts(loaded(make(other, moved=True), state)) == rest
+        with pytest.raises(wp.StateError, match=r"ShardList\(..., moved=True\)"):
+            list(loaded(make(other), state))
     source = loader(here)
     next(iter(source))
     checkpoint.save(tmp_path / "saved", source)
@@ -395,15 +376,13 @@ def test_each_rank_may_have_its_own_copy_of_the_data(here, there):
 
     whole = sorted(itertools.chain(*facts(loader(here))))
     given, apart = states(here, there)
-    resumed = loader(there)
-    resumed.load_state_dict(wp.merge_states(apart))
+    resumed = loaded(loader(there), wp.merge_states(apart))
     assert sorted(itertools.chain(*given, *facts(resumed))) == whole
     given, apart = states(here, renamed(there))
     with pytest.raises(wp.StateError, match="ranks 0 and 1 are of other shards.*moved=True"):
         loader(here).load_state_dict(apart)
     loader(here).load_state_dict(wp.merge_states(apart, moved=True))
-    resumed = loader(here)
-    resumed.load_state_dict(apart, moved=True)
+    resumed = loaded(loader(here), apart, moved=True)
     assert sorted(itertools.chain(*given, *facts(resumed))) == whole
 
 

@@ -2,9 +2,7 @@
 even spread.
 """
 
-import collections
 import itertools
-import statistics
 
 import numpy as np
 import pytest
@@ -40,15 +38,6 @@ def test_reference_vector():
 @settings(deadline=None)
 def test_block_form_is_the_integer_form_bit_by_bit(key, start, count):
     assert stream(key, start, count).tolist() == [splitmix64(key, start + place) for place in range(count)]
-
-
-@given(key=ANY, start=PLACES, count=st.integers(0, 70), cut=st.integers(0, 70))
-@settings(deadline=None)
-def test_blocks_join(key, start, count, cut):
-    """Where a block begins does not matter."""
-    cut = min(cut, count)
-    parts = [stream(key, start, cut), stream(key, start + cut, count - cut)]
-    assert np.concatenate(parts).tolist() == stream(key, start, count).tolist()
 
 
 @given(limit=st.integers(1, 1 << 31), key=ANY, start=PLACES)
@@ -97,27 +86,6 @@ def test_hash64_depends_on_values_their_order_and_their_number(values, other):
 def test_golden_vectors(function, arguments, expected):
     value = function(*arguments)
     assert (value.tolist() if isinstance(value, np.ndarray) else value) == expected
-
-
-def test_values_are_even():
-    """Sixteen classes of 160 000 draws: chi square within what one in a thousand good generators
-    exceeds, for several keys.
-    """
-    for key in (0, 1, hash64(0, 0), hash64(0, 1)):
-        counts = np.bincount(below(16, key, 0, 160_000), minlength=16)
-        assert ((counts - 10_000) ** 2 / 10_000).sum() < 37.7
-
-
-def test_neighbouring_keys_are_not_alike():
-    """Epochs and lanes differ in one bit of one value; half the bits of the hash change."""
-    changed = [(hash64(7, epoch, 0, 1) ^ hash64(7, epoch + 1, 0, 1)).bit_count() for epoch in range(2_000)]
-    assert statistics.mean(changed) == pytest.approx(32, abs=0.4)
-    assert min(changed) > 8
-
-
-def test_every_place_of_a_permutation_is_equally_likely():
-    firsts = np.bincount([permutation(8, hash64(0, epoch))[0] for epoch in range(8_000)], minlength=8)
-    assert ((firsts - 1_000) ** 2 / 1_000).sum() < 24.3
 
 
 # The order of samples
@@ -169,10 +137,13 @@ def test_golden_order_of_samples(count, seed, epoch, block, expected):
     assert order.numbers_at(np.arange(len(expected))).tolist() == expected
 
 
-@pytest.fixture(scope="module", params=[N, (1 << 30) + 1], ids=["1e9", "2**30 + 1"])
-def million(request):
-    """The first million numbers of a large order, and how many it has."""
-    return request.param, order_of_samples(request.param, 0, 0).numbers_at(np.arange(1_000_000))
+@pytest.fixture(scope="module")
+def million():
+    """The first million numbers of a large order, and how many it has: one more than a power of
+    two, which is the hardest.
+    """
+    count = (1 << 30) + 1
+    return count, order_of_samples(count, 0, 0).numbers_at(np.arange(1_000_000))
 
 
 def test_a_million_of_a_billion_are_distinct_and_even(million):
@@ -196,19 +167,6 @@ def test_neighbours_of_a_large_order_are_independent(million):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.004
 
 
-def test_displacement_is_that_of_a_random_order():
-    """A mean of a third of the samples, wherever the place is; one fixed point on average."""
-    count = 100_003
-    fixed = []
-    for epoch in range(20):
-        numbers, places = order_of_samples(count, 3, epoch).numbers_at(np.arange(count)), np.arange(count)
-        assert abs(numbers - places).mean() == pytest.approx(count / 3, rel=0.01)
-        assert abs(np.corrcoef(numbers, places)[0, 1]) < 0.013
-        assert np.count_nonzero(np.diff(numbers) == 1) < 8
-        fixed.append(np.count_nonzero(numbers == places))
-    assert 4 < sum(fixed) < 40
-
-
 def test_seeds_and_epochs_have_independent_orders():
     orders = [
         order_of_samples(100_003, seed, epoch).numbers_at(np.arange(100_003))
@@ -217,13 +175,3 @@ def test_seeds_and_epochs_have_independent_orders():
     for one, other in itertools.combinations(orders, 2):
         assert abs(np.corrcoef(one, other)[0, 1]) < 0.015
         assert np.count_nonzero(one == other) < 10
-
-
-def test_all_orders_of_few_samples_are_equally_likely():
-    """All 24 of four samples, and all pairs of first places of nine."""
-    four = collections.Counter(tuple(order_of_samples(4, 0, epoch).numbers_at(np.arange(4))) for epoch in range(2_400))
-    assert len(four) == 24
-    assert sum((count - 100) ** 2 / 100 for count in four.values()) < 49.7
-    pairs = collections.Counter(tuple(order_of_samples(9, 0, epoch).numbers_at(np.arange(2))) for epoch in range(3_600))
-    assert len(pairs) == 72
-    assert sum((count - 50) ** 2 / 50 for count in pairs.values()) < 113

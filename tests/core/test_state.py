@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import torch
-from pipelines import after, flat, keys_of, samples, shuffled, through_json
+from pipelines import after, flat, keys_of, loaded, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.core.stage import Stage
@@ -33,8 +33,7 @@ def test_state_is_plain_json_and_survives_torch_save(urls):
     assert torch.load(file, weights_only=True) == state
     assert len(json.dumps(state)) < 700
     rest = keys_of(items)
-    resumed = decoded(urls)
-    resumed.load_state_dict(state)
+    resumed = loaded(decoded(urls), state)
     assert keys_of(resumed) == rest
 
 
@@ -61,8 +60,7 @@ def test_state_before_the_first_item_and_after_the_last(urls):
     assert (beginning["epoch"], end["epoch"]) == (0, 1)
     second = keys_of(pipe)
     for state, expected in ((beginning, first), (end, second)):
-        resumed = decoded(urls)
-        resumed.load_state_dict(state)
+        resumed = loaded(decoded(urls), state)
         assert resumed.state_dict() == state
         assert keys_of(resumed) == expected
 
@@ -102,17 +100,13 @@ def test_pipes_over_one_source_count_epochs_together_after_a_resume(urls):
 
 
 def test_set_epoch_of_a_loaded_epoch_continues_it(urls):
-    pipe = decoded(urls)
-    rest = keys_of(after(pipe, 4))
-    pipe.set_epoch(0)
-    state = decoded(urls)
-    after(state, 4)
-    resumed = decoded(urls)
-    resumed.load_state_dict(state.state_dict())
+    rest = keys_of(after(decoded(urls), 4))
+    half = decoded(urls)
+    after(half, 4)
+    resumed = loaded(decoded(urls), half.state_dict())
     resumed.set_epoch(0)
     assert keys_of(resumed) == rest
-    other = decoded(urls)
-    other.load_state_dict(state.state_dict())
+    other = loaded(decoded(urls), half.state_dict())
     other.set_epoch(1)
     assert keys_of(other) != rest
 
@@ -122,8 +116,7 @@ def test_iter_is_lazy(urls):
     pipe = decoded(urls)
     iter(pipe)
     assert pipe.state_dict()["epoch"] == 0
-    reference = decoded(urls)
-    rest = keys_of(after(reference, 3))
+    rest = keys_of(after(decoded(urls), 3))
     half = decoded(urls)
     after(half, 3)
     pipe.load_state_dict(half.state_dict())
@@ -150,8 +143,7 @@ def test_set_epoch_ends_an_iterator(urls):
     pipe.set_epoch(5)
     with pytest.raises(wp.StateError, match=r"set_epoch\(\) was called: continue with a new iter\(\)"):
         next(items)
-    resumed = decoded(urls)
-    resumed.load_state_dict(pipe.state_dict())
+    resumed = loaded(decoded(urls), pipe.state_dict())
     assert keys_of(resumed) == keys_of(pipe)
 
 
@@ -285,21 +277,18 @@ def test_state_may_be_taken_from_another_thread(urls):
     done.set()
     thread.join()
     for state in states[:: max(1, len(states) // 50)]:
-        resumed = decoded(urls)
-        resumed.load_state_dict(state)
+        resumed = loaded(decoded(urls), state)
         delivered = state["lanes"]["0"]["delivered"]
         if state["epoch"] < 20:
             assert keys_of(resumed) == epochs[state["epoch"]][delivered:]
 
 
 def test_pickled_pipe_keeps_a_loaded_state_and_starts_afresh_otherwise(urls):
-    pipe = decoded(urls)
-    rest = keys_of(after(pipe, 4))
+    rest = keys_of(after(decoded(urls), 4))
     half = decoded(urls)
     after(half, 4)
-    loaded = decoded(urls)
-    loaded.load_state_dict(half.state_dict())
-    assert keys_of(pickle.loads(pickle.dumps(loaded))) == rest
+    again = loaded(decoded(urls), half.state_dict())
+    assert keys_of(pickle.loads(pickle.dumps(again))) == rest
     copied = pickle.loads(pickle.dumps(half))
     assert keys_of(copied) == keys_of(half)  # the next epoch
 
@@ -338,8 +327,9 @@ def test_another_batch_size_or_function_is_accepted(urls):
     """All may change that does not decide which samples come in which order."""
     pipe = decoded(urls).map_samples(lambda sample: sample).batch_samples(2, collate="list")
     after(pipe, 2)
-    other = decoded(urls).map_samples(lambda sample, rng: sample).batch_samples(5, collate="list")
-    other.load_state_dict(pipe.state_dict())
+    other = loaded(
+        decoded(urls).map_samples(lambda sample, rng: sample).batch_samples(5, collate="list"), pipe.state_dict()
+    )
     assert keys_of(flat(other)) == keys_of(decoded(urls))[4:]
 
 
@@ -387,21 +377,14 @@ def test_describe_state_is_for_people(urls):
     pipe = decoded(urls)
     after(pipe, 6)
     text = wp.describe_state(pipe.state_dict())
-    assert "epoch 0" in text
-    assert "of 5 (" in text
-    assert "shard-00000" in text
-    assert "6 items delivered" in text
-    assert "shuffle at 6" in text
-    assert "6 delivered, 0 filtered" in text
+    for part in ("epoch 0", "of 5 (", "shard-00000", "6 items delivered", "shuffle at 6", "6 delivered, 0 filtered"):
+        assert part in text
     loader = wp.PipeLoader(decoded(urls), lanes=2)
     assert "lane 1 of 2: not begun, 0 items delivered" in wp.describe_state(loader.state_dict())
     next(iter(loader))
     assert "lane 0 of 2: in " in wp.describe_state(loader.state_dict())
     with pytest.raises(wp.StateError, match="not a state"):
         wp.describe_state({"a": 1})
-
-
-def test_describe_state_of_a_lane_without_a_shard(urls):
     loader = wp.PipeLoader(decoded(urls[:1]), lanes=2)
     after(loader, 2)
     assert "\nlane 1 of 2: ended, it has no shard, 0 items delivered\n" in wp.describe_state(loader.state_dict())
@@ -413,11 +396,12 @@ def test_secrets_are_not_in_the_state():
     text = json.dumps(pipe.state_dict())
     assert "pa55" not in text
     assert "5ecret" not in text
-    again = wp.ShardList(["https://other:x@host/a.tar?X-Amz-Signature=new&part=1"]).open_shards().load_tar()
-    again.load_state_dict(pipe.state_dict())
+    loaded(
+        wp.ShardList(["https://other:x@host/a.tar?X-Amz-Signature=new&part=1"]).open_shards().load_tar(),
+        pipe.state_dict(),
+    )
     azure = "https://host/a.tar?sv=2026-01-01&se={0}&sig={0}&part=1"
-    again = wp.ShardList([azure.format("first")]).open_shards().load_tar()
-    again.load_state_dict(pipe.state_dict())
+    loaded(wp.ShardList([azure.format("first")]).open_shards().load_tar(), pipe.state_dict())
     with pytest.raises(wp.StateError, match="other URLs"):
         wp.ShardList(["https://host/a.tar?part=2"]).open_shards().load_tar().load_state_dict(pipe.state_dict())
 
