@@ -48,7 +48,6 @@ def test_steps_have_help_and_whole_signatures(urls, capsys):
         assert all(parameter.annotation is inspect.Parameter.empty for parameter in method.parameters.values())
     for kind in (wp.ShardList, wp.mix, nodes.ShuffleBuffer, nodes.Mix):
         assert "->" not in str(inspect.signature(kind))
-    assert "shuffle_buffer" in dir(pipe)
     assert list(inspect.signature(wp.ShardList).parameters)[:2] == ["urls", "shuffle"]
 
 
@@ -100,15 +99,3 @@ def test_pyright(files):
         if each["severity"] == "information"
     }
     assert revealed == REVEALED
-
-
-def test_an_editor_completes_the_steps():
-    jedi = pytest.importorskip("jedi")
-    lines = [
-        "import wds_pipes as wp",
-        'pipe = wp.ShardList("a.tar").open_shards().load_tar()',
-        "pipe.group_by_key().shuf",
-        "pipe.group_by_key(fie",
-    ]
-    assert "shuffle_buffer" in [found.name for found in jedi.Script("\n".join(lines[:3])).complete()]
-    assert "fields=" in [found.name for found in jedi.Script("\n".join([*lines[:2], lines[3]])).complete()]
