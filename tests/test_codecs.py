@@ -10,7 +10,6 @@ import json
 import lzma
 import pickle
 import struct
-import tracemalloc
 import zipfile
 import zlib
 
@@ -24,6 +23,7 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
+from memory import memory_below
 from pickles import Creates
 from PIL import Image, features
 
@@ -57,9 +57,11 @@ def written(write, *args, **options):
 
 
 def torch_bytes(value, **options):
-    file = io.BytesIO()
-    torch.save(value, file, **options)
-    return file.getvalue()
+    return written(lambda file: torch.save(value, file, **options))
+
+
+def image_bytes(image, form, **options):
+    return written((Image.fromarray(image) if isinstance(image, np.ndarray) else image).save, form, **options)
 
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -221,7 +223,7 @@ def test_a_bomb_is_an_error_and_does_not_take_the_memory(kind, monkeypatch):
     monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 1 << 20)
     assert len(decode(f"bin.{kind}", PACK[kind](bytes(1 << 20)))) == 1 << 20
     bomb = PACK[kind](bytes(64 << 20))
-    assert peak_bytes(lambda: decode(f"bin.{kind}", bomb), "it unpacks to more than 1048576 bytes") < 16 << 20
+    refused_below(16 << 20, lambda: decode(f"bin.{kind}", bomb), "it unpacks to more than 1048576 bytes")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +246,7 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
             for name in plain.namelist():
                 deflated.writestr(name, plain.read(name))
         bomb = packed.getvalue()
-    assert peak_bytes(lambda: decode(field, bomb), "it unpacks to more than 10485760 bytes") < 4 << 20
+    refused_below(4 << 20, lambda: decode(field, bomb), "it unpacks to more than 10485760 bytes")
 
 
 @pytest.mark.parametrize("size", [0, 100])
@@ -253,7 +255,7 @@ def test_a_zip_that_declares_less_than_it_unpacks_to_takes_no_memory(size):
     data = bytearray(written(np.savez_compressed, np.zeros(64 << 20, np.uint8)))
     entry = data.rindex(b"PK\1\2")
     data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
-    assert peak_bytes(lambda: decode("npz", bytes(data)), "Bad CRC-32", zipfile.BadZipFile) < 4 << 20
+    refused_below(4 << 20, lambda: decode("npz", bytes(data)), "Bad CRC-32", zipfile.BadZipFile)
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -266,15 +268,10 @@ def test_a_zip_in_another_compression_is_refused(kind):
         decode("npz", packed.getvalue())
 
 
-def peak_bytes(call, message, kind=ValueError):
-    """How much memory Python took at most until ``call`` raised."""
-    tracemalloc.start()
-    try:
-        with pytest.raises(kind, match=message):
-            call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+def refused_below(size, call, message, kind=ValueError):
+    """``call`` raises before Python has taken so many bytes of memory."""
+    with memory_below(size), pytest.raises(kind, match=message):
+        call()
 
 
 # Pickles
@@ -385,12 +382,6 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
 LOSSLESS = {"png": "PNG", "apng": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM", "pnm": "PPM"}
 
 
-def image_bytes(image, form, **options):
-    file = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
-    return file.getvalue()
-
-
 def png(mode="RGB", **options):
     image = Image.fromarray(PIXELS)
     return image_bytes((image.convert("RGB") if mode == "P" else image).convert(mode), "PNG", **options)
@@ -437,34 +428,10 @@ def test_the_content_decides_not_the_extension(extension):
     assert decode(extension, png(), "rgb8").shape == (5, 7, 3)
 
 
-@pytest.mark.parametrize("form", ["JPEG", "WEBP", "GIF"])
-def test_other_images_decode_as_pillow_does(form):
-    if form == "WEBP" and not features.check("webp"):
-        pytest.skip("this Pillow has no WebP")
-    data = image_bytes(PIXELS[..., :3].copy(), form)
-    assert same(decode("jpg", data, "rgb8"), np.array(Image.open(io.BytesIO(data)).convert("RGB")))
-
-
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_32_bit_images_are_a_clear_error(dtype):
     with pytest.raises(ValueError, match="32 bits a pixel, .*: use 'raw'"):
         decode("tif", image_bytes(np.ones((2, 2), dtype), "TIFF"), "rgb8")
-
-
-@pytest.mark.parametrize("form", ["JPEG", "TIFF"])
-def test_cmyk_becomes_rgb(form):
-    data = image_bytes(
-        Image.new("CMYK", (8, 8), (0, 255, 255, 0)), form, **({"quality": 100} if form == "JPEG" else {})
-    )
-    assert np.abs(decode("jpg", data, "rgb8").astype(int) - (255, 0, 0)).max() <= 3
-
-
-def test_a_palette_with_transparency_gives_no_warning():
-    """Its colours are kept, its transparency is the alpha channel."""
-    image = Image.fromarray(PIXELS).convert("RGB").quantize(16)
-    data = image_bytes(image, "PNG", transparency=bytes(range(0, 256, 16)))
-    assert same(decode("png", data, "rgb8"), np.array(image.convert("RGB")))
-    assert len(np.unique(decode("png", data, "rgba8")[..., 3])) > 4
 
 
 def chunk(kind, content):
@@ -483,13 +450,8 @@ def large_png(width, height):
 def test_too_large_images_are_refused_before_they_are_decoded(size):
     """Without Pillow's own warning, which the test run would make an error."""
     data = large_png(*size)
-    assert (
-        peak_bytes(
-            lambda: decode("png", data, "rgb8", max_image_pixels=1 << 20),
-            f"has {size[0]} x {size[1]} pixels, more than max_image_pixels",
-        )
-        < 1 << 20
-    )
+    said = f"has {size[0]} x {size[1]} pixels, more than max_image_pixels"
+    refused_below(1 << 20, lambda: decode("png", data, "rgb8", max_image_pixels=1 << 20), said)
 
 
 def test_an_image_below_the_limit_decodes_without_pillows_warning(monkeypatch):
@@ -603,7 +565,7 @@ def test_an_array_that_declares_more_than_it_has_takes_no_memory(field, version)
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("a.npy", data)
         data = packed.getvalue()
-    assert peak_bytes(lambda: decode(field, data), "its header promises an array of shape") < 1 << 20
+    refused_below(1 << 20, lambda: decode(field, data), "its header promises an array of shape")
 
 
 def test_an_array_of_version_3_is_read():
@@ -809,10 +771,6 @@ def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
         assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
 
 
-def test_halves_of_torch_are_images():
-    assert decode("png", encode("png", torch.ones(3, 2, 2, dtype=torch.bfloat16)), "rgb8").min() == 255
-
-
 def test_an_integer_as_text_is_written_if_it_is_read_back():
     assert decode("cls", encode("cls", " 3")) == 3
 
@@ -871,12 +829,6 @@ def test_arrays_of_dtypes_that_numpy_does_not_know_are_not_written(inner):
     assert np.array_equal(decode("npy", encode("npy", structured)), structured)
 
 
-def test_object_arrays_are_not_written():
-    for field, value in (("npy", objects(3)), ("npz", {"a": objects(3)})):
-        with pytest.raises(ValueError, match="Object arrays|object arrays"):
-            encode(field, value)
-
-
 @pytest.mark.parametrize(
     "names",
     [
@@ -892,15 +844,24 @@ def test_arrays_of_any_name_are_written(names):
     assert same(decode("npz", encode("npz", value)), value)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "error", "message"),
+    [
+        ("npz", {1: ARRAY}, TypeError, "the name of an array must be str, not 1"),
+        ("npy", objects(3), ValueError, "Object arrays|object arrays"),
+        ("npz", {"a": objects(3)}, ValueError, "Object arrays|object arrays"),
+        ("pth", {"a": Decoding}, ValueError, "would not be read back without allow_pickle=True"),
+    ],
+)
+def test_what_would_not_be_read_back_is_not_written(field, value, error, message):
+    with pytest.raises(error, match=message):
+        encode(field, value)
+
+
 def test_an_npz_has_the_bytes_of_numpy():
     """And the same ones each time."""
     value = {"b": ARRAY, "a": np.asfortranarray(ARRAY), "c": 3, "d": np.array(["x", "yy"]), "e": np.zeros((0, 2))}
     assert encode("npz", value) == encode("npz", value) == written(np.savez, **value)
-
-
-def test_an_array_with_a_name_that_would_be_lost_is_not_written():
-    with pytest.raises(TypeError, match="the name of an array must be str, not 1"):
-        encode("npz", {1: ARRAY})
 
 
 @pytest.mark.parametrize(
@@ -920,8 +881,3 @@ def test_a_masked_array_is_not_written(field, make):
     pytest.importorskip({"wav": "soundfile", "mp4": "av"}.get(field, "numpy"))
     with pytest.raises(ValueError, match=r"it is a masked array, whose mask would be lost: .* array.filled\(0\)"):
         encode(field, make(np.ma.masked_array([1.0, 999.0], [False, True])))
-
-
-def test_what_would_be_unpickled_is_not_written():
-    with pytest.raises(ValueError, match="would not be read back without allow_pickle=True"):
-        encode("pth", {"a": Decoding})
