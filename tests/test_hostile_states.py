@@ -5,11 +5,11 @@ memory is refused before it is allocated.
 import copy
 import random
 import reprlib
-import tracemalloc
 
 import pytest
+from memory import memory_below
 from mutations import COUNTS, attack, subjects
-from pipelines import samples, through_json
+from pipelines import after, loaded, samples, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -33,8 +33,7 @@ def a_state(urls, **options):
 
 def repartitioned(urls):
     """A state of a repartitioned epoch."""
-    loader = make(urls, lanes=3)
-    loader.load_state_dict(a_state(urls))
+    loader = loaded(make(urls, lanes=3), a_state(urls))
     next(iter(loader))
     return loader.state_dict()
 
@@ -105,14 +104,11 @@ def test_huge_values_are_refused_before_anything_is_built(what, merged, shards):
     state = {**a_state(shards), **HUGE[what]}
     loader = make(shards)
     loader.state_dict()
-    tracemalloc.start()
-    try:
-        with pytest.raises(wp.StateError) as caught:
-            loader.load_state_dict([state] if merged else state)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < (16 << 20 if what == "lanes of many partitions" else 2 << 20)
+    with (
+        memory_below(16 << 20 if what == "lanes of many partitions" else 2 << 20),
+        pytest.raises(wp.StateError) as caught,
+    ):
+        loader.load_state_dict([state] if merged else state)
     assert len(str(caught.value)) < 1000
     if what not in (
         "lanes in a partition",
@@ -182,9 +178,7 @@ def one(position, place, **values):
 
 def test_positions_that_no_stage_can_have(shards):
     pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key().shuffle_buffer(3)
-    items = iter(pipe)
-    for _ in range(4):
-        next(items)
+    after(pipe, 4)
     state = pipe.state_dict()
     position = state["lanes"]["0"]["position"]
     for place, values, message in (
@@ -203,9 +197,7 @@ def test_positions_that_no_stage_can_have(shards):
     with pytest.raises(wp.StateError, match="it has passed 8 shards of lane 0 of 1, which has only 7"):
         next(iter(pipe))
     mix = wp.mix({"a": pipe, "b": wp.ShardList(shards, seed=1).open_shards().load_tar().group_by_key()})
-    items = iter(mix)
-    for _ in range(4):
-        next(items)
+    after(mix, 4)
     state = mix.state_dict()
     state["lanes"]["0"]["position"][0]["sources"]["a"]["draws"] += 5
     with pytest.raises(wp.StateError, match=r"mix cannot have drawn \[7, 2\] times from its sources"):

@@ -14,7 +14,7 @@ import torch
 from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, NodeLoader, Torch, as_text, build, chains
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import draw, flat, keys_of, through_json, wanted
+from pipelines import after, draw, flat, keys_of, loaded, through_json, wanted
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
@@ -291,19 +291,14 @@ def test_hosts_agree(urls):
 
 
 def test_urls_from_torch(urls):
-    """torch's own pipes before ours: the state is how many URLs were taken."""
+    """torch's own pipes before ours: the state is how many URLs were taken. A foreign node keeps
+    its own state inside ours.
+    """
+    from_node = lambda: nodes.OpenShards(torchdata_nodes.IterableWrapper(urls))  # noqa: E731
+    check_resume(lambda: torchdata_nodes.Loader(nodes.GroupByKey(nodes.LoadTar(from_node()))))
     check_resume(lambda: IterableWrapper(urls).open_shards().load_tar().group_by_key().shuffle_buffer(3))
     check_resume(
         lambda: IterableWrapper(urls).map(str).filter(bool).open_shards().load_tar().group_by_key().batch_samples(3)
-    )
-
-
-def test_cuts_and_an_unseekable_host_state(urls):
-    """A foreign node as the source keeps its own state inside ours."""
-    check_resume(
-        lambda: torchdata_nodes.Loader(
-            nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(torchdata_nodes.IterableWrapper(urls))))
-        )
     )
 
 
@@ -340,8 +335,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         taken = [next(items) for _ in range(cut)]
         state = through_json(first.state_dict())
         assert len(taken) == cut
-        second = loader(urls, workers, batch_size=batch_size)
-        second.load_state_dict(state)
+        second = loaded(loader(urls, workers, batch_size=batch_size), state)
         rest = []
         middle = None
         for number, item in enumerate(second, 1):
@@ -353,8 +347,7 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         assert rest == whole[0][cut:]
         assert run(second)[0] == whole[1]
         if middle is not None:
-            third = loader(urls, workers, batch_size=batch_size)
-            third.load_state_dict(middle)
+            third = loaded(loader(urls, workers, batch_size=batch_size), middle)
             assert run(third, epochs=2) == [whole[0][cut + 2 :], whole[1]]
 
 
@@ -377,8 +370,7 @@ def test_lanes_of_very_different_lengths_in_a_stateful_dataloader(persistent, tm
             while len(got) < end:
                 got += keys_of(itertools.islice(source, end - len(got)))
             state = through_json(source.state_dict())
-            source = make()
-            source.load_state_dict(state)
+            source = loaded(make(), state)
         got += flat(run(source, epochs=2))
         assert got == expected[: len(got)]
         assert len(got) >= sum(cuts) + 6
@@ -575,15 +567,12 @@ def test_resume_reads_from_its_position_on(tmp_path, counted):
     [url] = make_shards(tmp_path, shards=1, samples=number, fields={"bin": lambda rng, number: blob})
     make = lambda: wp.ShardList(f"counted://{url}").open_shards().load_tar().group_by_key().shuffle_buffer(shuffle)  # noqa: E731
     pipe = make()
-    items = iter(pipe)
-    for _ in range(int(number * 0.9)):
-        next(items)
+    items = after(pipe, int(number * 0.9))
     state = pipe.state_dict()
     expected = next(items)["__key__"]
     del items
     counted.clear()
-    resumed = make()
-    resumed.load_state_dict(state)
+    resumed = loaded(make(), state)
     assert next(iter(resumed))["__key__"] == expected
     assert min(offset for offset, _ in counted) > 0.85 * number * size
     assert sum(count for _, count in counted) <= 0.15 * number * (size + 2048)

@@ -4,6 +4,7 @@ benchmark of hostile states.
 
 import copy
 import hashlib
+import itertools
 import json
 import random
 import warnings
@@ -68,6 +69,12 @@ ODD += [
 ]
 
 
+def take(made, count):
+    """Take some items, if there are so many."""
+    for _ in itertools.islice(made, count):
+        pass
+
+
 class Subject:
     """A pipeline that can be built anew, and states of it.
 
@@ -82,8 +89,7 @@ class Subject:
         self.states = []
         for cut in cuts:
             made = make()
-            for _, _ in zip(range(cut), made):
-                pass
+            take(made, cut)
             self.states.append(made.state_dict())
 
     def load(self, state):
@@ -91,8 +97,7 @@ class Subject:
         made = self.make()
         made.load_state_dict(state)
         made.state_dict()
-        for _, _ in zip(range(GIVEN), made):
-            pass
+        take(made, GIVEN)
         made.state_dict()
 
 
@@ -131,8 +136,7 @@ class Merged(Subject):
         for cut in cuts:
             of_ranks = [make(rank=rank, world_size=ranks) for rank in range(ranks)]
             for made in of_ranks:
-                for _, _ in zip(range(cut), made):
-                    pass
+                take(made, cut)
             self.states.append([made.state_dict() for made in of_ranks])
 
     def load(self, state):
@@ -140,8 +144,7 @@ class Merged(Subject):
             return
         made = self.make(rank=0, world_size=1)
         made.load_state_dict(state)
-        for _, _ in zip(range(GIVEN), made):
-            pass
+        take(made, GIVEN)
         made.state_dict()
 
 
@@ -153,8 +156,7 @@ class Files:
         self.states = []
         for cut in (0, 3):
             made = make()
-            for _, _ in zip(range(cut), made):
-                pass
+            take(made, cut)
             path = checkpoint.save(directory, made, step=1) / "rank-0000-of-0001.json"
             self.states.append(json.loads(path.read_text()))
         self.path = path
@@ -175,8 +177,7 @@ class Files:
         self.path.write_text(text)
         made = self.make()
         checkpoint.load(self.directory, made)
-        for _, _ in zip(range(GIVEN), made):
-            pass
+        take(made, GIVEN)
 
 
 def subjects(directory):
@@ -250,8 +251,7 @@ def subjects(directory):
             for lanes in (2, 3, 5):
                 made = make(lanes=lanes)
                 made.load_state_dict(state)
-                for _, _ in zip(range(cut), made):
-                    pass
+                take(made, cut)
                 state = made.state_dict()
                 repartitioned.append(state)
         again = Subject(f"{name} repartitioned", lambda make=make: make(lanes=4), ())
