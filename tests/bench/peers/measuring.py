@@ -173,7 +173,7 @@ def _last_line(lines: Iterable[str]) -> str:
 
 def main(job_path: str, result_path: str) -> None:
     """Measure what a job says, and write the result."""
-    from peers.adapters.base import LacksError, adapter_of
+    from peers.adapters.base import adapter_of
 
     warnings.simplefilter("ignore")
     with open(job_path) as file:
@@ -186,8 +186,6 @@ def main(job_path: str, result_path: str) -> None:
         kind.load()
         result = measure(kind(Data(**job["data"]), job["work"]), job["measurement"], job["seconds"])
         result["versions"] = versions
-    except LacksError as error:
-        result = {"reason": str(error)}
     except importlib.metadata.PackageNotFoundError as error:
         result = {"reason": f"not installed: pip install {error.name}"}
     except Exception as error:  # of any library: it is the result of this measurement

@@ -35,12 +35,10 @@ class Measurement:
     Args:
         name: as ``measuring.measure`` knows it.
         title: as the table shows it.
-        unit: of its values.
     """
 
     name: str
     title: str
-    unit: str = "samples/s"
 
 
 LIMITS = (
@@ -83,8 +81,8 @@ MEASUREMENTS = (
     Measurement("decoded workers", "decoded, 2 workers"),
     Measurement("decoded threads", "decoded, 2 threads"),
     Measurement("access images", "random access, images"),
-    Measurement("resume", "first batch after a resume", "s"),
+    Measurement("resume", "first batch after a resume"),
 )
-STATE = Measurement("save", "state", "bytes")  # once for each row, before it is resumed
+STATE = Measurement("save", "state")  # once for each row, before it is resumed
 MEMORY = "decoded workers"  # the measurement whose peak memory the table shows
 EVERYWHERE = ("numpy", "pillow", "simplejpeg")  # what every environment has, for the shared function

@@ -219,6 +219,10 @@ def _known_reason(row: Row, what: str) -> str | None:
         return "" if kind.prepare is Adapter.prepare else None
     if row.only and not what.startswith(row.only):
         return "as the row before"
+    if what == "decoded threads" and kind.no_threads:
+        return kind.no_threads
+    if what == "decoded workers" and kind.no_workers:
+        return kind.no_workers
     name = "resumable" if what in ("save", "resume") else what.split(maxsplit=1)[0]
     return LACKING[name] if getattr(kind, name) is getattr(Adapter, name) else None
 

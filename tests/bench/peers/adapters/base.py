@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from peers.data import Data
 from peers.pictures import BATCH, decode_fields, stack_tensors
@@ -12,6 +12,7 @@ from peers.pictures import BATCH, decode_fields, stack_tensors
 BUFFER = 1000  # samples of a shuffle buffer, where a library shuffles with one
 
 
+TORCH_HAS_NONE = "torch's DataLoader has no threads"
 LACKING = {  # why a row has no figure, by the method that its adapter does not have
     "raw": "it reads no single samples",
     "shuffled": "it does not shuffle",
@@ -21,20 +22,11 @@ LACKING = {  # why a row has no figure, by the method that its adapter does not 
 }
 
 
-class LacksError(Exception):
-    """This row has no figure for a measurement; the message says why."""
-
-
-def lacks(reason: str) -> NoReturn:
-    """Raise LacksError."""
-    raise LacksError(reason)
-
-
 class Adapter:
     """How one row does what is measured.
 
     The fields of a sample are bytes in every row, and a batch holds 64 decoded images with their
-    labels. A method raises LacksError where the library has no way, with the reason.
+    labels. A method that is not replaced is not called; LACKING says why its row has no figure.
 
     Args:
         data: the shards.
@@ -42,6 +34,7 @@ class Adapter:
     """
 
     imports: ClassVar[tuple[str, ...]] = ()  # modules that are imported before the clock starts
+    no_threads = no_workers = ""  # why ``decoded`` has no threads, or no worker processes
 
     def __init__(self, data: Data, work: str) -> None:
         self.data, self.work = data, work
@@ -57,19 +50,19 @@ class Adapter:
 
     def raw(self, kind: str) -> Iterable[Any]:
         """Samples in order, with fields as bytes, in one process."""
-        lacks(LACKING["raw"])
+        raise NotImplementedError
 
     def shuffled(self, kind: str) -> Iterable[Any]:
         """Samples shuffled in the library's own way, with fields as bytes, in one process."""
-        lacks(LACKING["shuffled"])
+        raise NotImplementedError
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         """Batches of decoded images: in this process, with worker processes, or with threads."""
-        lacks(LACKING["decoded"])
+        raise NotImplementedError
 
     def access(self, kind: str) -> Callable[[int], Any]:
         """A function that returns sample i, with fields as bytes."""
-        lacks(LACKING["access"])
+        raise NotImplementedError
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         """Batches of 64 names of images, shuffled where the library can, in one process; and a
@@ -78,7 +71,27 @@ class Adapter:
         Args:
             state: where to continue; None: at the beginning.
         """
-        lacks(LACKING["resumable"])
+        raise NotImplementedError
+
+
+class OfSamples(Adapter):
+    """A library whose samples come from one object, shuffled or not."""
+
+    def _samples(self, kind: str, *, shuffle: bool = False) -> Any:
+        raise NotImplementedError
+
+    def raw(self, kind: str) -> Iterable[Any]:
+        return self._samples(kind)
+
+    def shuffled(self, kind: str) -> Iterable[Any]:
+        return self._samples(kind, shuffle=True)
+
+
+def resumed(loader: Any, state: Any) -> Any:
+    """``loader``, with a state loaded if there is one."""
+    if state is not None:
+        loader.load_state_dict(state)
+    return loader
 
 
 def adapter_of(path: str) -> type[Adapter]:
@@ -101,10 +114,8 @@ class FilesDataset:
         return decode_fields(self.read(number))
 
 
-def torch_batches(dataset: Any, workers: int, threads: int) -> Iterable[Any]:
+def torch_batches(dataset: Any, workers: int) -> Iterable[Any]:
     """Batches from torch's DataLoader, of a dataset of ``decode_fields``."""
     from torch.utils.data import DataLoader
 
-    if threads:
-        lacks("torch's DataLoader has no threads")
     return DataLoader(dataset, BATCH, num_workers=workers, collate_fn=stack_tensors)

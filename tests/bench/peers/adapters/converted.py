@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from peers.adapters.base import BUFFER, Adapter, lacks, torch_batches
+from peers.adapters.base import BUFFER, TORCH_HAS_NONE, Adapter, OfSamples, resumed, torch_batches
 from peers.data import KINDS, tar_samples
 from peers.pictures import BATCH, decode_fields, stack, stack_tensors
 
@@ -31,10 +32,11 @@ class Converted(Adapter):
         raise NotImplementedError
 
 
-class Mosaic(Converted):
+class Mosaic(OfSamples, Converted):
     """MDS shards and StreamingDataset, in torch's DataLoader."""
 
     imports = ("streaming", "torch")
+    no_threads = "it has no threads"
 
     @classmethod
     def load(cls) -> None:
@@ -62,36 +64,27 @@ class Mosaic(Converted):
 
         return StreamingDataset(local=self.path(kind), shuffle=shuffle, shuffle_seed=1, batch_size=BATCH)
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle=True)
-
     def access(self, kind: str) -> Callable[[int], Any]:
         return self._samples(kind).__getitem__
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from torch.utils.data import DataLoader
 
-        if threads:
-            lacks("it has no threads")
         return DataLoader(self._samples("images"), BATCH, num_workers=workers, collate_fn=_decode_and_stack)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         from streaming import StreamingDataLoader
 
         samples = self._samples("images", shuffle=True)
-        loader = StreamingDataLoader(samples, batch_size=BATCH, collate_fn=_keys)
-        if state is not None:
-            loader.load_state_dict(state)
+        loader = resumed(StreamingDataLoader(samples, batch_size=BATCH, collate_fn=_keys), state)
         return (batch["key"] for batch in loader), loader.state_dict
 
 
-class LitData(Converted):
+class LitData(OfSamples, Converted):
     """Chunks of ``optimize``, StreamingDataset and StreamingDataLoader."""
 
     imports = ("litdata", "torch")
+    no_threads = "it has no threads"
 
     def write(self, kind: str) -> None:
         from litdata import optimize
@@ -104,12 +97,6 @@ class LitData(Converted):
 
         return StreamingDataset(self.path(kind), shuffle=shuffle, seed=1)
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle=True)
-
     def access(self, kind: str) -> Callable[[int], Any]:
         return self._samples(kind).__getitem__
 
@@ -120,14 +107,10 @@ class LitData(Converted):
         return StreamingDataLoader(samples, batch_size=BATCH, num_workers=workers, collate_fn=collate)
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        if threads:
-            lacks("it has no threads")
         return self._loader(workers, _decode_and_stack, shuffle=False)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
-        loader = self._loader(0, _keys, shuffle=True)
-        if state is not None:
-            loader.load_state_dict(state)
+        loader = resumed(self._loader(0, _keys, shuffle=True), state)
         return (batch["key"] for batch in loader), loader.state_dict
 
 
@@ -177,10 +160,11 @@ class Grain(Converted):
         return (batch["key"] for batch in batches), batches.get_state
 
 
-class TfRecord(Converted):
+class TfRecord(OfSamples, Converted):
     """The package tfrecord, which needs no TensorFlow, in torch's DataLoader."""
 
     imports = ("tfrecord", "torch")
+    no_threads = TORCH_HAS_NONE
 
     def write(self, kind: str) -> None:
         from tfrecord import TFRecordWriter
@@ -192,23 +176,30 @@ class TfRecord(Converted):
         writer.close()
         create_index(self.path(kind), f"{self.path(kind)}.index")
 
-    def _samples(self, kind: str, **options: Any) -> Any:
+    def _samples(self, kind: str, *, shuffle: bool = False, **options: Any) -> Any:
         from tfrecord.torch.dataset import TFRecordDataset
 
-        return TFRecordDataset(self.path(kind), f"{self.path(kind)}.index", **options)
-
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle_queue_size=BUFFER)
+        buffer = BUFFER if shuffle else None
+        return TFRecordDataset(self.path(kind), f"{self.path(kind)}.index", shuffle_queue_size=buffer, **options)
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        return torch_batches(self._samples("images", transform=_decode_arrays), workers, threads)
+        return torch_batches(self._samples("images", transform=_decode_arrays), workers)
 
 
-class Lmdb(Converted):
-    """One value per field, in torch's DataLoader."""
+class ByNumber(Converted):
+    """Samples that are read by their numbers, in torch's DataLoader."""
+
+    no_threads = TORCH_HAS_NONE
+
+    def raw(self, kind: str) -> Iterable[Any]:
+        return map(self.access(kind), range(self.data.count(kind)))
+
+    def shuffled(self, kind: str) -> Iterable[Any]:
+        return map(self.access(kind), random.Random(1).sample(range(self.data.count(kind)), self.data.count(kind)))
+
+
+class Lmdb(ByNumber):
+    """One value per field."""
 
     imports = ("lmdb", "torch")
 
@@ -223,14 +214,6 @@ class Lmdb(Converted):
                 for name, value in fields.items():
                     to.put(f"{number:09d}.{name}".encode(), value)
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        return map(self.access(kind), range(self.data.count(kind)))
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        import random
-
-        return map(self.access(kind), random.Random(1).sample(range(self.data.count(kind)), self.data.count(kind)))
-
     def access(self, kind: str) -> Callable[[int], Any]:
         return LmdbReader(self.path(kind), ("jpg", "cls", "json") if kind == "images" else ("txt", "cls"))
 
@@ -238,7 +221,7 @@ class Lmdb(Converted):
         from peers.adapters.base import FilesDataset
 
         read = LmdbReader(self.path("images"), ("jpg", "cls"))
-        return torch_batches(FilesDataset(self.data.count("images"), read), workers, threads)
+        return torch_batches(FilesDataset(self.data.count("images"), read), workers)
 
 
 class LmdbReader:
@@ -263,7 +246,7 @@ class Ffcv(Adapter):
     """FFCV, which is built from source against OpenCV and libjpeg-turbo."""
 
     def prepare(self) -> None:
-        lacks("it is installed, but there is no adapter for it")
+        raise NotImplementedError("it is installed, but there is no adapter for it")
 
 
 def _named_samples(url: str) -> Iterator[dict[str, Any]]:

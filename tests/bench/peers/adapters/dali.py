@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from peers.adapters.base import BUFFER, lacks
+from peers.adapters.base import BUFFER
 from peers.adapters.converted import Converted
 from peers.pictures import BATCH, SIDE
 
@@ -16,6 +16,7 @@ class Dali(Converted):
     """``fn.readers.webdataset`` with the indexes of ``wds2idx``, and its own decoder and resize."""
 
     imports = ("nvidia.dali.fn", "nvidia.dali.types")
+    no_workers = "its workers are threads"
 
     def write(self, kind: str) -> None:
         import wds2idx
@@ -70,8 +71,6 @@ class Dali(Converted):
         return self._single(kind, shuffle=True)
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        if workers:
-            lacks("its workers are threads")
         pipeline = self._pipeline("images", decode=True, threads=threads or 1)
         return ((data.as_array(), labels) for data, labels in self._batches(pipeline, self.data.count("images")))
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from peers.adapters.base import BUFFER, lacks
+from peers.adapters.base import BUFFER
 from peers.adapters.converted import Converted
 from peers.pictures import BATCH, decode_fields, stack_tensors
 
@@ -15,6 +15,7 @@ class Energon(Converted):
     """``get_train_dataset``, with a task encoder that decodes with the function of all rows."""
 
     imports = ("megatron.energon",)
+    no_threads = "it has no threads"
 
     def write(self, kind: str) -> None:
         """Index links to the shards, since the indexes are written next to them."""
@@ -52,8 +53,6 @@ class Energon(Converted):
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from megatron.energon import get_loader
 
-        if threads:
-            lacks("it has no threads")
         samples = self._samples("images", "decode", buffer=None, batch=BATCH, workers=workers)
         return get_loader(samples)
 

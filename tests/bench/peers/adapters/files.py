@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from peers.adapters.base import FilesDataset, torch_batches
-from peers.adapters.converted import Converted
+from peers.adapters.converted import ByNumber
 
 
-class ImageFolder(Converted):
+class ImageFolder(ByNumber):
     """One file per sample; the class is the name of its directory."""
 
     imports = ("torch",)
@@ -24,17 +23,11 @@ class ImageFolder(Converted):
             with open(os.path.join(directory, f"{key}.{extension}"), "wb") as file:
                 file.write(fields[extension])
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        return map(self.access(kind), range(self.data.count(kind)))
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return map(self.access(kind), random.Random(1).sample(range(self.data.count(kind)), self.data.count(kind)))
-
     def access(self, kind: str) -> Callable[[int], Any]:
         return FileReader(self.path(kind))
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        return torch_batches(FilesDataset(self.data.count("images"), FileReader(self.path("images"))), workers, threads)
+        return torch_batches(FilesDataset(self.data.count("images"), FileReader(self.path("images"))), workers)
 
 
 class FileReader:

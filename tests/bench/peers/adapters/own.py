@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from peers.adapters.base import BUFFER, Adapter
+from peers.adapters.base import BUFFER, OfSamples, resumed
 from peers.pictures import BATCH, SIDE, decode_image
 
 if TYPE_CHECKING:
     from wds_pipes.datapipes import WdsPipe
 
 
-class Streamed(Adapter):
+class Streamed(OfSamples):
     """A stream of the shards, without indexes."""
 
     imports = ("torch", "wds_pipes.datapipes", "wds_pipes.loader.pipe_loader")
@@ -24,12 +24,6 @@ class Streamed(Adapter):
         shards = wp.ShardList(self.data.urls(kind), shuffle=shuffle, seed=1, samples_per_shard=counts)
         samples = shards.open_shards().load_tar().group_by_key()
         return samples.shuffle_buffer(BUFFER) if shuffle else samples
-
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind, shuffle=True)
 
     def _decoding(self) -> tuple[Any, dict[str, Any]]:
         """The spec of ``decode_by_ext`` for images, and its options."""
@@ -49,9 +43,7 @@ class Streamed(Adapter):
         import wds_pipes as wp
 
         pipe = self._samples("images", shuffle=True).select_fields("jpg", "cls")
-        loader = wp.PipeLoader(pipe, batch_size=BATCH, collate="list")
-        if state is not None:
-            loader.load_state_dict(state)
+        loader = resumed(wp.PipeLoader(pipe, batch_size=BATCH, collate="list"), state)
         return ([sample["__key__"] for sample in batch] for batch in loader), loader.state_dict
 
 

@@ -6,26 +6,23 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from peers.adapters.base import BUFFER, Adapter, lacks
+from peers.adapters.base import BUFFER, Adapter, OfSamples, resumed
 from peers.data import tar_samples
 from peers.pictures import BATCH, decode_fields, resize_with_pillow, stack, stack_tensors
 
 
-class Webdataset(Adapter):
+class Webdataset(OfSamples):
     """WebDataset and WebLoader, with the function of all rows; state by StatefulDataLoader."""
 
     imports = ("webdataset", "torchdata.stateful_dataloader")
 
-    def _samples(self, kind: str) -> Any:
+    no_threads = "it has no threads"
+
+    def _samples(self, kind: str, *, shuffle: bool = False) -> Any:
         import webdataset
 
-        return webdataset.WebDataset(self.data.urls(kind), shardshuffle=False, empty_check=False)
-
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).shuffle(BUFFER)
+        samples = webdataset.WebDataset(self.data.urls(kind), shardshuffle=False, empty_check=False)
+        return samples.shuffle(BUFFER) if shuffle else samples
 
     def _decoded(self) -> Any:
         return self._samples("images").map(decode_fields)
@@ -33,8 +30,6 @@ class Webdataset(Adapter):
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         import webdataset
 
-        if threads:
-            lacks("it has no threads")
         batches = self._decoded().batched(BATCH, collation_fn=stack_tensors)
         return webdataset.WebLoader(batches, batch_size=None, num_workers=workers)
 
@@ -43,9 +38,7 @@ class Webdataset(Adapter):
 
         samples = self._samples("images").shuffle(BUFFER, seed=1)
         batches = samples.map(_key).batched(BATCH, collation_fn=list)
-        loader = StatefulDataLoader(batches, batch_size=None)
-        if state is not None:
-            loader.load_state_dict(state)
+        loader = resumed(StatefulDataLoader(batches, batch_size=None), state)
         return iter(loader), loader.state_dict
 
 
@@ -56,35 +49,28 @@ class WebdatasetPillow(Webdataset):
         return self._samples("images").decode("pil").to_tuple("jpg", "cls").map_tuple(resize_with_pillow, int)
 
 
-class HuggingFace(Adapter):
+class HuggingFace(OfSamples):
     """``load_dataset("webdataset", streaming=True)``, with images as bytes."""
 
     imports = ("datasets", "torch")
 
-    def _samples(self, kind: str) -> Any:
+    no_threads = "it has no threads"
+
+    def _samples(self, kind: str, *, shuffle: bool = False) -> Any:
         from datasets import Image, load_dataset
 
         found = load_dataset("webdataset", data_files=self.data.urls(kind), split="train", streaming=True)
-        return found.cast_column("jpg", Image(decode=False)) if kind == "images" else found
-
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind)
-
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).shuffle(seed=1, buffer_size=BUFFER)
+        found = found.cast_column("jpg", Image(decode=False)) if kind == "images" else found
+        return found.shuffle(seed=1, buffer_size=BUFFER) if shuffle else found
 
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from torch.utils.data import DataLoader
 
-        if threads:
-            lacks("it has no threads")
         samples = self._samples("images")
         return DataLoader(samples, BATCH, num_workers=workers, collate_fn=_stack_rows)
 
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
-        samples = self._samples("images").shuffle(seed=1, buffer_size=BUFFER)
-        if state is not None:
-            samples.load_state_dict(state)
+        samples = resumed(self._samples("images", shuffle=True), state)
         return (batch["__key__"] for batch in samples.iter(BATCH)), samples.state_dict
 
 
@@ -111,9 +97,8 @@ class Nodes(Adapter):
     def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
         from torchdata.nodes import Batcher, IterableWrapper, Loader
 
-        loader = Loader(Batcher(IterableWrapper(_Samples(self.data.urls("images"))), BATCH, drop_last=False))
-        if state is not None:
-            loader.load_state_dict(state)
+        batches = Batcher(IterableWrapper(_Samples(self.data.urls("images"))), BATCH, drop_last=False)
+        loader = resumed(Loader(batches), state)
         return ([key for key, _ in batch] for batch in loader), loader.state_dict
 
 
@@ -121,6 +106,7 @@ class Spdl(Adapter):
     """spdl's tar parser, grouped in Python, and its pipeline of threads."""
 
     imports = ("spdl.io", "spdl.pipeline")
+    no_workers = "its workers are threads"
 
     def raw(self, kind: str) -> Iterable[Any]:
         for url in self.data.urls(kind):
@@ -144,8 +130,6 @@ class Spdl(Adapter):
     def decoded(self, workers: int, threads: int) -> Iterable[Any]:
         from spdl.pipeline import PipelineBuilder
 
-        if workers:
-            lacks("its workers are threads")
         count = threads or 1
         builder = PipelineBuilder().add_source(self.raw("images")).pipe(decode_fields, concurrency=count)
         pipeline = builder.aggregate(BATCH).pipe(stack).add_sink(2).build(num_threads=count)
