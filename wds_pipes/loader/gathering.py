@@ -10,7 +10,7 @@ from wds_pipes.core.stage import State
 from wds_pipes.errors import StateError
 from wds_pipes.loader.merging import state_for
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.position import LoaderPosition
+from wds_pipes.loader.plan import LoaderPosition
 from wds_pipes.loader.restoring import restore
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
-
-import torch
-from torch.profiler import record_function
 
 from wds_pipes.core.counts import LIMITED, Lack, error_of_nothing
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.loader.joining import Joining
-from wds_pipes.loader.position import LoaderPosition, Paused
-from wds_pipes.loader.progress import Progress
+from wds_pipes.loader.plan import LoaderPosition
+from wds_pipes.loader.progress import Progress, Run
 from wds_pipes.loader.protocol import Result, delivered_in, total_counts, unpack
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.workers import next_result, worker_error
@@ -38,12 +36,7 @@ class LoaderIterator:
         self._error: Exception | None = None
         self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
         self._at: LoaderPosition | None = None  # None: not started
-        self._run = -1
-        self._results: Iterator[Result] = iter(())
-        self._ahead: deque[Result] = deque()  # the parts of the next batch; after an error nothing follows
-        self._waiting: set[int] = set()  # the lanes that have not ended
-        self._ended: dict[int, bytes] = {}  # those that have
-        self._lack = Lack()  # of the ended lanes that yielded nothing
+        self._run = Run()
         self._bar: Any = None
         # a cache: of each lane, a state and its counts of skipped errors
         self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}
@@ -79,11 +72,7 @@ class LoaderIterator:
             if self._at is None:
                 self.tally.begin()
             start = time.perf_counter()
-            if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-                with record_function("wds_pipes.PipeLoader"):
-                    found = self._next()
-            else:
-                found = self._next()
+            found = self._next()
             if self._error is not None:  # perhaps of a signal handler that loaded a state meanwhile
                 found = self._error  # type: ignore[unreachable]
             if not isinstance(found, Exception):
@@ -91,7 +80,7 @@ class LoaderIterator:
                 if self._bar is not None:
                     self._bar.update()
         except Exception as error:  # a signal handler may raise at any moment: DataLoader's does for a dead worker
-            told, stopped = worker_error(error, self._results), self._error is not None
+            told, stopped = worker_error(error, self._run.results), self._error is not None
             found = self.stop(told, interrupted=True)
             if stopped and told is error:  # of a signal handler, while the workers of an epoch that is over were ended
                 progress.inside = False
@@ -111,21 +100,19 @@ class LoaderIterator:
         progress.inside = False
         return batch
 
-    def pause(self) -> Paused:
-        """Store what is in flight in ``progress``, for the next iteration of with_epoch()."""
-        assert self._at is not None
-        self._progress.paused = paused = Paused(
-            self._at, self._run, self._results, self._ahead, self._waiting, self._ended, self.tally
-        )
-        return paused
-
-    @property
-    def stands_at_cut(self) -> bool:
-        """Whether the caller has all batches of with_epoch(), but did not call ``next()`` once
+    def end_at_cut(self) -> None:
+        """End, if the caller has all batches of with_epoch(), but did not call ``next()`` once
         more.
         """
         progress, at = self._progress, self._at
-        return self._error is None and progress.at is at and progress.is_over(at)
+        if self._error is None and at is not None and progress.at is at and progress.is_over(at):
+            self._pause(at)
+
+    def _pause(self, at: LoaderPosition) -> Exception:
+        """Leave what is in flight to the next iteration of with_epoch()."""
+        self._progress.at, self._progress.resume = at, True
+        self._progress.paused = at, self._run, self.tally
+        return self.stop(StopIteration())
 
     def _next(self) -> tuple[Any, LoaderPosition] | Exception:
         """Return the next batch and the position after it, or the exception to raise."""
@@ -135,20 +122,17 @@ class LoaderIterator:
             return self.stop(StopIteration())
         at = self._at or self._start()
         if progress.is_over(at):
-            progress.at, progress.resume = at, True
-            self.pause()
-            return self.stop(StopIteration())
-        if not self._ahead and progress.cut is not None:
+            return self._pause(at)
+        if not self._run.ahead and progress.cut is not None:
             self._commit_ends(at)
             self._samples_before -= self._plan.counts(at)["delivered"]
-            self.tally.begin_run()
             at = self._go_on(at)  # the next epoch of the data, without a break
             self._samples_before += self._plan.counts(at)["delivered"]
             self.tally.stands = at, self._samples_before
-        if not self._ahead:
+        if not self._run.ahead:
             if (lacking := self._all_lacking(at)) is not None:
                 return self.stop(lacking)  # the state remains at the beginning of the epoch
-            error = self._too_many({**at.lanes, **self._ended}, at)
+            error = self._too_many({**at.lanes, **self._run.ended}, at)
             self._commit_ends(at)
             if error is None and progress.cut is not None:
                 error = ShardError(
@@ -159,8 +143,8 @@ class LoaderIterator:
             return self.stop(error or StopIteration())
         parts: list[Any] = []
         after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
-        while self._ahead and len(parts) < self._plan.parts and not progress.is_over(after):
-            _, lane, part, state, _, error, _ = self._ahead.popleft()
+        while self._run.ahead and len(parts) < self._plan.parts and not progress.is_over(after):
+            _, lane, part, state, _, error, _ = self._run.ahead.popleft()
             if state is None:
                 if not parts:
                     self._commit_ends(at)
@@ -171,8 +155,8 @@ class LoaderIterator:
             after.lanes[lane] = state
             parts.append(part)
         self._look_ahead()  # rule 5 of ``pipe_loader``; the next call raises its error
-        later = {result[1] for result in self._ahead}
-        after.lanes.update((lane, state) for lane, state in self._ended.items() if lane not in later)
+        later = {result[1] for result in self._run.ahead}
+        after.lanes.update((lane, state) for lane, state in self._run.ended.items() if lane not in later)
         if (many := self._too_many(after.lanes, at)) is not None:
             return self.stop(many)
         return self._join(parts), after._replace(given=at.given + 1)
@@ -207,7 +191,7 @@ class LoaderIterator:
         """
         if at.partition.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None
-        counts, lack = total_counts(map(unpack, self._ended.values()), {}), self._lack
+        counts, lack = total_counts(map(unpack, self._run.ended.values()), {}), self._run.lack
         if self._plan.rank.of > 1 and not any(counts.values()):
             counts, lack = self._plan.look(at.epoch)
         return error_of_nothing(counts, lack)
@@ -217,31 +201,20 @@ class LoaderIterator:
         state meanwhile, that stays.
         """
         if self._error is None:
-            self._at = self._progress.at = at._replace(lanes={**at.lanes, **self._ended})
+            self._at = self._progress.at = at._replace(lanes={**at.lanes, **self._run.ended})
 
     def _start(self) -> LoaderPosition:
         progress = self._progress
+        if isinstance(live := progress.live, LoaderIterator):
+            live.end_at_cut()
         paused, progress.paused = progress.paused, None
-        live = progress.live
-        if isinstance(live, LoaderIterator) and live.stands_at_cut:  # the caller stopped after the last batch
-            progress.resume = True
-            paused = live.pause()
-            live.stop(StopIteration())
-            progress.paused = None
         progress.use(self)
-        at = paused.at if paused is not None and progress.resume and progress.at is paused.at else None
-        if paused is not None and at is not None:
+        if paused is not None and progress.resume and progress.at is paused[0]:
             # with_epoch() cut the stream here: continue with what was fetched ahead.
-            self._run, self._results, self._ahead, self._waiting, self._ended = (
-                paused.run,
-                paused.results,
-                paused.ahead,
-                paused.waiting,
-                paused.ended,
-            )
+            at, self._run, tally = paused
             self._at = progress.at = at = at.counted_from(None)
             progress.resume = False
-            self.tally.begin_run(going_on=paused.tally)
+            self.tally.held = tally.held
         else:
             at = self._go_on()
         self._samples_before = self._plan.counts(at)["delivered"]
@@ -253,10 +226,8 @@ class LoaderIterator:
 
     def _go_on(self, before: LoaderPosition | None = None) -> LoaderPosition:
         """Begin a run over an epoch of the data, or over its rest."""
-        at, self._run, self._results = self._progress.begin(before)
-        self._at, self._ended, self._lack = at, {}, Lack()
-        self._waiting = {number for number, lane in at.states.items() if not lane["ended"]}
-        self._ahead = deque()
+        at, self._run = self._progress.begin(before)
+        self._at = at
         self._look_ahead()
         return at
 
@@ -265,38 +236,40 @@ class LoaderIterator:
 
         With drop_last, parts that do not make a full batch are dropped at the end of the epoch.
         """
-        ahead, plan = self._ahead, self._plan
+        run, plan = self._run, self._plan
+        ahead = run.ahead
         while len(ahead) < plan.parts and not (ahead and ahead[-1][3] is None):
             if (result := self._fetch()) is None:
                 break
             ahead.append(result)
-        if plan.drop_last and len(ahead) < plan.parts and not self._waiting:
+        if plan.drop_last and len(ahead) < plan.parts and not run.waiting:
             for _, lane, *_ in ahead:
-                self._ended[lane] = plan.without_part(self._ended[lane])
+                run.ended[lane] = plan.without_part(run.ended[lane])
             ahead.clear()
 
     def _fetch(self) -> Result | None:
         """Return the next result, a batch or an error; None at the end of the epoch."""
-        while self._waiting:
+        while self._run.waiting:
             try:
-                result = next_result(self._results)
+                result = next_result(self._run.results)
             except Exception as error:
-                told = worker_error(error, self._results)
+                told = worker_error(error, self._run.results)
                 self._progress.workers.end(interrupted=True)
-                return self._run, -1, None, None, False, told, None
-            run, lane, batch, state, ended, _, spent = result
-            if run != self._run or lane not in self._waiting:
+                return self._run.number, -1, None, None, False, told, None
+            run = self._run
+            number, lane, batch, state, ended, _, spent = result
+            if number != run.number or lane not in run.waiting:
                 continue
             if spent is not None:
                 self.tally.add(lane, spent)
             if not ended:
                 return result
             assert state is not None
-            self._waiting.discard(lane)
+            run.waiting.discard(lane)
             self._progress.workers.end_lane(lane)
-            self._ended[lane] = state
+            run.ended[lane] = state
             if batch is not None:
-                self._lack = Lack.of_all((self._lack, batch))
+                run.lack = Lack.of_all((run.lack, batch))
         return None
 
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception:
@@ -316,10 +289,10 @@ class LoaderIterator:
             if self._bar is not None:
                 self._bar.close()
             broken = not isinstance(error, (StopIteration, StateError))
-            paused = self._progress.paused is not None and self._progress.paused.run == self._run
-            if not paused and (broken or not self._progress.workers.persistent):
+            paused = self._progress.paused
+            if (paused is None or paused[1] is not self._run) and (broken or not self._progress.workers.persistent):
                 self._progress.workers.end(interrupted=interrupted)
-            self._results, self._ahead = iter(()), deque()
+            self._run = dataclasses.replace(self._run, results=iter(()), ahead=deque())
         return self._error
 
     def _to_raise(self, error: Exception) -> Exception:

@@ -8,15 +8,16 @@ import atexit
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from wds_pipes.core.counts import Network, logger
+from wds_pipes.core.counts import Lack, Network, logger
 from wds_pipes.core.order import hash64
 from wds_pipes.errors import StateError
 from wds_pipes.loader.comparing import is_compared
-from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.position import LoaderPosition, Paused
+from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.protocol import NOT_BEGUN, Begin, Result
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.workers import Workers
@@ -26,6 +27,27 @@ class Live(Protocol):
     """The part of an iterator that Progress uses."""
 
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception: ...
+
+
+@dataclass
+class Run:
+    """A run over an epoch of the data, or over its rest, and what is in flight of it.
+
+    Attributes:
+        number: the number of the run.
+        results: the results of the workers.
+        waiting: the lanes that have not ended.
+        ended: those that have, with their last states.
+        ahead: the parts of the next batch; after an error nothing follows.
+        lack: of the ended lanes that yielded nothing.
+    """
+
+    number: int = -1
+    results: Iterator[Result] = field(default_factory=lambda: iter(()))
+    waiting: set[int] = field(default_factory=set)
+    ended: dict[int, bytes] = field(default_factory=dict)
+    ahead: deque[Result] = field(default_factory=deque)
+    lack: Lack = field(default_factory=Lack)
 
 
 class Progress:
@@ -42,7 +64,7 @@ class Progress:
         cut: how many batches of this rank with_epoch() requests of an iteration; None: an
             iteration is an epoch.
         cut_in_samples: ``cut`` is in samples of this rank.
-        paused: what was in flight where with_epoch() cut.
+        paused: where with_epoch() cut an iteration, its run and its measurements.
         inside: ``next()`` of an iterator is running, or was left by an interrupt; then the state of
             what is in flight is unknown.
         thread: which thread called it.
@@ -59,7 +81,7 @@ class Progress:
         self.passed = False
         self.cut: int | None = None
         self.cut_in_samples = False
-        self.paused: Paused | None = None
+        self.paused: tuple[LoaderPosition, Run, Tally] | None = None
         self.inside = False
         self.thread = 0
         self.tally: Tally | None = None
@@ -145,7 +167,7 @@ class Progress:
         if not is_compared(self):
             self.plan.check_ranks(self, self.position, self.cut)
 
-    def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, int, Iterator[Result]]:
+    def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, Run]:
         """Begin a run over an epoch of the data, or over its rest.
 
         Args:
@@ -153,7 +175,7 @@ class Progress:
                 iteration begins.
 
         Returns:
-            the position where the run begins, its number, and the results of the workers.
+            the position where the run begins, and the run.
         """
         plan = self.plan
         if plan.endless and self.at is not None and not self.resume:
@@ -181,7 +203,7 @@ class Progress:
             _with_workers.add(self)
         # differs on each rank, and after a resume
         seed = hash64(plan.stage.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
-        return at, self._runs, self.workers.start(self._runs, begins, seed)
+        return at, Run(self._runs, self.workers.start(self._runs, begins, seed), set(begins))
 
     @property
     def length_unknown(self) -> str | None:

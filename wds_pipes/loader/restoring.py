@@ -14,11 +14,9 @@ from wds_pipes.errors import StateError
 from wds_pipes.loader.global_order import is_in_order, place_in
 from wds_pipes.loader.lengths import batches_of
 from wds_pipes.loader.merging import state_for
-from wds_pipes.loader.partition import Partition
-from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.position import LoaderPosition
+from wds_pipes.loader.partition import Partition, repartition, repartition_loop
+from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack
-from wds_pipes.loader.repartition import repartition, repartition_loop
 from wds_pipes.loader.segments import segments_of
 
 

@@ -19,13 +19,13 @@ _EVERY, _ONE_BY_ONE, _QUICK_SECONDS = 32, 64, 1e-4
 
 
 class Spent(NamedTuple):
-    """What a lane has used since its run began.
+    """What a lane has used since the report before.
 
     Attributes:
         busy: seconds in which its worker made batches of the lane.
         reading: seconds of these that were spent up to and including ``group_by_key``.
         bytes_read: bytes of the decompressed tars.
-        held: samples in shuffle buffers, and in flight in threads.
+        held: samples in shuffle buffers, and in flight in threads, now.
         process: the id of its process.
         network: what that process has used of the network so far: see ``Stage.network``.
     """
@@ -52,11 +52,12 @@ class Meter:
     def __init__(self) -> None:
         self.busy = self.waited = self._parsing = 0.0
         self._bytes_before = 0
+        self._reported = Spent()  # the sums of all reports
         self._chain: list[Stage[Any]] = []
 
     def watch(self, chain: Stage[Any]) -> None:
         """Measure a chain that was just opened and has not yielded anything yet."""
-        self._bytes_before = self.spent().bytes_read
+        self._bytes_before = self._bytes_read
         self._chain = []
         step: Stage[Any] | None = chain
         while step is not None:
@@ -87,18 +88,21 @@ class Meter:
             yield (item,)
             one_by_one = max(one_by_one - 1, 0) if passed < _QUICK_SECONDS else _ONE_BY_ONE
 
+    @property
+    def _bytes_read(self) -> int:
+        return self._bytes_before + (self._chain[0].bytes_so_far if self._chain else 0)
+
     def spent(self) -> Spent:
-        """Return what was used so far."""
-        read = self._chain[0].bytes_so_far if self._chain else 0
-        held = sum(step.held_items for step in self._chain)
-        network = self._chain[0].network if self._chain else NO_NETWORK
+        """Return what was used since the last call."""
+        before = self._reported
+        self._reported = now = Spent(self.busy, min(self.waited + self._parsing, self.busy), self._bytes_read)
         return Spent(
-            self.busy,
-            min(self.waited + self._parsing, self.busy),
-            self._bytes_before + read,
-            held,
+            now.busy - before.busy,
+            now.reading - before.reading,
+            now.bytes_read - before.bytes_read,
+            sum(step.held_items for step in self._chain),
             os.getpid(),
-            network,
+            self._chain[0].network if self._chain else NO_NETWORK,
         )
 
 
@@ -113,8 +117,9 @@ class Tally:
         self.batches = 0
         self.stands: tuple[Any, int] | None = None  # the position, and the number to subtract from its count of samples
         self.waited = 0.0
-        self.spent: dict[int, Spent] = {}  # of each lane, since its run began
-        self._earlier = Spent()  # of earlier runs of this iteration, minus what the first run had used before it
+        self.held: dict[int, int] = {}  # samples, of each lane
+        self._busy = self._reading = 0.0
+        self._bytes_read = 0
         self.network, self._network_before = network, dict(network)
         self._since = self._until = 0.0
 
@@ -123,33 +128,12 @@ class Tally:
         self._since = time.perf_counter()
 
     def add(self, lane: int, spent: Spent) -> None:
-        """Store what a lane has used."""
-        self.spent[lane] = spent
+        """Add what a lane has used."""
+        self._busy += spent.busy
+        self._reading += spent.reading
+        self._bytes_read += spent.bytes_read
+        self.held[lane] = spent.held
         self.network[spent.process] = spent.network
-
-    def begin_run(self, going_on: Tally | None = None) -> None:
-        """Begin a run in the next epoch of the data, or continue the run of a cut iteration."""
-        if going_on is not None:
-            self.spent = dict(going_on.spent)
-            before = self._sum(Spent())
-            self._earlier = Spent(-before.busy, -before.reading, -before.bytes_read)
-        else:
-            self._earlier, self.spent = self._sum(self._earlier), {}
-
-    @property
-    def total(self) -> Spent:
-        """What the iteration has used, in all lanes and runs; ``held`` is the present number."""
-        total = self._sum(self._earlier)
-        reading = max(0.0, min(total.reading, total.busy))  # an estimate: only some of the items are timed
-        return total._replace(reading=reading, held=sum(lane.held for lane in self.spent.values()))
-
-    def _sum(self, earlier: Spent) -> Spent:
-        parts = [earlier, *self.spent.values()]
-        return Spent(
-            sum(part.busy for part in parts),
-            sum(part.reading for part in parts),
-            sum(part.bytes_read for part in parts),
-        )
 
     def used(self) -> Network:
         """Return what the iteration has used of the network."""
@@ -165,21 +149,21 @@ class Tally:
 
     def figures(self, samples: int) -> dict[str, float]:
         """Return the measurements, for an iteration that yielded this number of samples."""
-        seconds, total, network = self.seconds, self.total, self.used()
-        busy = total.busy
+        seconds, busy, network = self.seconds, self._busy, self.used()
+        reading = max(0.0, min(self._reading, busy))  # an estimate: only some of the items are timed
         return {
             "batches": float(self.batches),
             "samples": float(samples),
             "batches_per_second": self.batches / seconds,
             "samples_per_second": samples / seconds,
-            "bytes_per_second": total.bytes_read / seconds,
+            "bytes_per_second": self._bytes_read / seconds,
             "wait_seconds": self.waited,
             "wait_share": self.waited / seconds,
-            "read_share": total.reading / busy if busy else 0.0,
-            "decode_share": 1 - total.reading / busy if busy else 0.0,
-            "stall_share": min(network.stall_seconds, total.reading) / busy if busy else 0.0,
+            "read_share": reading / busy if busy else 0.0,
+            "decode_share": 1 - reading / busy if busy else 0.0,
+            "stall_share": min(network.stall_seconds, reading) / busy if busy else 0.0,
             **{name: float(value) for name, value in network._asdict().items()},
-            "held_samples": float(total.held),
+            "held_samples": float(sum(self.held.values())),
         }
 
     def end(self) -> None:
