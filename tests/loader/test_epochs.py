@@ -347,25 +347,6 @@ def test_statistics_are_of_the_last_iterator_whatever_is_loaded(counted_urls):
 # Several shards at once, and several data sets
 
 
-@pytest.mark.parametrize("lanes", [2, 1])
-def test_a_source_added_to_a_mix_where_lanes_have_ended_is_told(lanes, caplog, tmp_path):
-    """They have no share of it in this epoch."""
-    urls = make_shards(tmp_path, shards=4, samples=[1, 9, 4, 4])
-
-    def mixed(lanes, **sources):
-        pipes = {name: wp.ShardList(part).open_shards().load_tar().group_by_key() for name, part in sources.items()}
-        return wp.PipeLoader(wp.mix(pipes, exhausted="drop"), lanes=lanes, epoch_end="exact")
-
-    before, after = mixed(2, a=urls[:2]), mixed(lanes, a=urls[:2], new=urls[2:])
-    items = iter(before)
-    first = [next(items) for _ in range(3)]
-    after.load_state_dict(through_json(before.state_dict()))
-    assert (
-        "source 'new' of mix() was added in the middle of an epoch in which 1 of the 2 lanes have ended" in caplog.text
-    )
-    assert len(first) + len(list(after)) == 14
-
-
 @pytest.mark.parametrize("seen", [True, False], ids=["to the end", "to the last batch"])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_with_epoch_continues_after_set_epoch(loaded, seen, counted_urls):

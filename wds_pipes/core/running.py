@@ -76,15 +76,15 @@ def begin(running: Stage[Any], mark: Mark | None) -> None:
     """
     if isinstance(mark, Ended):
         _stay(running, mark)
-        running.items = _Items()
+        running.items = Items()
     else:
         items = running.run()
-        running.items = both = _Items(items, _at_end(running))
+        running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
 
 
-class _Items(chain[Out]):
+class Items(chain[Out]):
     """The items of a stage; after the last one, the stage is marked as ended. A generator around
     ``run`` would cost 20 ns per item; this costs 3 ns (Python 3.11).
     """

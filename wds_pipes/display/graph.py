@@ -129,19 +129,9 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
     return str(Call(step.call.name, (*sources, *step.call.arguments)))
 
 
-class _Box(NamedTuple):
-    """A step in a graph: its number, its text, and for each of its sources the number and the
-    arrow's label.
-    """
-
-    number: int
-    text: str
-    sources: list[tuple[int, str]]
-
-
-def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[_Box]:
-    """Yield each step once, after its sources. ``numbers``: the numbers of the pipes that were
-    already yielded.
+def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[tuple[int, str, list[tuple[int, str]]]]:
+    """Yield each step once, after its sources: its number, its text, and for each of its sources
+    the number and the arrow's label. ``numbers``: the numbers of the pipes that were already yielded.
     """
     step = step_of(pipe)
     for source in step.sources.values():
@@ -149,7 +139,7 @@ def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[_Box]:
             yield from _boxes(source, numbers)
     number = numbers[_identity(pipe)] = len(numbers)
     arrows = [(numbers[_identity(source)], name if step.branched else "") for name, source in step.sources.items()]
-    yield _Box(number, str(step.call), arrows)
+    yield number, str(step.call), arrows
 
 
 def _identity(pipe: IterDataPipe[Any]) -> int:
@@ -160,10 +150,12 @@ def _identity(pipe: IterDataPipe[Any]) -> int:
 def to_mermaid(pipe: IterDataPipe[Any]) -> str:
     """Return the chain as a Mermaid flowchart."""
     lines = ["flowchart TD"]
-    for box in _boxes(pipe, {}):
-        lines.append(f'    step{box.number}["{_mermaid(box.text)}"]')
-        for source, label in box.sources:
-            lines.append(f"    step{source} -->" + (f'|"{_mermaid(label)}"|' if label else "") + f" step{box.number}")
+    for number, text, sources in _boxes(pipe, {}):
+        lines.append(f'    step{number}["{_mermaid(text)}"]')
+        lines += [
+            f"    step{source} -->" + (f'|"{_mermaid(label)}"|' if label else "") + f" step{number}"
+            for source, label in sources
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -175,10 +167,12 @@ def _mermaid(text: str) -> str:
 def to_dot(pipe: IterDataPipe[Any]) -> str:
     """Return the chain as a graph in Graphviz's language (DOT)."""
     lines = ["digraph pipeline {", "    node [shape=box, fontname=monospace];"]
-    for box in _boxes(pipe, {}):
-        lines.append(f"    step{box.number} [label={_dot(box.text)}];")
-        for source, label in box.sources:
-            lines.append(f"    step{source} -> step{box.number}" + (f" [label={_dot(label)}];" if label else ";"))
+    for number, text, sources in _boxes(pipe, {}):
+        lines.append(f"    step{number} [label={_dot(text)}];")
+        lines += [
+            f"    step{source} -> step{number}" + (f" [label={_dot(label)}];" if label else ";")
+            for source, label in sources
+        ]
     return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.counts import NO_NETWORK, Network
+from wds_pipes.core.running import Items
 from wds_pipes.core.stage import Stage
 
 # To read a clock costs as much as a tiny sample. While items come quickly (in less than
@@ -38,14 +39,6 @@ class Spent(NamedTuple):
     network: Network = NO_NETWORK
 
 
-class _Runs(chain[Any]):
-    """Iterates over the items of several iterables in C, without a Python loop: the cost per item
-    is small even beside a tiny sample.
-    """
-
-    close: Callable[[], None]  # close() of the generator
-
-
 class Meter:
     """Measures a lane's chain while it runs."""
 
@@ -68,8 +61,8 @@ class Meter:
             step = None if step.runs_chains else step.source
 
     def _timed(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Any]:
-        timed = cast(_Runs, _Runs.from_iterable(self._runs(step, items)))
-        timed.close = items.close  # type: ignore[attr-defined]
+        timed = cast("Items[Any]", Items.from_iterable(self._runs(step, items)))
+        timed.close = items.close  # type: ignore[method-assign, attr-defined]
         return timed
 
     def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
