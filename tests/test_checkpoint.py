@@ -486,9 +486,9 @@ DAMAGE = {
     "format of no kind": (lambda path: seal(path, format="1"), "has another format than 1"),
     "swapped": (swapped, "was written as rank 0 of 2 at step 1, and is not in its place"),
     "moved": (moved, "was written as rank 1 of 2 at step 7, and is not in its place"),
-    "another run": (of_another_run, "do not belong together: the states differ in 'seed'"),
+    "another run": (of_another_run, "the states differ in 'seed'"),
     "another step": (of_another_step, "were taken at different steps"),
-    "a state of no kind": (lambda path: seal(path, state=[]), "do not belong together"),
+    "a state of no kind": (lambda path: seal(path, state=[]), "takes the list of what state_dict() of each rank's PipeLoader returned"),
     "a directory": (lambda path: (path.unlink(), path.mkdir()), "is no regular file"),
     "a dead link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "cannot read the checkpoint"),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
@@ -545,7 +545,7 @@ def test_an_error_of_a_state_that_does_not_fit_names_its_file(shards, tmp_path):
     run_ranks(shards, 1, tmp_path, 1)
     with pytest.raises(wp.StateError) as error:
         checkpoint.load(tmp_path, make_loader(shards, seed=6))
-    assert "step-0000000001" in error.value.__notes__[-1]
+    assert "step-0000000001" in str(error.value)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -793,7 +793,7 @@ def test_where_a_checkpoint_does_not_fit_one_rank_all_say_so(shards, tmp_path):
     first, second = on_ranks(2, load_on_a_rank_with_other_shards, shards, tmp_path)
     assert "rank 1 cannot load checkpoint 1" in first
     assert "its list of shards has other URLs or another order" in first
-    assert second.startswith("the state does not fit this pipeline: its list of shards")
+    assert "the state does not fit this pipeline: its list of shards" in second
 
 
 def load_what_this_rank_sees(rank, ranks, urls, path):
@@ -977,7 +977,7 @@ def test_dcp_in_one_process(shards, tmp_path):
     ],
 )
 def test_a_foreign_dcp_state_is_refused(shards, content):
-    with pytest.raises(wp.StateError, match=r"not what DCPState.state_dict\(\) gave|do not belong together"):
+    with pytest.raises(wp.StateError, match=r"not what DCPState.state_dict\(\) gave|cannot load the distributed checkpoint"):
         checkpoint.DCPState(make_loader(shards)).load_state_dict(content)
 
 

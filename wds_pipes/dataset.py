@@ -52,7 +52,7 @@ class WdsDataset(Countable, IterableDataset[Any]):
             workers.
     """
 
-    _stream: _WorkerStream
+    _stream: _WorkerStream  # counts() are those of this process
 
     def __init__(self, stage: Stage[Any]) -> None:
         super().__init__()
@@ -97,13 +97,6 @@ class WdsDataset(Countable, IterableDataset[Any]):
         epoch = check_count("epoch", epoch, least=0, most=_EPOCHS - 2)
         self._stream.set_epoch(epoch)
         self._stream.tell(epoch - 1)
-
-    def counts(self) -> dict[str, int]:
-        """Count the samples of the current epoch in this process, by what became of them.
-
-        With workers, the counts are in the states of the workers.
-        """
-        return self._stream.counts()
 
     def state_dict(self) -> State:
         """Return the position in this process, as a new small dict of plain JSON types."""

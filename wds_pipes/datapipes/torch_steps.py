@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -78,7 +78,7 @@ class TorchStep(Stage[Any]):
     def run(self) -> Iterator[Any]:
         assert self.source is not None
         pipe = copy.copy(self.pipe)
-        pipe.datapipe = _Once(self.source.items)  # type: ignore[attr-defined]
+        pipe.datapipe = self.source.items  # type: ignore[attr-defined]
         yield from pipe
 
     def graph(self, *, counted: bool = False) -> list[str]:
@@ -133,20 +133,13 @@ def torch_step(source: Stage[Any], pipe: IterDataPipe[Any]) -> TorchStep:
     return kind(source, pipe)
 
 
-class _Once:
-    """The items of a running stage; it replaces the pipe over which torch would iterate."""
+class _Counted:
+    """The items of a running stage, and how many of them were taken. It replaces the pipe over
+    which torch would iterate.
+    """
 
-    def __init__(self, items: Iterable[Any]) -> None:
-        self._items = items
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._items)
-
-
-class _Counted(_Once):
-    """The same, with how many of the items were taken."""
-
-    count = 0
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self.count = items, 0
 
     def __iter__(self) -> Iterator[Any]:
         for item in self._items:

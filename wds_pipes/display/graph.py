@@ -131,7 +131,7 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
 
 def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[tuple[int, str, list[tuple[int, str]]]]:
     """Yield each step once, after its sources: its number, its text, and for each of its sources
-    the number and the arrow's label. ``numbers``: the numbers of the pipes that were already yielded.
+    the number and the arrow's label. ``numbers``: those of the pipes that were already yielded.
     """
     step = step_of(pipe)
     for source in step.sources.values():

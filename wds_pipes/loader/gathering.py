@@ -8,7 +8,6 @@ from typing import Any
 
 from wds_pipes.core.stage import State
 from wds_pipes.errors import StateError
-from wds_pipes.loader.merging import state_for
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.plan import LoaderPosition
 from wds_pipes.loader.restoring import restore
@@ -82,22 +81,7 @@ def place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = 
 
     ``where`` says, for messages, where the states are from.
     """
-    state = _state_for(loader, states, where, moved or progress_of(loader).plan.recipe.data.moved)
     try:
-        return restore(progress_of(loader).plan, state, moved=moved)
+        return restore(progress_of(loader).plan, states, moved=moved)
     except StateError as error:
-        error.add_note(f"The state is from {where}.")
-        raise
-
-
-def _state_for(loader: PipeLoader, states: list[State], where: str, moved: bool) -> State:
-    """Return the state that a loader loads, from the states of all ranks.
-
-    ``where`` says, for messages, where the states are from.
-    """
-    try:
-        return state_for(states, loader.rank, moved=moved)
-    except StateError as error:
-        raise StateError(
-            f"the ranks of {where} do not belong together: {error} Or load an older checkpoint."
-        ) from error
+        raise StateError(f"cannot load {where}: {error}") from error

@@ -208,11 +208,9 @@ def _columns(batch: Any, fields: tuple[Any, ...]) -> dict[Any, Any]:
 
 
 def _replaced(batch: Any, columns: dict[Any, Any]) -> Any:
-    """Return a batch with other columns in the places of some of its own."""
+    """Return a batch, a dict or a tuple, with other columns in the places of some of its own."""
     if isinstance(batch, dict):
         return {**batch, **columns}
-    if not isinstance(batch, tuple):
-        return batch
     values = (columns.get(place, value) for place, value in enumerate(batch))
     return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
 

@@ -29,7 +29,7 @@ import itertools
 import pickle
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from wds_pipes.core.counts import COUNTED, public_counts, sum_counts
@@ -373,6 +373,8 @@ def _divide(ranges: list[ShardRange], lanes: int, sizes: Sizes) -> list[list[Sha
     """
     if sizes is None:
         return [ranges[lane::lanes] for lane in range(lanes)]
+    if (asked := sum(sizes)) != (left := sum(stop - start for _, start, stop in ranges)):
+        raise damaged(f"its partition is of {asked:,} samples, and {left:,} are left of the epoch")
     shares: list[list[ShardRange]] = []
     rest = iter(ranges)
     shard, start, stop = 0, 0, 0
@@ -380,19 +382,13 @@ def _divide(ranges: list[ShardRange], lanes: int, sizes: Sizes) -> list[list[Sha
         share: list[ShardRange] = []
         while size:
             if start == stop:
-                shard, start, stop = next(rest, None) or _no_range()
+                shard, start, stop = next(rest)
             end = min(stop, start + size)
             share.append((shard, start, end))
             size -= end - start
             start = end
         shares.append(share)
-    if start < stop or next(rest, None) is not None:
-        raise damaged("its partition leaves samples out")
     return shares
-
-
-def _no_range() -> NoReturn:
-    raise damaged("its partition has more samples than the epoch")
 
 
 def repartition(

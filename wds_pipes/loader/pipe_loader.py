@@ -401,7 +401,9 @@ class PipeLoader:
             return progress.cut
         if unknown := progress.length_unknown:
             raise TypeError(f"the number of batches is not known: {unknown}")
-        return progress.length()
+        length = self._plan.left(self._plan.beginning(progress.epoch, progress.lanes))
+        assert length is not None
+        return length
 
 
 def progress_of(loader: PipeLoader) -> Progress:

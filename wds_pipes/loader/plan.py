@@ -254,17 +254,6 @@ class Plan:
         size = self.part_size
         return [min(samples) // size if self.mode == "drop" else -(-max(samples) // size)] * len(samples)
 
-    def length(self, epoch: int, lanes: int | None) -> int:
-        """How many batches this rank yields in a whole epoch of ``lanes`` lanes.
-
-        The samples must be counted.
-        """
-        partition = self.first(lanes or self.new_lanes(), epoch)
-        batches = self.batches(partition)
-        if batches is None:
-            batches = [batches_of(self.batching, samples) for samples in partition.samples() or []]
-        return self._of_parts(sum(batches[self.rank.number :: self.rank.of]))
-
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
         samples, batches = at.partition.samples(), self.batches(at.partition)

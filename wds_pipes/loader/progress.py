@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from wds_pipes.core.counts import Lack, Network, logger
 from wds_pipes.core.order import hash64
@@ -21,12 +21,6 @@ from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.protocol import NOT_BEGUN, Begin, Result
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.workers import Workers
-
-
-class Live(Protocol):
-    """The part of an iterator that Progress uses."""
-
-    def stop(self, error: Exception, *, interrupted: bool = False) -> Exception: ...
 
 
 @dataclass
@@ -87,7 +81,7 @@ class Progress:
         self.tally: Tally | None = None
         self.network: dict[int, Network] = {}
         self.made = time.time_ns()
-        self._live: weakref.ref[Live] | None = None
+        self._live: weakref.ref[Any] | None = None  # to the iterator in use
         self._runs = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,19 +104,9 @@ class Progress:
         return self.cut is not None and at is not None and (at.samples if self.cut_in_samples else at.given) >= self.cut
 
     @property
-    def _begun(self) -> bool:
-        """Whether a batch was returned, or the position is that of a state."""
-        at = self.at
-        return at is not None and (self.resume or at.step > 0 or bool(at.partition.history))
-
-    @property
-    def _lanes(self) -> int | None:
+    def lanes(self) -> int | None:
         """How many lanes the current epoch has; None: no epoch has begun."""
         return None if self.at is None else self.at.partition.lanes
-
-    def length(self) -> int:
-        """How many batches an epoch has with the present number of lanes."""
-        return self.plan.length(self.epoch, self._lanes)
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start ``epoch`` from its beginning, unless it resumes within this
@@ -130,9 +114,10 @@ class Progress:
 
         Endless epochs follow each other by themselves: then only the first iteration can start one.
         """
-        if self.plan.endless and self._begun:
-            return
         at = self.position
+        begun = self.at is not None and (self.resume or self.at.step > 0 or bool(self.at.partition.history))
+        if self.plan.endless and begun:
+            return
         self.passed = self.resume and self.cut is None and at.begins and at.epoch == epoch + 1
         if self.passed:
             logger.warning(
@@ -143,7 +128,7 @@ class Progress:
         goes_on = self.resume or self.is_over(self.at)  # at a cut, whether or not the caller saw its end
         if not (goes_on and at.epoch == epoch):
             self._replace("set_epoch() was called: continue with a new iter()", interrupted=self.inside)
-            self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self._lanes), False
+            self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self.lanes), False
 
     def go_to(self, at: LoaderPosition) -> None:
         """Make the next iteration continue from a position."""
@@ -183,7 +168,7 @@ class Progress:
         elif self.resume or self.is_over(self.at):
             at = self.position
         else:
-            at = plan.beginning(self.epoch, self._lanes)
+            at = plan.beginning(self.epoch, self.lanes)
         if before is None:
             plan.check_ranks(self, at, self.cut)
         else:
@@ -215,11 +200,11 @@ class Progress:
         return "epoch_end='loop' has no end: call with_epoch()" if self.plan.endless else self.plan.uncounted
 
     @property
-    def live(self) -> Live | None:
-        """The iterator in use."""
+    def live(self) -> Any:
+        """The iterator in use, if there is one."""
         return None if self._live is None else self._live()
 
-    def use(self, iterator: Live) -> None:
+    def use(self, iterator: Any) -> None:
         """Make an iterator the one in use, and stop the one before."""
         self._replace(
             "a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once"

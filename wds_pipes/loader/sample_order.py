@@ -9,7 +9,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from wds_pipes.core.options import check_choice, check_count, check_seed
-from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
+from wds_pipes.core.order import MOST_SAMPLES, order_of_samples
 from wds_pipes.core.state import MOST, read_count, read_flag
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural, shown
@@ -200,10 +200,6 @@ class SampleOrder(DistributedSampler[int]):
             return left // rank.of
         return max(0, -(-(left if mode == "pad" else left - rank.number) // rank.of))
 
-    def _order_of(self, epoch: int) -> Permutation | None:
-        """Return the order of an epoch; None: the samples come in order."""
-        return order_of_samples(self.n, self.seed, epoch, block_samples=self.block_samples) if self.shuffle else None
-
     def _state_at(self, place: _Place) -> dict[str, Any]:
         """Return the state that continues from a place."""
         return {
@@ -253,10 +249,7 @@ class _Indices(Iterator[int]):
     def __init__(self, sampler: SampleOrder) -> None:
         self._sampler = sampler
         self._start: _Place | None = None  # None: not begun
-        self._number, self._of = 0, 1  # the rank
-        self._order: Permutation | None = None
-        self._count = self._taken = 0  # how many indices come from the start on, and how many were returned
-        self._first, self._block = 0, list[int]()  # the indices from number `_first` on
+        self._taken = 0  # how many indices were returned
         self.ended = False
 
     def __next__(self) -> int:
@@ -265,7 +258,8 @@ class _Indices(Iterator[int]):
         taken = self._taken
         if taken == self._first + len(self._block):
             if taken >= self._count:
-                self._end()
+                if not self.ended:
+                    self.ended, self._sampler._last = True, self
                 raise StopIteration
             self._compute(taken)
         index = self._block[taken - self._first]
@@ -278,7 +272,7 @@ class _Indices(Iterator[int]):
         """The place after the index that was returned last."""
         if self._start is None:
             return self._sampler._coming
-        reached = self._start.position + self._taken * self._of
+        reached = self._start.position + self._taken * self._rank.of
         return self._start._replace(position=self._sampler.n if self.ended else min(reached, self._sampler.n))
 
     def state_dict(self) -> dict[str, Any]:
@@ -291,23 +285,20 @@ class _Indices(Iterator[int]):
 
     def _begin(self, start: _Place) -> None:
         sampler = self._sampler
-        rank = sampler._rank()
-        self._number, self._of = rank
-        self._order = sampler._order_of(start.epoch)
-        self._count = sampler._count_from(start.position, rank)
-        self._first, self._block, self._taken, self.ended = 0, [], 0, False
-        self._start = start
+        self._rank = sampler._rank()
+        self._count = sampler._count_from(start.position, self._rank)  # how many indices come from the start on
+        self._first, self._block = 0, list[int]()  # the indices from number `_first` on
+        self._start, self._taken, self.ended = start, 0, False
         sampler._next, sampler._last = None, self
-
-    def _end(self) -> None:
-        if not self.ended:
-            self.ended, self._sampler._last = True, self
 
     def _compute(self, taken: int) -> None:
         """Compute the indices from number ``taken`` on."""
         assert self._start is not None
+        sampler, rank = self._sampler, self._rank
         numbers = np.arange(taken, min(taken + _BLOCK, self._count))
-        places = self._start.position + self._number + numbers * self._of
-        places %= self._sampler.n  # repeats come from the beginning
-        indices = places if self._order is None else self._order.numbers_at(places)
-        self._first, self._block = taken, indices.tolist()
+        places = self._start.position + rank.number + numbers * rank.of
+        places %= sampler.n  # repeats come from the beginning
+        if sampler.shuffle:
+            order = order_of_samples(sampler.n, sampler.seed, self._start.epoch, block_samples=sampler.block_samples)
+            places = order.numbers_at(places)
+        self._first, self._block = taken, places.tolist()
