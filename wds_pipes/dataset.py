@@ -199,8 +199,7 @@ def _after_fork() -> None:
         shared._at_start = None
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)
 
 
 class WorkerNews:

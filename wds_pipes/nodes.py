@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import build, make_skin
+from wds_pipes.core.hosts import build, make_skin, remade
 from wds_pipes.core.lane import Context, Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Mark, begin, own_copy, running_copy
@@ -77,7 +77,7 @@ class WdsNode(Countable, BaseNode[Any]):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made, kind = super().__reduce_ex__(protocol), type(self).__dict__.get("_kind")
-        return made if kind is None else (_again, (kind,), *made[2:])
+        return made if kind is None else (remade, (kind, type(self).__base__, __name__), *made[2:])
 
     def reset(self, initial_state: State | None = None) -> None:
         """Begin the next epoch, or continue from a state, at the first ``next()``."""
@@ -264,12 +264,6 @@ class _MixedNode(WdsNode):
 def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
     """Return the class of a stage's nodes: same name, same help."""
     return make_skin(kind, _MixedNode if kind is stages.Mix else WdsNode, __name__)
-
-
-def _again(kind: type[Stage[Any]]) -> WdsNode:
-    """Return an empty node of a stage, which pickle fills."""
-    made = _node_class(kind)
-    return made.__new__(made)
 
 
 for _name in stages.__all__:

@@ -68,3 +68,9 @@ def make_skin(kind: type[Stage[Any]], base: type[Skin], module: str) -> type[Ski
         members = {"__doc__": kind.__doc__, "__module__": module, "__signature__": shown_signature(kind), "_kind": kind}
         found = _skins[kind, base] = type(kind.__name__, (base,), members)
     return found
+
+
+def remade(kind: type[Stage[Any]], base: type[Skin], module: str) -> Skin:
+    """Return an empty pipe or node of a stage, which pickle fills."""
+    made = make_skin(kind, base, module)
+    return made.__new__(made)

@@ -18,7 +18,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import add_pipes, build, make_skin
+from wds_pipes.core.hosts import add_pipes, build, make_skin, remade
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
@@ -89,7 +89,7 @@ class WdsPipe(Countable, Base[T_co]):
         # Pickle the class by its stage, so that unpickling imports the module of a user's stage.
         # What torch's walk over a graph expects is unchanged.
         plain = "_kind" in type(self).__dict__ and made[0] in _COPIERS  # not a subclass of the user's
-        return (_again, (self._kind,), *made[2:]) if plain else made
+        return (remade, (self._kind, type(self).__base__, _MODULE), *made[2:]) if plain else made
 
     def state_dict(self) -> State:
         """Return the position after the last returned item, as a small dict, new at each call.
@@ -371,9 +371,3 @@ add_pipes(IterDataPipe, _stage_for)
 def pipe_class(kind: type[Stage[Any]]) -> type[WdsPipe]:
     """Return the class of a stage's pipes: same name, same help."""
     return make_skin(kind, MixedPipe if kind is stages.Mix else WdsPipe, _MODULE)
-
-
-def _again(kind: type[Stage[Any]]) -> WdsPipe:
-    """Return an empty pipe of a stage, which pickle fills."""
-    made = pipe_class(kind)
-    return made.__new__(made)

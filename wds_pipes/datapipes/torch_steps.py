@@ -83,10 +83,8 @@ class TorchStep(Stage[Any]):
 
     def graph(self, *, counted: bool = False) -> list[str]:
         assert self.source is not None
-        return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{self._size() if counted else ''}"]
-
-    def _size(self) -> str:
-        return ""
+        size = f"({self.items_per_batch})" if counted and self.items_per_batch is not None else ""
+        return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{size}"]
 
 
 class TorchMap(TorchStep):
@@ -122,9 +120,6 @@ class TorchBatch(TorchStep):
     def batches_of(self, count: int) -> int:
         size = self.items_per_batch
         return count // size if self.pipe.drop_last else -(-count // size)
-
-    def _size(self) -> str:
-        return f"({self.items_per_batch})"
 
 
 def torch_step(source: Stage[Any], pipe: IterDataPipe[Any]) -> TorchStep:

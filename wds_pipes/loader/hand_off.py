@@ -357,8 +357,7 @@ def _count_fork() -> None:
     Inbox.forks += 1
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
+os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
 def _open(sent: _Sent) -> Any:

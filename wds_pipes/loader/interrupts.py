@@ -57,5 +57,4 @@ def _put_back() -> None:
             _put_back()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_put_back)
+os.register_at_fork(after_in_child=_put_back)

@@ -237,8 +237,7 @@ def _forget_all() -> None:
     _with_workers.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_forget_all)
 
 
 @atexit.register
