@@ -18,7 +18,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import add_pipes, build, make_skin, remade
+from wds_pipes.core.hosts import add_pipes, build, make_skin, remade, stage_of
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
@@ -318,15 +318,12 @@ class MixedPipe(WdsPipe):
 
     def __init__(self, sources: Mapping[str, IterDataPipe[Any]], *args: Any, **options: Any) -> None:
         pipes = sources if isinstance(sources, Mapping) else {}
-        for name, pipe in pipes.items():
-            if not isinstance(pipe, IterDataPipe):
-                raise TypeError(f"mix() takes pipes by name, and {name!r} is {pipe!r:.80}")
         self._sources = list(pipes.values())  # torch's walk over the graph looks for them
         self._stream = Stream(
             build(
                 stages.Mix,
                 "mix",
-                ({name: _stage_for(pipe, "mix()") for name, pipe in pipes.items()} or sources, *args),
+                ({name: stage_of(pipe, "mix()") for name, pipe in pipes.items()} or sources, *args),
                 options,
             )
         )

@@ -17,6 +17,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
@@ -80,15 +81,11 @@ class Outbox:
         stacks tensors in shared memory.)
         """
         size = math.prod(shape) * dtype.itemsize
-        if size <= _SMALL or not self._recent:
-            return np.empty(shape, dtype)
-        if self._begun is None:
-            try:
+        if self._begun is None and self._recent and size > _SMALL:
+            with contextlib.suppress(OSError):
                 self._begun = self._block(int(self._recent))
-            except OSError:
-                return np.empty(shape, dtype)
         start, block = self._end, self._begun
-        if start + size > len(block):
+        if block is None or size <= _SMALL or start + size > len(block):
             return np.empty(shape, dtype)
         self._end = _aligned(start + size)
         return np.ndarray(shape, dtype, block.memory, start)

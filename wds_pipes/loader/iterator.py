@@ -266,7 +266,7 @@ class LoaderIterator:
                 return result
             assert state is not None
             run.waiting.discard(lane)
-            self._progress.workers.end_lane(lane)
+            self._progress.workers.commands.end(lane)
             run.ended[lane] = state
             if batch is not None:
                 run.lack = Lack.of_all((run.lack, batch))

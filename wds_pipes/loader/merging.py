@@ -47,8 +47,7 @@ def merge_states(states: list[State], *, moved: bool = False) -> State:
             f"these are not the states of ranks 0 to {world - 1}: {' and '.join(facts)}. Collect "
             "the state of each rank once."
         )
-    _check_alike(states, *OF_A_RUN, "partition", "epoch")
-    _check_data(saved, moved)
+    _check_run(states, saved, moved, "partition", "epoch")
     for state in saved:
         if not are_all(state.lanes, range(state.rank or 0, state.lane_count, world)):
             raise damaged(f"rank {state.rank} of {world} has lane {some(state.lanes)} of {state.lane_count}")
@@ -94,22 +93,14 @@ OF_A_RUN = (
 )
 
 
-def _check_alike(states: list[State], *names: str) -> None:
-    """Raise StateError if the states differ in one of the entries ``names``."""
-    for name in names:
-        if any(state.get(name) != states[0].get(name) for state in states):
-            raise StateError(
-                f"the states differ in {name!r}: "
-                f"{', '.join(shown(state.get(name)) for state in states[:5])}. Take them of one "
-                "run, at one step."
-            )
-
-
-def _check_data(saved: list[Saved], moved: bool) -> None:
-    """Raise StateError if the states are not of the same shards.
-
-    Each rank may have them at its own place.
+def _check_run(states: list[State], saved: list[Saved], moved: bool, *more: str) -> None:
+    """Raise StateError if the states are not of one run: they differ in one of its entries or of
+    ``more``, or are of other shards. Each rank may have the same shards at its own place.
     """
+    for name in (*OF_A_RUN, *more):
+        if any(state.get(name) != states[0].get(name) for state in states):
+            values = ", ".join(shown(state.get(name)) for state in states[:5])
+            raise StateError(f"the states differ in {name!r}: {values}. Take them of one run, at one step.")
     for state in saved[1:]:
         if of_other_shards(saved[0], state, moved):
             raise StateError(
@@ -146,8 +137,7 @@ def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
             or any(state.epoch_end != "exact" for state in saved)
         ):
             raise
-        _check_alike(states, *OF_A_RUN)
-        _check_data(saved, moved)
+        _check_run(states, saved, moved)
         if len(states) != rank.of:
             raise StateError(
                 f"{error} With epoch_end='exact' that may be meant: on {len(states)} ranks each "

@@ -268,10 +268,6 @@ class Plan:
                 batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED))
                 for number, lane in going.items()
             )
-        return self._of_parts(parts)
-
-    def _of_parts(self, parts: int) -> int:
-        """How many batches a number of parts makes."""
         return parts // self.parts if self.drop_last else -(-parts // self.parts)
 
     @property

@@ -86,12 +86,17 @@ class _Restoring:
                 "merge_states(states) of all ranks' states on each, or keep these."
             )
         fits = count % unit == 0 and (count == plan.new_lanes() if plan.in_order else count >= plan.new_lanes())
-        place = self._place() if in_order else None
+        place = None
+        if in_order:  # the first place of the global order that no rank has had
+            assert saved.partition is not None
+            ranks, sizes = 1 if self.whole else saved.world_size, {"size": saved.batch_size, "total": plan.total}
+            place = place_in(saved.partition, saved.lanes.items(), count, ranks=ranks, **sizes)
         if (self.whole or plan.mode != "exact") and all(lane["ended"] for lane in self.lanes.values()):
             return plan.beginning(saved.epoch + 1, count if fits and plan.lanes in (None, count) else None)
         if place is not None and plan.in_order:
             return self._in_order(place, keep=alike and fits)
-        if place == 0 or (plan.in_order and self._not_begun):
+        begun = saved.partition is not None or any(lane != NOT_BEGUN for lane in self.lanes.values())
+        if place == 0 or (plan.in_order and not begun):
             return plan.beginning(saved.epoch)
         if plan.in_order:
             raise StateError(
@@ -99,17 +104,6 @@ class _Restoring:
                 "load it with the options and steps with which it was saved, until the end of the epoch."
             )
         return self._in_lanes(alike, fits, place)
-
-    @property
-    def _not_begun(self) -> bool:
-        return self._saved.partition is None and all(lane == NOT_BEGUN for lane in self.lanes.values())
-
-    def _place(self) -> int:
-        """Return the first place of the global order that no rank has had."""
-        saved, ranks = self._saved, 1 if self.whole else self._saved.world_size
-        assert saved.partition is not None
-        total, lanes = self._plan.total, saved.lanes.items()
-        return place_in(saved.partition, lanes, saved.lane_count, ranks=ranks, size=saved.batch_size, total=total)
 
     def _in_order(self, place: int, *, keep: bool) -> LoaderPosition:
         """Return the position from a place of the global order on; the same lanes if possible.

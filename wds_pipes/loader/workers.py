@@ -71,12 +71,12 @@ class Workers:
         self.count = count
         self.persistent = persistent
         self._host = LaneHost(stage)
-        self._commands = Commands(max(1, count))
+        self.commands = Commands(max(1, count))
         self._started = _Started(count)
         self._loader = DataLoader(
             self._host,
             batch_size=None,
-            sampler=self._commands,
+            sampler=self.commands,
             num_workers=count,
             collate_fn=_as_it_is,  # type: ignore[arg-type]
             worker_init_fn=partial(start_worker, started=self._started, on_start=on_start) if count else None,
@@ -105,7 +105,7 @@ class Workers:
         Raises:
             WorkerError: a forked worker hangs before its first code, each time that it is started.
         """
-        self._commands.start(run, begins)
+        self.commands.start(run, begins)
         if not self.persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
             self.end()
         for _ in range(_STARTS):
@@ -121,7 +121,7 @@ class Workers:
             if not (hung := self._started.missing(self._results)):
                 return self._results
             self.end(interrupted=True)
-            self._commands.start(run, begins)
+            self.commands.start(run, begins)
         raise WorkerError(_HUNG.format(pids=", ".join(map(str, hung)), seconds=_START_SECONDS * _STARTS))
 
     def _start(self) -> Iterator[Result]:
@@ -141,10 +141,6 @@ class Workers:
         make_terminate_kill(getattr(results, "_workers", ()))
         end_at_cut_messages(results)
         return results
-
-    def end_lane(self, lane: int) -> None:
-        """Request no more batches of a lane, which has ended."""
-        self._commands.end(lane)
 
     def end(self, *, interrupted: bool = False) -> None:
         """End the processes, or close the lanes in this process: the next run starts new ones.
