@@ -207,15 +207,20 @@ class WorkerNews:
 
     def __init__(self) -> None:
         # how often it was told something; and one more than the epoch it was told last, 0: a state
-        self.shared = SharedNumbers([0, 0])
+        self._shared = SharedNumbers([0, 0])
         self._heard = 0  # how often, as this process knows
+
+    @property
+    def starts(self) -> int:
+        """How many processes the main process has started."""
+        return self._shared.starts
 
     def tell(self, epoch: int | None) -> None:
         """Note that the pipe was told an epoch, or a state (None), if this is the main process."""
         if worker_info() is None:
             self._heard += 1
-            self.shared.numbers[1] = 0 if epoch is None else epoch + 1
-            self.shared.numbers[0] = self._heard
+            self._shared.numbers[1] = 0 if epoch is None else epoch + 1
+            self._shared.numbers[0] = self._heard
 
     def hear(self) -> int | None:
         """Return the epoch that the main process was told since this process heard of one; None:
@@ -224,7 +229,7 @@ class WorkerNews:
         Raises:
             StateError: it was told a state, which this worker does not have.
         """
-        times, epoch = self.shared.numbers.tolist()
+        times, epoch = self._shared.numbers.tolist()
         if times == self._heard:
             return None
         self._heard = times

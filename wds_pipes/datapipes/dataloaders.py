@@ -37,9 +37,9 @@ def count_epoch(pipe: IterDataPipe[Any], context: Context) -> None:
     _refuse_accelerate(pipe)
     # A new iterator with workers calls this twice: when it is made and when it has started them.
     starts, passed.starts = passed.starts, None
-    if starts is not None and starts < news.shared.starts:
+    if starts is not None and starts < news.starts:
         return
-    passed.starts = news.shared.starts
+    passed.starts = news.starts
     if passed.epoch == context.epoch:  # workers already had this epoch
         context.epoch += 1
         passed.times += 1
