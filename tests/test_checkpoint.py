@@ -488,7 +488,7 @@ DAMAGE = {
     "moved": (moved, "was written as rank 1 of 2 at step 7, and is not in its place"),
     "another run": (of_another_run, "the states differ in 'seed'"),
     "another step": (of_another_step, "were taken at different steps"),
-    "a state of no kind": (lambda path: seal(path, state=[]), "takes the list of what state_dict() of each rank's PipeLoader returned"),
+    "a state of no kind": (lambda path: seal(path, state=[]), "takes the list of what state_dict()"),
     "a directory": (lambda path: (path.unlink(), path.mkdir()), "is no regular file"),
     "a dead link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "cannot read the checkpoint"),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),
@@ -977,7 +977,9 @@ def test_dcp_in_one_process(shards, tmp_path):
     ],
 )
 def test_a_foreign_dcp_state_is_refused(shards, content):
-    with pytest.raises(wp.StateError, match=r"not what DCPState.state_dict\(\) gave|cannot load the distributed checkpoint"):
+    with pytest.raises(
+        wp.StateError, match=r"not what DCPState.state_dict\(\) gave|cannot load the distributed checkpoint"
+    ):
         checkpoint.DCPState(make_loader(shards)).load_state_dict(content)
 
 
