@@ -601,3 +601,22 @@ def test_samples_in_batches_before_a_shuffle_are_counted_once(kind, counted_urls
         given += resumed
         assert sorted(keys_of(flat(given))) == ALL
         assert resumed.counts()["delivered"] == len(ALL)
+
+
+@pytest.mark.parametrize("lanes", [2, 1])
+def test_a_source_added_to_a_mix_where_lanes_have_ended_is_told(lanes, caplog, tmp_path):
+    """They have no share of it in this epoch."""
+    urls = make_shards(tmp_path, shards=4, samples=[1, 9, 4, 4])
+
+    def mixed(lanes, **sources):
+        pipes = {name: wp.ShardList(part).open_shards().load_tar().group_by_key() for name, part in sources.items()}
+        return wp.PipeLoader(wp.mix(pipes, exhausted="drop"), lanes=lanes, epoch_end="exact")
+
+    before, after = mixed(2, a=urls[:2]), mixed(lanes, a=urls[:2], new=urls[2:])
+    items = iter(before)
+    first = [next(items) for _ in range(3)]
+    after.load_state_dict(through_json(before.state_dict()))
+    assert (
+        "source 'new' of mix() was added in the middle of an epoch in which 1 of the 2 lanes have ended" in caplog.text
+    )
+    assert len(first) + len(list(after)) == 14

@@ -166,6 +166,7 @@ class _Restoring:
             partition = Partition.from_json(count, saved.partition, segments, epoch, self._move)
         if not plan.endless:
             self._check_one_epoch(partition)
+        self._warn_of_added(partition)
         batches = plan.batches(partition) if alike else None
         if batches is not None and any(lane["delivered"] > batches[0] for lane in lanes.values()):
             raise damaged(f"it has a lane that gave more than its {batches[0]} batches")
@@ -179,6 +180,26 @@ class _Restoring:
             partition = repartition(partition, count, lanes, segments, epoch)
         self._warn_of_dropped(partition)
         return plan.beginning(epoch, count)._replace(partition=partition)
+
+    def _warn_of_added(self, partition: Partition) -> None:
+        """Warn if sources were added to a mix in an epoch in which some of its lanes have ended."""
+        source, depth = self._plan.source, segments_of(self._plan.stage).depth
+        going = [(number, lane["position"]) for number, lane in self.lanes.items() if not lane["ended"]]
+        begun = [position for _, position in going if position is not None]
+        added = source.branches.keys() - begun[0][0].get("sources", {}).keys() if begun and source.branches else None
+        if not added:
+            return
+        left = sum(
+            len(partition.segments(number, source)) - (0 if position is None else position[depth].get("segment", 0))
+            for number, position in going
+        )
+        of = len(partition.history[0][1]) if partition.history else partition.lanes
+        ended = of - left if self.whole else len(self.lanes) - len(going)
+        if ended > 0:
+            logger.warning(
+                "source %s of mix() was added in the middle of an epoch in which %d of the %d lanes have ended: "
+                "its share in these comes with the next epoch", ", ".join(map(repr, sorted(added))), ended, of,
+            )  # fmt: skip
 
     def _warn_of_dropped(self, partition: Partition) -> None:
         """Warn if more than a quarter of the rest of a repartitioned epoch would be dropped."""
