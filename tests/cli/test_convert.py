@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import samples
 
-from wds_pipes.cli.converting.messages import example, tensor_protos
 from wds_pipes.cli.converting.rows import columns_of, sample_of
+from wds_pipes.cli.converting.tfrecord import example, tensor_protos
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.encoded import check_name
 

@@ -12,7 +12,7 @@ from tars import tar
 
 import wds_pipes as wp
 from wds_pipes.cli import main
-from wds_pipes.cli.converting import copying
+from wds_pipes.cli.converting import download as copying
 
 
 def run(*arguments, code=0):

@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from wds_pipes.cli import main
-from wds_pipes.cli.look.checking import Options
-from wds_pipes.cli.look.findings import verify
+from wds_pipes.cli.look.verify import Options, verify
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 

@@ -19,7 +19,9 @@ OTHERWISE = {"--by", "--decode", "--from", "--ignore", "--key", "--overwrite", "
 
 
 def commands(group=main, name=""):
-    for each, command in group.commands.items():
+    context = click.Context(group)
+    for each in group.list_commands(context):
+        command = group.get_command(context, each)
         if isinstance(command, click.Group):
             yield from commands(command, f"{name}{each} ")
         else:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tars import put, samples, tar
 
 import wds_pipes as wp
-from wds_pipes.cli.reshaping import sorting
+from wds_pipes.cli.reshaping import orders
 from wds_pipes.cli.shards import shard_ends
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.tasks import running
@@ -169,7 +169,7 @@ def test_sort_by_a_field_is_stable(made, expected):
 
 def test_sort_by_key(source, expected, tmp_path, monkeypatch):
     """Also if there are more files than are merged at a time."""
-    monkeypatch.setattr(sorting, "_MOST_OPEN", 2)
+    monkeypatch.setattr(orders, "_MOST_OPEN", 2)
     run("sort", source, tmp_path)
     assert read_all(tmp_path) == sorted(expected, key=lambda pair: pair[0])
 

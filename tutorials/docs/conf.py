@@ -131,8 +131,9 @@ def lists(app, document, source):
     the command line, and CODECS by the table of codecs.
     """
     helps = []
-    commands = dict(main.commands)
-    for name, group in main.commands.items():
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    for name, group in list(commands.items()):
         commands.update({f"{name} {sub}": command for sub, command in getattr(group, "commands", {}).items()})
     for name, command in sorted(commands.items()):
         context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)

@@ -1,40 +1,62 @@
 """The command line: ``wds-pipes``."""
 
 import signal
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 import click
+from click.shell_completion import CompletionItem
 
-from wds_pipes.cli import bench, cache, create, index, info, select
-from wds_pipes.cli.converting import convert, download, export
-from wds_pipes.cli.demo import command as demo
-from wds_pipes.cli.look import commands as look
-from wds_pipes.cli.look import state, verify
 from wds_pipes.cli.options import example
-from wds_pipes.cli.reshaping import commands as reshaping
-from wds_pipes.cli.rewriting import commands as rewriting
 from wds_pipes.core.interrupts import interruptible
 from wds_pipes.core.words import plain
 from wds_pipes.io.secret import hide
 
+# The commands by what they are for: where each is, and what the list of commands says of it. A
+# command is imported when it is called, so that this list and TAB take little time.
 _SECTIONS = {
-    "Make shards": (create.create, convert.convert, index.index, download.download),
-    "Look at shards": (info.info, look.ls, look.head, look.cat, look.get, select.select),
-    "Check and mend": (verify.verify, rewriting.repair, rewriting.dedup),
-    "Write shards anew": (
-        reshaping.reshard,
-        reshaping.concat,
-        reshaping.split,
-        reshaping.shuffle,
-        reshaping.sort,
-        reshaping.mix,
-        rewriting.filter_,
-        rewriting.map_,
-        rewriting.join,
-        export.export,
-    ),
-    "Train": (demo.demo, bench.bench, cache.cache, state.state),
+    "Make shards": {
+        "create": ("create:create", "Make shards of files, lists and tables in the directory DEST."),
+        "convert": ("converting.convert:convert", "Make shards of a data set in another format in the directory DEST."),
+        "index": ("index:index", "Write an index of shards: samples, bytes and MD5s, or where each sample begins."),
+        "download": ("converting.download:download", "Copy shards into the directory DEST, which may be in a store."),
+    },
+    "Look at shards": {
+        "info": ("info:info", "Show what is in shards: samples, fields with types and sizes, and where the bytes go."),
+        "ls": ("look.commands:ls", "List samples: number, first byte, size and fields of each."),
+        "head": ("look.commands:head", "Show the first samples, decoded."),
+        "cat": ("look.commands:cat", "Write samples to standard output, as one tar or as JSON Lines."),
+        "get": ("look.commands:get", "Write one sample: the one with a key, or with a number."),
+        "select": ("select:select", "Write the keys of the samples whose row of metadata fulfils a condition."),
+    },
+    "Check and mend": {
+        "verify": ("look.verify:verify", "Read shards to their ends and report what is wrong."),
+        "repair": ("rewriting.repairing:repair", "Write the whole samples of damaged shards, and list what was lost."),
+        "dedup": ("rewriting.repeats:dedup", "Write shards in which each sample comes once."),
+    },
+    "Write shards anew": {
+        "reshard": ("reshaping.commands:reshard", "Write the samples of shards into shards of another size."),
+        "concat": ("reshaping.commands:concat", "Write the samples of shards, in their order, into one shard."),
+        "split": ("reshaping.commands:split", "Divide the samples of shards, such as into train and val."),
+        "shuffle": ("reshaping.commands:shuffle", "Write the samples of all shards in a random order."),
+        "sort": (
+            "reshaping.commands:sort",
+            "Write the samples of all shards in the order of their keys, or of a field.",
+        ),
+        "mix": ("reshaping.commands:mix", "Mix the samples of several data sets in exact proportions."),
+        "filter": ("rewriting.filtering:filter_", "Write some of the samples of shards, or some of their fields."),
+        "map": ("rewriting.mapping:map_", "Write the samples that a function returns for those of shards."),
+        "join": ("rewriting.joining:join", "Write samples with the fields that other data sets have for their keys."),
+        "export": ("converting.export:export", "Write shards in another format into the directory DEST."),
+    },
+    "Train": {
+        "demo": ("demo.command:demo", "Kill a training in mid-epoch, resume it, and compare."),
+        "bench": ("bench:bench", "Measure the speed of the link to a store and of a pipeline."),
+        "cache": ("cache:cache", "See and clean up the local cache of remote shards."),
+        "state": ("look.state:state", "Show, compare and merge the states in checkpoint files."),
+    },
 }
+_COMMANDS = {name: command for section in _SECTIONS.values() for name, command in section.items()}
 
 
 class _Sections(click.Group):
@@ -54,10 +76,25 @@ class _Sections(click.Group):
             click.echo("Aborted!", err=True)
             raise SystemExit(128 + signal.SIGINT) from None
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        return cast(click.Command, getattr(import_module(f"wds_pipes.cli.{module}"), name))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        named = [
+            CompletionItem(name, help=says) for name, (_, says) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in _SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(command.name or "", command.get_short_help_str(100)) for command in commands])
+                formatter.write_dl([(name, says) for name, (_, says) in commands.items()])
 
 
 @click.group(
@@ -76,8 +113,3 @@ def main() -> None:
     are shards: paths or URLs, with {000..011} or * in quotes, a directory, @list.txt, or an
     index.json.
     """
-
-
-for section in _SECTIONS.values():
-    for command in section:
-        main.add_command(command)

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Any
 
 import click
+import numpy as np
 
-from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import check_dest, echo, example, shard_limits, shares, storage_options, values_option
-
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Job
+from wds_pipes.cli.creating import files as of_files
+from wds_pipes.cli.creating import tables
+from wds_pipes.cli.creating.encoding import Encode, is_image, read_encode
+from wds_pipes.cli.creating.records import Content, Problems, Record, samples
+from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.options import check_dest, echo, example, shard_limits, shares, values_option
+from wds_pipes.cli.shards import (
+    complete,
+    content_of_classes,
+    shard_ends,
+    shard_job,
+    shard_task,
+    split_numbers,
+    write_task,
+)
+from wds_pipes.core.order import hash64, hash_text
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError
+from wds_pipes.io.compression import TAR_NAME
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.tar.encoded import check_name, stored_size
+from wds_pipes.tar.writer import whole
 
 _FOLDERS, _TABLES = ("files", "classes"), ("csv", "tsv", "jsonl", "parquet")
 _KINDS = (*_FOLDERS, "list", *_TABLES)
@@ -87,12 +109,12 @@ _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": 
 @click.option(
     "--root", metavar="DIRECTORY", help="Where relative paths in a list or table begin.  [default: where it is]"
 )
-@storage_options
-@job_options
+@runs()
 def create(
     *,
     source: str,
-    dest: str,
+    place: Place,
+    running: Running,
     kind: str | None,
     max_samples: int,
     max_bytes: int,
@@ -108,9 +130,7 @@ def create(
     group: int | None,
     encode: str | None,
     root: str | None,
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+) -> Job:
     """Make shards of files, lists and tables in the directory DEST.
 
     SOURCE is a directory, a list, a table or - for standard input. DEST is a directory that is
@@ -134,7 +154,7 @@ def create(
     not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
     sizes are as in decode_by_ext. --max-bytes counts the files as they were.
     """  # noqa: D301
-    options = storage_options or None
+    options = place.storage_options
     if source != "-" and "://" not in source and not os.path.exists(source):
         raise click.UsageError(f"SOURCE {source!r} does not exist")
     hinted, kind = kind is None, kind or _kind(source)
@@ -153,51 +173,34 @@ def create(
     if group and (key or files or values):
         raise click.UsageError("--group is for whole rows of a table, without --key, --file and --value")
     links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-
-    from wds_pipes.cli.creating.encoding import read_encode
-    from wds_pipes.cli.creating.plan import planned
-    from wds_pipes.cli.shards import summary
-
-    try:
-        images = None if encode is None else read_encode(encode)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-
-    def make() -> Job:
-        from wds_pipes.cli.creating import files as of_files
-        from wds_pipes.cli.creating import tables
-        from wds_pipes.cli.creating.plan import plan
-        from wds_pipes.cli.creating.records import Problems
-        from wds_pipes.io.tasks.task import Place
-
-        place, problems, chosen = Place(dest, options), Problems(), of_files.Files(ignore, include, links)
-        classes: list[str] = []
-        if kind == "files":
-            records = of_files.of_directory(source, key_split, chosen, problems, options)
-            if hinted and (hint := of_files.hint_of_classes(records)):
-                echo(hint, err=True)
-        elif kind == "classes":
-            records, classes = of_files.of_classes(source, key_split, chosen, problems, options)
-        elif kind == "list":
-            records, classes = tables.of_list(source, root, key_split, problems, options)
-        else:
-            records, classes = tables.of_table(source, kind, _columns(key, files, values, root), problems, options)
-            records = tables.grouped(records, group) if group else records
-        if note := chosen.note():
-            echo(note, err=True)
-        return plan(
-            records,
-            place,
-            problems,
-            classes=classes,
-            shuffle=shuffle,
-            shares=split,
-            max_samples=max_samples,
-            max_bytes=max_bytes,
-            encode=images,
-        )
-
-    run_job(make, running, planned, summary)
+    images = None if encode is None else read_encode(encode)
+    problems, chosen, classes = Problems(), of_files.Files(ignore, include, links), list[str]()
+    if kind == "files":
+        records = of_files.of_directory(source, key_split, chosen, problems, options)
+        if hinted and (hint := of_files.hint_of_classes(records)):
+            echo(hint, err=True)
+    elif kind == "classes":
+        records, classes = of_files.of_classes(source, key_split, chosen, problems, options)
+    elif kind == "list":
+        records, classes = tables.of_list(source, root, key_split, problems, options)
+    else:
+        pairs = [file.partition("=")[::2] if "=" in file else ("", file) for file in files]
+        columns = tables.Columns(key, tuple(pairs), values, root)
+        records, classes = tables.of_table(source, kind, columns, problems, options)
+        records = tables.grouped(records, group) if group else records
+    if note := chosen.note():
+        echo(note, err=True)
+    return plan(
+        records,
+        place,
+        problems,
+        classes=classes,
+        shuffle=shuffle,
+        shares=split,
+        max_samples=max_samples,
+        max_bytes=max_bytes,
+        encode=images,
+    )
 
 
 def _check_dest(dest: str) -> str:
@@ -211,8 +214,6 @@ def _check_dest(dest: str) -> str:
 
 def _kind(source: str) -> str:
     """What a source is, if the command does not say it."""
-    from wds_pipes.io.compression import TAR_NAME
-
     if source == "-":
         raise click.UsageError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
@@ -225,8 +226,108 @@ def _kind(source: str) -> str:
     return _ENDINGS.get(ending, "list")
 
 
-def _columns(key: str | None, files: tuple[str, ...], values: dict[str, str], root: str | None) -> Any:
-    from wds_pipes.cli.creating.tables import Columns
+def plan(
+    records: Sequence[Record],
+    place: Place,
+    problems: Problems,
+    *,
+    classes: Sequence[str] = (),
+    shuffle: int | None = None,
+    shares: Mapping[str, float] | None = None,
+    max_samples: int,
+    max_bytes: int,
+    encode: Encode | None = None,
+) -> Job:
+    """Make the job that writes samples.
 
-    pairs = [(field, column) if equals else ("", field) for field, equals, column in (f.partition("=") for f in files)]
-    return Columns(key, tuple(pairs), values, root)
+    Args:
+        records: the samples, in order.
+        place: the directory of the shards.
+        problems: takes what is wrong with the samples.
+        classes: the names of the classes, for ``classes.json``.
+        shuffle: the seed of a random order, which depends on the keys and on nothing else.
+        shares: the names of splits and their shares: see ``split_by_key``.
+        max_samples: the maximum number of samples in a shard.
+        max_bytes: the maximum size of a shard, with images as they are before ``encode``.
+        encode: what becomes of images.
+
+    Raises:
+        SampleError: there are problems.
+        ValueError: there is no sample, or none in a split.
+    """
+    _check(records, problems, encode)
+    if not records:
+        raise ValueError("the source has no samples, so there is nothing to write")
+    if shuffle is not None:
+        records = sorted(records, key=lambda record: (hash64(shuffle, hash_text(record.key)), record.key))
+    tasks: list[Task] = []
+    parts = _split(records, shares) if shares else {"": records}
+    for name, part in parts.items():
+        prefix = f"{name}/{name}" if name else "shard"
+        for number, group in enumerate(_shards(part, max_samples, max_bytes)):
+            size = whole(sum(map(_size, group)))
+            says = f"{plural(len(group), 'sample')}, {plural(size, 'byte')}"
+            tasks.append(shard_task(f"{prefix}-{number:06d}.tar", group, _fingerprint(group, encode), says))
+    options: dict[str, Any] = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
+    if encode is not None:
+        options["encode"] = encode.text
+    options |= {"max_samples": max_samples, "max_bytes": max_bytes}
+    names = content_of_classes(classes) if classes else None
+    return shard_job("create", place, partial(write, place.storage_options, encode), tasks, options, classes=names)
+
+
+def write(storage_options: dict[str, Any] | None, encode: Encode | None, task: Task, place: Place) -> Facts:
+    """Write a shard."""
+    found = samples(task.arguments, storage_options, encode)
+    return write_task(task, place, complete(task.name, found, len(task.arguments)))
+
+
+def _check(records: Sequence[Record], problems: Problems, encode: Encode | None) -> None:
+    seen: set[str] = set()
+    for key, fields in records:
+        if key in seen:
+            problems.add(f"two samples have the key {key!r}: give each its own")
+        seen.add(key)
+        if not fields:
+            problems.add(f"sample {key!r} has no fields, so it would not be in a shard: give it one, or leave it out")
+        for field in fields:
+            try:
+                check_name(key, field)
+            except SampleError as error:
+                problems.add(str(error))
+        images = [] if encode is None else list(filter(is_image, fields))
+        if len(images) > 1:
+            problems.add(
+                f"sample {key!r} has the images {', '.join(images)}, which --encode would make one field: leave all "
+                "but one out with --ignore"
+            )
+    problems.check()
+
+
+def _split(records: Sequence[Record], shares: Mapping[str, float]) -> dict[str, list[Record]]:
+
+    hashes = np.array([hash_text(record.key) for record in records], np.uint64)
+    found = split_numbers(hashes, shares)
+    return {name: [records[place] for place in places.tolist()] for name, places in found.items()}
+
+
+def _shards(records: Sequence[Record], max_samples: int, max_bytes: int) -> list[Sequence[Record]]:
+    """Divide samples as ShardWriter does."""
+    sizes = np.fromiter(map(_size, records), np.int64, len(records))
+    ends = [0, *shard_ends([sizes], max_samples, max_bytes)]
+    return [records[start:stop] for start, stop in pairwise(ends)]
+
+
+def _size(record: Record) -> int:
+    return sum(stored_size(record.key, field, record.size_of(field)) for field in record.fields)
+
+
+def _fingerprint(records: Sequence[Record], encode: Encode | None) -> str:
+    marks = [[key, [[field, *_mark(value)] for field, value in sorted(fields.items())]] for key, fields in records]
+    return fingerprint(*([encode.text] if encode is not None else []), marks)
+
+
+def _mark(value: Content | bytes) -> list[Any]:
+    if isinstance(value, Content):
+        return [value.size, value.identity]
+    return [blake2b(value, digest_size=16).hexdigest()]

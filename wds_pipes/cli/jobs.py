@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import click
 
@@ -20,15 +22,19 @@ from wds_pipes.cli.options import (
     engine,
     in_one_line,
     progress,
+    storage_options,
 )
+from wds_pipes.cli.shards import summary
 from wds_pipes.core.words import plural
-
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Job, Outcome, Report, Task
+from wds_pipes.errors import ShardError
+from wds_pipes.io.tasks.engines import in_processes, in_this_process
+from wds_pipes.io.tasks.on_ray import connect, on_ray
+from wds_pipes.io.tasks.running import run
+from wds_pipes.io.tasks.task import Engine, Facts, Job, Outcome, Place, Report, Task, fingerprint
 
 
 class Running(NamedTuple):
-    """The options of ``job_options``."""
+    """The options with which tasks run."""
 
     jobs: int = 1
     engine: str | None = None
@@ -55,19 +61,6 @@ class Running(NamedTuple):
         return self.task, self.tasks
 
 
-def job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options with which its tasks run; it gets them as ``running``."""
-
-    @functools.wraps(command)
-    def wrapped(**options: Any) -> None:
-        running = Running(**{name: options.pop(name) for name in Running._fields})
-        command(**options, running=running)
-
-    for option in reversed(_OPTIONS):
-        option(wrapped)
-    return wrapped
-
-
 _OPTIONS = (
     click.option(
         "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine."
@@ -82,6 +75,52 @@ _OPTIONS = (
 )
 
 
+def runs(summed: Callable[[Report], str] = summary) -> Callable[[Callable[..., Job]], Callable[..., None]]:
+    """Make a command of a function that returns a job, which is run and reported. The exit code is
+    1 if samples or tasks failed, 2 if it cannot run.
+
+    The command gets the options with which tasks run, and ``--storage-options``. Its argument DEST
+    becomes ``place``, which has the storage options; the function also gets ``running``.
+
+    Args:
+        summed: what the finished tasks wrote, in words.
+    """
+
+    def decorated(function: Callable[..., Job]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(*, dest: str, storage_options: dict[str, Any], **given: Any) -> None:
+            running = Running(**{name: given.pop(name) for name in Running._fields})
+            check_engine(running.engine)
+            with in_one_line(), ended_by_sigterm(), _resumable(running):
+                share = running.share
+                if running.engine and not running.dry_run:
+                    connect()  # before anything is written
+                job = function(place=Place(dest, storage_options or None), running=running, **given)
+                report = run(
+                    job,
+                    jobs=running.jobs,
+                    engine=on_ray if running.engine else None,
+                    share=share,
+                    overwrite=running.overwrite,
+                    dry_run=running.dry_run,
+                    on_task=_tell,
+                    progress=running.progress,
+                )
+            with in_one_line():
+                _show(job, report, running, summed)
+            if report.failed:
+                raise Damaged(
+                    f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is "
+                    "mended: what is finished is kept. With other options, also pass --overwrite."
+                )
+
+        for option in reversed(_OPTIONS):
+            option(command)
+        return storage_options(command)
+
+    return decorated
+
+
 @contextlib.contextmanager
 def _resumable(running: Running) -> Iterator[None]:
     """Say after Ctrl-C what becomes of what is finished."""
@@ -93,52 +132,7 @@ def _resumable(running: Running) -> Iterator[None]:
         raise
 
 
-def run_job(
-    make: Callable[[], Job],
-    running: Running,
-    planned: Callable[[Task], str],
-    summary: Callable[[Report], str],
-) -> None:
-    """Run a job, and report. The exit code is 1 if samples or tasks failed, 2 if it cannot run.
-
-    Args:
-        make: makes the job; its errors are reported.
-        running: how to run it.
-        planned: what a task would write, for ``--dry-run``.
-        summary: what the finished tasks wrote.
-    """
-    from wds_pipes.io.tasks.on_ray import connect, on_ray
-    from wds_pipes.io.tasks.running import run
-
-    check_engine(running.engine)
-    share = running.share
-    with in_one_line(), ended_by_sigterm(), _resumable(running):
-        if running.engine and not running.dry_run:
-            connect()  # before anything is written
-        job = make()
-        report = run(
-            job,
-            jobs=running.jobs,
-            engine=on_ray if running.engine else None,
-            share=share,
-            overwrite=running.overwrite,
-            dry_run=running.dry_run,
-            on_task=_tell,
-            progress=running.progress,
-        )
-    with in_one_line():
-        _show(job, report, running, planned, summary)
-    if report.failed:
-        raise Damaged(
-            f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is mended: "
-            "what is finished is kept. With other options, also pass --overwrite."
-        )
-
-
-def _show(
-    job: Job, report: Report, running: Running, planned: Callable[[Task], str], summary: Callable[[Report], str]
-) -> None:
-
+def _show(job: Job, report: Report, running: Running, summed: Callable[[Report], str]) -> None:
     if running.as_json:
         shown = {
             "command": job.command,
@@ -152,14 +146,14 @@ def _show(
         }
         echo_json(shown)
     elif running.dry_run:
-        named = {task.name: task for task in job.tasks}
+        says = {task.name: task.says for task in job.tasks}
         for name in report.written:
-            echo(f"would write {planned(named[name])}")
+            echo(f"would write {name}: {says[name]}")
         echo(f"{report.place}: {len(report.written)} to write, {len(report.skipped)} there already")
     else:
         done = f"{len(report.written)} written, {len(report.skipped)} there already"
         left = report.total - len(report.facts)
-        whole = summary(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
+        whole = summed(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
         echo(f"{report.place}: {done}; {whole}")
 
 
@@ -167,3 +161,49 @@ def _tell(outcome: Outcome) -> None:
     if outcome.facts is None:
         for line in Refused(f"{outcome.name} failed: {outcome.error}").message.split("\n"):
             echo(line, err=True)
+
+
+@contextlib.contextmanager
+def beside_outputs(place: Place, dry_run: bool) -> Iterator[Place]:
+    """The directory of what first passes make: in that of the outputs, or with ``dry_run`` a
+    temporary one.
+    """
+    if not dry_run:
+        yield Place(place.at(".wds-pipes"), place.storage_options)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Place(temporary, place.storage_options)
+
+
+def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
+    """The directory of the outputs of a first pass. Its name says what they are made from, so
+    commands with other inputs, which may run at the same time, have another one.
+    """
+    made_from = fingerprint([[task.name, task.fingerprint] for task in tasks])
+    return Place(hidden.at(made_from), hidden.storage_options)
+
+
+def first_pass(job: Job, running: Running) -> list[Facts]:
+    """Run the tasks that are not finished yet, and return what all have found.
+
+    Raises:
+        ShardError: one has failed.
+    """
+    if not job.tasks:
+        return []
+    on_cluster = running.engine is not None and not running.dry_run
+    engine = on_ray if on_cluster else partial(in_processes, running.jobs) if running.jobs > 1 else in_this_process
+    progress = running.progress and not running.dry_run
+    report = run(job, engine=partial(_from_share, engine, running.share), overwrite=True, progress=progress)
+    if report.failed:
+        first, more = next(iter(report.failed.values())), len(report.failed) - 1
+        raise ShardError(f"{first} (and {more} more)" if more else first)
+    return list(report.facts.values())
+
+
+def _from_share(
+    engine: Engine, share: tuple[int, int], call: Callable[[Task], Outcome], tasks: Sequence[Task]
+) -> Iterator[Outcome]:
+    """Run tasks, those of a share first."""
+    first = len(tasks) * share[0] // share[1]
+    return engine(call, [*tasks[first:], *tasks[:first]])

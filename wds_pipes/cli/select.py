@@ -9,7 +9,11 @@ from typing import Any
 
 import click
 
+from wds_pipes.cli.conditions import Tables, find_tables
 from wds_pipes.cli.options import example, in_one_line, metadata, storage_options, urls
+from wds_pipes.io.outputs import target_of, write_small
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index_formats import make_opener
 
 _AT_ONCE = 8  # tables
 
@@ -38,11 +42,6 @@ def select(
     lines are text: write day::date. NaN is NULL: it fulfils no comparison.
     """
     with in_one_line():
-        from wds_pipes.cli.conditions import Tables, find_tables
-        from wds_pipes.io.outputs import target_of, write_small
-        from wds_pipes.tar.index import list_shards
-        from wds_pipes.tar.index_formats import make_opener
-
         shards, _ = list_shards(list(urls), storage_options)
         tables = find_tables(shards, metadata, storage_options)
         opened = Tables(where, tables, make_opener(storage_options))

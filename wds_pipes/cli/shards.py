@@ -10,10 +10,9 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +20,14 @@ import numpy.typing as npt
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 from wds_pipes.io.outputs import read_small
-from wds_pipes.io.tasks.task import fingerprint
+from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, Work, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index_file import Entry, write_index
 from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, parts_of_path
+from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members
-
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Facts, Job, Place, Report
 
 T = TypeVar("T")
 CLASSES = "classes.json"
@@ -41,6 +38,56 @@ _REQUESTS = 16
 def shard_facts(name: str, facts: ShardFacts) -> Facts:
     """What a task reports of a shard that it has written."""
     return {"shard": name, **facts._asdict()}
+
+
+def write_task(task: Task, place: Place, samples: Iterable[dict[str, Any]], *, md5: bool = True) -> Facts:
+    """Write the shard of a task, and return what it reports."""
+    facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)
+    return shard_facts(task.name, facts)
+
+
+def shard_task(name: str, arguments: Any, mark: str, says: str) -> Task:
+    """Make a task that writes a shard of its name; ``says``: what that is, in words."""
+    return Task(name, shard_files(name), arguments, mark, says=says)
+
+
+def shard_job(
+    command: str,
+    place: Place,
+    work: Work,
+    tasks: Sequence[Task],
+    options: Mapping[str, Any],
+    *,
+    finish: Callable[[Place, list[Facts]], None] | None = None,
+    extras: Sequence[str] = (),
+    classes: bytes | None = None,
+) -> Job:
+    """Make a job of which each task writes a shard of its name.
+
+    Args:
+        command: its name.
+        place: where the shards are written.
+        work: writes one.
+        tasks: the tasks: see ``shard_task``.
+        options: what the outputs depend on, as JSON values.
+        finish: writes the indexes, and more; None: the indexes are written.
+        extras: the files that ``finish`` writes beside the indexes.
+        classes: a ``classes.json`` to write too; None: there is none.
+    """
+    names = index_names([task.name for task in tasks])
+    known = [] if classes is None else [CLASSES]
+    return Job(
+        command, place, work, tasks, options, partial(_finish, finish or write_indexes, classes),
+        (*names, *extras, *known),
+    )  # fmt: skip
+
+
+def _finish(
+    finish: Callable[[Place, list[Facts]], None], classes: bytes | None, place: Place, facts: list[Facts]
+) -> None:
+    finish(place, facts)
+    if classes is not None:
+        place.write(CLASSES, classes)
 
 
 def marks(
@@ -228,20 +275,13 @@ def classes_of(folder: str, storage_options: dict[str, Any] | None) -> bytes | N
     return None
 
 
-def with_classes(job: Job, urls: Iterable[str]) -> Job:
-    """Return a job that also copies the ``classes.json`` of the shards that it reads, which names
-    the numbers in ``cls``, if all have the same one.
+def common_classes(urls: Iterable[str], storage_options: dict[str, Any] | None) -> bytes | None:
+    """The ``classes.json`` of shards, which names the numbers in ``cls``, if all have the same one;
+    None: they have not.
     """
     folders = dict.fromkeys(folder_of(url) for url in urls if url != "-" and not url.startswith("pipe:"))
-    found = {_classes_if_readable(folder, job.place.storage_options) for folder in folders}
-    content = found.pop() if len(found) == 1 else None
-    return job if content is None else with_content_of_classes(job, content)
-
-
-def with_content_of_classes(job: Job, content: bytes) -> Job:
-    """Return a job that also writes this ``classes.json``."""
-    finish = partial(_finish_with_classes, job.finish, content)
-    return replace(job, finish=finish, extras=(*job.extras, CLASSES))
+    found = {_classes_if_readable(folder, storage_options) for folder in folders}
+    return found.pop() if len(found) == 1 else None
 
 
 def content_of_classes(names: Sequence[str]) -> bytes:
@@ -258,12 +298,6 @@ def _classes_if_readable(folder: str, storage_options: dict[str, Any] | None) ->
         return content if content is not None and isinstance(json.loads(content), list) else None
     except Exception:
         return None
-
-
-def _finish_with_classes(finish: Any, classes: bytes, place: Place, facts: list[Facts]) -> None:
-    if finish is not None:
-        finish(place, facts)
-    place.write(CLASSES, classes)
 
 
 def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_bytes: int) -> Iterator[int]:

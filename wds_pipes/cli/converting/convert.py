@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, storage_options, values_option
+from wds_pipes.cli.converting import lmdbs, tables, tfrecord
+from wds_pipes.cli.converting.rows import Columns, columns_of, sample_of
+from wds_pipes.cli.converting.source import Format, Shard, first_rows, read
+from wds_pipes.cli.create import plan
+from wds_pipes.cli.creating.records import Problems
+from wds_pipes.cli.creating.tables import of_list
+from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.options import dest, example, values_option
+from wds_pipes.cli.shards import (
+    complete,
+    content_of_classes,
+    shard_job,
+    shard_task,
+    write_task,
+)
 from wds_pipes.core.words import plural
+from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.urls import redact
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from wds_pipes.cli.converting.rows import Columns
-    from wds_pipes.cli.converting.source import Format
-    from wds_pipes.io.tasks.task import Facts, Job, Place, Task
-
-_KINDS = ("tfrecord", "parquet", "hf", "lmdb", "torchrecord")
+_FORMATS: dict[str, Format] = {
+    "tfrecord": tfrecord,
+    "parquet": tables.Parquet(),
+    "hf": tables.Saved(),
+    "lmdb": lmdbs.Database(),
+    "torchrecord": lmdbs.TorchRecord(),
+}
 _FIRST = 100  # records that decide what the columns are
 
 
@@ -32,7 +47,7 @@ _FIRST = 100  # records that decide what the columns are
 )
 @click.argument("source")
 @dest
-@click.option("--from", "kind", type=click.Choice(_KINDS), required=True, help="The format of SOURCE.")
+@click.option("--from", "kind", type=click.Choice(list(_FORMATS)), required=True, help="The format of SOURCE.")
 @click.option(
     "--max-samples",
     type=click.IntRange(min=1),
@@ -45,19 +60,17 @@ _FIRST = 100  # records that decide what the columns are
     "key]",
 )
 @values_option("Write only such fields, as in --value jpg=image --value cls=label; repeatable.")
-@storage_options
-@job_options
+@runs()
 def convert(
     *,
     source: str,
-    dest: str,
+    place: Place,
+    running: Running,
     kind: str,
     max_samples: int | None,
     key: str | None,
     values: dict[str, str],
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+) -> Job:
     """Make shards of a data set in another format in the directory DEST.
 
     Bytes are written as they are: images are never encoded again. A column of bytes is a field
@@ -78,89 +91,41 @@ def convert(
     tfrecord and parquet may be remote, the others are local. Run the same command again after an
     interruption: what is finished is kept.
     """  # noqa: D301
-    options = storage_options or None
     if kind == "tfrecord" and max_samples is not None:
         raise click.UsageError(
             "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "
             "and divide the shards afterwards"
         )
-
-    def make() -> Job:
-        from wds_pipes.io.tasks.task import Place
-
-        place = Place(dest, options)
-        is_list = source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
-        if kind == "torchrecord" and is_list:
-            if key or values:
-                raise ValueError("a list has a path and a label in each line: leave --key and --value out")
-            return _of_list(source, place, max_samples or 10_000, options)
-        return plan(source, place, kind, max_samples or 10_000, key=key, values=values, storage_options=options)
-
-    from wds_pipes.cli.shards import summary
-
-    run_job(make, running, _planned, summary)
-
-
-def _of_list(source: str, place: Place, max_samples: int, storage_options: dict[str, Any] | None) -> Job:
-    """The job that writes the shards of a list, as ``create --from list`` does."""
-    from wds_pipes.cli.creating.plan import plan
-    from wds_pipes.cli.creating.records import Problems
-    from wds_pipes.cli.creating.tables import of_list
-
-    problems = Problems()
-    records, classes = of_list(source, None, None, problems, storage_options)
-    return plan(records, place, problems, classes=classes, max_samples=max_samples, max_bytes=1 << 60)
-
-
-def plan(
-    source: str,
-    place: Place,
-    kind: str,
-    max_samples: int,
-    *,
-    key: str | None,
-    values: dict[str, str],
-    storage_options: dict[str, Any] | None,
-) -> Job:
-    """Make the job that converts a data set."""
-    from wds_pipes.cli.converting.rows import columns_of
-    from wds_pipes.cli.converting.source import first_rows
-    from wds_pipes.cli.shards import content_of_classes, index_names, with_content_of_classes, write_indexes
-    from wds_pipes.io.tasks.task import Job, Task, fingerprint
-    from wds_pipes.io.urls import redact
-    from wds_pipes.tar.shard_file import shard_files
-
-    reader = format_of(kind)
-    shards = reader.shards(source, max_samples, storage_options)
+    most, storage_options = max_samples or 10_000, place.storage_options
+    is_list = source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
+    if kind == "torchrecord" and is_list:
+        if key or values:
+            raise ValueError("a list has a path and a label in each line: leave --key and --value out")
+        problems = Problems()
+        records, classes = of_list(source, None, None, problems, storage_options)
+        return plan(records, place, problems, classes=classes, max_samples=most, max_bytes=1 << 60)
+    reader = _FORMATS[kind]
+    shards = reader.shards(source, most, storage_options)
     columns = columns_of(first_rows(reader, shards, _FIRST, storage_options), key, values, redact(source))
-    tasks = [
-        Task(
-            shard.name,
-            shard_files(shard.name),
-            shard,
-            fingerprint(
-                [[run.file.size, run.file.identity, str(run.start), run.number, run.records] for run in shard.runs]
-            ),
-        )
-        for shard in shards
-    ]
-    options = {"from": kind, "max_samples": max_samples, "key": key, "values": values, "columns": list(columns[2:])}
-    names = index_names([task.name for task in tasks])
-    job = Job("convert", place, partial(write, kind, columns, storage_options), tasks, options, write_indexes, names)
+    tasks = [_task(shard) for shard in shards]
+    options = {"from": kind, "max_samples": most, "key": key, "values": values, "columns": list(columns[2:])}
     read_classes = getattr(reader, "classes", None)
     labels = {} if read_classes is None else read_classes(shards[0].runs[0], storage_options)
     label = values.get("cls") if values else next(iter(labels)) if len(labels) == 1 else None
-    return with_content_of_classes(job, content_of_classes(labels[label])) if label in labels else job
+    names = content_of_classes(labels[label]) if label in labels else None
+    return shard_job("convert", place, partial(write, kind, columns, storage_options), tasks, options, classes=names)
+
+
+def _task(shard: Shard) -> Task:
+    records = sum(run.records or 0 for run in shard.runs)
+    says = plural(records, "sample") if records else "all records of a file"
+    marks = [[run.file.size, run.file.identity, str(run.start), run.number, run.records] for run in shard.runs]
+    return shard_task(shard.name, shard, fingerprint(marks), says)
 
 
 def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, task: Task, place: Place) -> Facts:
     """Write a shard."""
-    from wds_pipes.cli.converting.rows import sample_of
-    from wds_pipes.cli.converting.source import read
-    from wds_pipes.cli.shards import complete, shard_facts
-    from wds_pipes.tar.shard_file import write_shard
-
-    reader = format_of(kind)
+    reader = _FORMATS[kind]
     usual = getattr(reader, "as_sample", None) if columns.key is None and not columns.values else None
     samples: Iterator[dict[str, Any]] = (
         sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}
@@ -169,26 +134,4 @@ def write(kind: str, columns: Columns, storage_options: dict[str, Any] | None, t
     counts = [run.records for run in task.arguments.runs]
     if None not in counts:  # a TFRecord file does not say how many it has
         samples = complete(task.name, samples, sum(counts))
-    facts = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
-    return shard_facts(task.name, facts)
-
-
-def format_of(kind: str) -> Format:
-    """The reader of a format."""
-    from wds_pipes.cli.converting import lmdbs, tables, tfrecord
-
-    formats: dict[str, Format] = {
-        "tfrecord": tfrecord,
-        "parquet": tables.Parquet(),
-        "hf": tables.Saved(),
-        "lmdb": lmdbs.Database(),
-        "torchrecord": lmdbs.TorchRecord(),
-    }
-    return formats[kind]
-
-
-def _planned(task: Task) -> str:
-    if isinstance(task.arguments, list):  # of a list
-        return f"{task.name}: {plural(len(task.arguments), 'sample')}"
-    counts = [run.records for run in task.arguments.runs]
-    return f"{task.name}: " + ("all records of a file" if None in counts else plural(sum(counts), "sample"))
+    return write_task(task, place, samples)

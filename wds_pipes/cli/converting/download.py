@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from hashlib import md5
+from typing import Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, echo, example, storage_options, urls
+from wds_pipes.cli.creating.files import file_of
+from wds_pipes.cli.creating.records import Content
+from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.options import dest, echo, example, urls
+from wds_pipes.cli.shards import check_names, check_size, index_names, is_same, names_of, shard_facts, write_indexes
 from wds_pipes.core.words import plural
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.cache.files import boot
+from wds_pipes.io.compression import detect
+from wds_pipes.io.locks import LockedFile, open_locked
+from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
+from wds_pipes.io.tasks.journal import FOLDER
+from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
+from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.headers import BLOCK, is_header, no_tar
+from wds_pipes.tar.index import exists, find_facts, list_shards
+from wds_pipes.tar.index_formats import ShardFacts, dali_name, first_dot, folder_of, make_opener
+from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
 
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Job, Report, Task
+_PARTS = f"{FOLDER}/parts"
+_CHUNK = 1 << 20
+_REQUESTS = 16
+_OF_FOLDER = ("classes.json", "sizes.json", "_info.json", "info.json", "__len__")
+
+Options = dict[str, Any] | None
+
+
+def _summed(report: Report) -> str:
+    facts = report.facts.values()
+    shards = sum("shard" in fact for fact in facts)
+    return f"{plural(shards, 'shard')}, {plural(sum(fact['size'] for fact in facts), 'byte')}"
 
 
 @click.command(
@@ -23,9 +56,8 @@ if TYPE_CHECKING:
 )
 @urls
 @dest
-@storage_options
-@job_options
-def download(*, urls: tuple[str, ...], dest: str, storage_options: dict[str, Any], running: Running) -> None:
+@runs(_summed)
+def download(*, urls: tuple[str, ...], place: Place, running: Running) -> Job:
     """Copy shards into the directory DEST, which may be in a store.
 
     What is beside a shard is copied too: indexes of offsets, of keys and of DALI, and tables of
@@ -37,22 +69,214 @@ def download(*, urls: tuple[str, ...], dest: str, storage_options: dict[str, Any
     Run the same command again after an interruption: a shard that is finished is kept, and one that
     was begun on a local disk continues at its byte, if the store names versions (ETags).
     """
-    options = storage_options or None
+    storage_options = place.storage_options
+    shards, known = list_shards(list(urls), storage_options)
+    names = names_of(shards)
+    check_names(shards, names)
+    for url, name in zip(shards, names, strict=True):
+        if is_same(url, place.at(name)):
+            raise ValueError(f"shard {redact(url)} would be copied to itself: write to another directory")
+    facts = known or _facts_of(shards, storage_options)
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        files = list(pool.map(lambda url: file_of(url, storage_options), shards))
+        beside = list(pool.map(lambda url: _beside(url, storage_options), shards))
+    for file, of in zip(files, facts, strict=True):
+        check_size(file.url, file.size, of)
+    tasks = []
+    for name, file, of, found in zip(names, files, facts, beside, strict=True):
+        also = tuple((url, folder_of(name) + os.path.basename(url)) for url in found)
+        outputs = (name, *(other for _, other in also))
+        mark = fingerprint(file.size, file.identity or of.md5, outputs)
+        tasks.append(_task(outputs, Copy(file, of, also), mark))
+    for folder, into in dict(zip(map(folder_of, shards), map(folder_of, names), strict=True)).items():
+        for known_name in _OF_FOLDER:
+            if exists(folder + known_name, storage_options):
+                file, name = file_of(folder + known_name, storage_options), into + known_name
+                tasks.append(_task((name,), Copy(file, None), fingerprint(file.size, file.identity)))
+    indexed = index_names([name for name, of in zip(names, facts, strict=True) if of.samples is not None])
+    return Job("download", place, partial(copy, storage_options), tasks, {}, finish, indexed, unit="B")
 
-    def make() -> Job:
-        from wds_pipes.cli.converting.copying import plan
-        from wds_pipes.io.tasks.task import Place
 
-        return plan(urls, Place(dest, options), options, lambda note: echo(f"note: {note}", err=True))
-
-    run_job(make, running, _planned, _summary)
+def _task(outputs: tuple[str, ...], wanted: Copy, mark: str) -> Task:
+    size = wanted.file.size
+    return Task(outputs[0], outputs, wanted, mark, size, plural(size, "byte"))
 
 
-def _planned(task: Task) -> str:
-    return f"{task.name}: {plural(task.size, 'byte')}"
+class Copy(NamedTuple):
+    """What a task copies.
+
+    Attributes:
+        file: the shard, or another file.
+        facts: what an index says of the shard; None: it is another file.
+        beside: the URLs of the files that belong to it, and their names.
+    """
+
+    file: Content
+    facts: ShardFacts | None
+    beside: tuple[tuple[str, str], ...] = ()
 
 
-def _summary(report: Report) -> str:
-    facts = report.facts.values()
-    shards = sum("shard" in fact for fact in facts)
-    return f"{plural(shards, 'shard')}, {plural(sum(fact['size'] for fact in facts), 'byte')}"
+def copy(storage_options: Options, task: Task, place: Place) -> Facts:
+    """Copy a shard and what is beside it, or another file."""
+    wanted: Copy = task.arguments
+    if wanted.facts is None:
+        _copy_small(wanted.file.url, task.name, place, storage_options)
+        return {"size": wanted.file.size}
+    digest = _copy_shard(wanted.file, wanted.facts.md5, task.name, place, storage_options)
+    for url, name in wanted.beside:
+        _copy_small(url, name, place, storage_options)
+    return shard_facts(task.name, ShardFacts(wanted.facts.samples, wanted.file.size, digest))
+
+
+def finish(place: Place, facts: list[Facts]) -> None:
+    """Write an index of the shards whose samples are known, and remove parts that were left."""
+    write_indexes(place, [fact for fact in facts if fact.get("samples") is not None])
+    if local_path(place.url) is not None:
+        shutil.rmtree(place.at(_PARTS), ignore_errors=True)
+
+
+def _facts_of(shards: Sequence[str], storage_options: Options) -> list[ShardFacts]:
+    """What the ``index.json`` in the directory of each shard says of it."""
+    found: dict[str, ShardFacts] = {}
+    for folder in dict.fromkeys(map(folder_of, shards)):
+        inside = [url for url in shards if folder_of(url) == folder]
+        index = f"{folder}index.json"
+        if exists(index, storage_options):
+            try:
+                found |= dict(zip(inside, find_facts(inside, index, storage_options), strict=True))
+            except ValueError as error:
+                echo(f"note: {error} So MD5s are not compared", err=True)
+    return [found.get(url, ShardFacts()) for url in shards]
+
+
+def _beside(shard: str, storage_options: Options) -> list[str]:
+    """The files that belong to a shard and exist."""
+    folder, stem = folder_of(shard), first_dot(shard)
+    base = os.path.basename(shard.partition("?")[0] if local_path(shard) is None else shard)
+    names = [base + OFFSETS, base + KEYS, dali_name(shard), f"{stem}.parquet", f"{stem}.jsonl", f"{stem}_stats.json"]
+    return [folder + name for name in names if exists(folder + name, storage_options)]
+
+
+def _copy_shard(file: Content, expected: str | None, name: str, place: Place, storage_options: Options) -> str:
+    """Copy a shard; return its MD5."""
+    target = place.at(name)
+    if local_path(target) is None:
+        output = open_output(target, overwrite=True, storage_options=place.storage_options)
+        try:
+            size, digest = _transfer(file, output.write, storage_options, expected)
+            _check(file, size, digest, expected, storage_options)
+            remove_beside(target, place.storage_options)
+            output.commit()
+        finally:
+            output.discard()
+        return digest
+    with _part(file, place, storage_options) as part:
+        try:
+            size, digest = _transfer(file, partial(_append, part.fd), storage_options, expected, part)
+        except OSError as error:
+            if not isinstance(error, ShardError):
+                error.filename = error.filename or target
+            raise
+        try:
+            _check(file, size, digest, expected, storage_options)
+        except (ShardError, StateError):
+            os.ftruncate(part.fd, 0)
+            raise
+        os.fsync(part.fd)
+        remove_beside(target)
+        os.replace(_part_path(file, place), target)
+    return digest
+
+
+def _check_head(head: bytes, url: str) -> None:
+    """Raise ShardError if a file begins with this and is no shard, such as the page of a server."""
+    if not head or not (detect(head) or (len(head) == BLOCK and is_header(head)) or not head.strip(b"\0")):
+        shown, what = redact(url), no_tar(head) if head else "is empty (0 bytes)"
+        raise ShardError(f"shard {shown} {what}. It was not copied", url=shown)
+
+
+def _transfer(
+    file: Content,
+    write: Callable[[bytes], object],
+    storage_options: Options,
+    expected: str | None,
+    part: LockedFile | None = None,
+) -> tuple[int, str]:
+    """Write a file, from where its part ends; return how many bytes it has, and their MD5.
+
+    Raises:
+        ShardError: it cannot be read; or it is no shard, and no MD5 is expected.
+    """
+    size, digest = 0, md5(usedforsecurity=False)
+    if part is not None:
+        os.lseek(part.fd, 0, os.SEEK_SET)
+        while chunk := os.read(part.fd, _CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    if not file.size and expected is None:
+        _check_head(b"", file.url)
+    if size < file.size:
+        with make_opener(storage_options).open(file.url, size, size=file.size) as stream:
+            if local_path(file.url) is not None:
+                stream.seek(size)
+            while chunk := stream.read(_CHUNK):
+                if not size and expected is None:  # else the MD5 says whether it is what it should be
+                    _check_head(chunk[:BLOCK], file.url)
+                write(chunk)
+                digest.update(chunk)
+                size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def _check(file: Content, size: int, digest: str, expected: str | None, storage_options: Options) -> None:
+    """Compare what arrived with what is known of a file.
+
+    Raises:
+        ShardError: it is damaged.
+        StateError: it was changed meanwhile.
+    """
+    now, shown = version_of(file.url, storage_options), redact(file.url)
+    if (now.size, now.mark or "") != (file.size, file.mark):
+        raise StateError(f"{shown} was changed while it was copied: run the command again with --overwrite")
+    if size != file.size:
+        raise ShardError(f"{shown} has {plural(file.size, 'byte')}, and {size:,} arrived", url=shown)
+    if expected not in (None, digest):
+        raise ShardError(
+            f"{shown} arrived with the MD5 {digest}, and its index says {expected}: it is damaged, or the index is old",
+            url=shown,
+        )
+
+
+def _append(fd: int, data: bytes) -> None:
+    done = 0
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])
+
+
+@contextmanager
+def _part(file: Content, place: Place, storage_options: Options) -> Iterator[LockedFile]:
+    """The part of a shard that is there already, locked."""
+    path = _part_path(file, place)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    part = open_locked(path, os.O_RDWR | os.O_CREAT, wait=True, mode=0o666)
+    if part is None:
+        raise ShardError(f"{path} is being written by another process, or its directory was removed", url=path)
+    try:
+        if not file.mark or not version_of(file.url, storage_options).sure or part.size > file.size:
+            os.ftruncate(part.fd, 0)
+        yield part
+    finally:
+        part.close()
+
+
+def _part_path(file: Content, place: Place) -> str:
+    return place.at(f"{_PARTS}/{fingerprint(identify(file.url), file.size, file.mark, boot())}")
+
+
+def _copy_small(url: str, name: str, place: Place, storage_options: Options) -> None:
+    content = read_small(url, storage_options)
+    if content is None:
+        raise ShardError(f"{redact(url)} was removed meanwhile: run the command again", url=redact(url))
+    if size_of(url, storage_options) not in (None, 0, len(content)):  # 0: the server does not tell it
+        raise ShardError(f"{redact(url)} was cut or changed on its way: run the command again", url=redact(url))
+    write_small(place.at(name), content, place.storage_options)

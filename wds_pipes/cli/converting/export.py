@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import click
 
-from wds_pipes.cli.jobs import Running, job_options, run_job
-from wds_pipes.cli.options import dest, example, key_split, storage_options, urls
+from wds_pipes.cli.converting.rows import is_text
+from wds_pipes.cli.converting.tfrecord import framed, masked_crc, packed
+from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.look.commands import write_lines
+from wds_pipes.cli.look.reading import Source
+from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.options import fields as fields_option
+from wds_pipes.cli.shards import check_names, classes_of, marks, names_of, unchanged
+from wds_pipes.codecs.table import ROWS
+from wds_pipes.codecs.text import exact_integer
+from wds_pipes.core.counts import NothingKeptError
+from wds_pipes.core.importing import library
+from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.task import Job, Report, Task
+from wds_pipes.errors import SampleError
+from wds_pipes.io.outputs import OutputFile, open_output
+from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.index_formats import folder_of
+from wds_pipes.tar.keys import is_metadata
 
 _KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
+
+
+def _summed(report: Report) -> str:
+    facts = report.facts.values()
+    text = f"{plural(len(facts), 'file')}, {plural(sum(fact['samples'] for fact in facts), 'sample')}"
+    without = sum(fact["without_fields"] for fact in facts)
+    return f"{text}; {plural(without, 'sample')} left out, which had none of the fields" if without else text
 
 
 @click.command(
@@ -30,19 +57,17 @@ _KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
 @fields_option
 @click.option("--label", metavar="FIELD", help="The field of the class, for imagefolder.  [default: cls]")
 @key_split
-@storage_options
-@job_options
+@runs(_summed)
 def export(
     *,
     urls: tuple[str, ...],
-    dest: str,
+    place: Place,
+    running: Running,
     kind: str,
     fields: list[str] | None,
     label: str | None,
     key_split: str,
-    storage_options: dict[str, Any],
-    running: Running,
-) -> None:
+) -> Job:
     """Write shards in another format into the directory DEST.
 
     A file is made of each shard, with the name of the shard. Data is written as it is: images are
@@ -62,33 +87,302 @@ def export(
     wds-pipes convert reads parquet and tfrecord back as they were, and wds-pipes create --from
     classes the images. Run the same command again after an interruption: what is finished is kept.
     """  # noqa: D301
-    options = storage_options or None
     if label is not None and kind != "imagefolder":
         raise click.UsageError("--label is for --to imagefolder")
+    label, storage_options = (label or "cls").lower(), place.storage_options
+    if kind == "tfrecord":
+        masked_crc(packed({}))  # whether the libraries are installed
+    elif kind == "parquet":
+        library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
+    shards, known = list_shards(list(urls), storage_options)
+    found = marks(shards, storage_options, known)
+    classes = {}
+    if kind == "imagefolder":
+        classes = {folder: read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
+    tasks = []
+    outputs = [_TAR.sub("", name) + _ENDINGS[kind] for name in names_of(shards)]
+    check_names(shards, outputs)
+    for url, output, mark in zip(shards, outputs, found, strict=True):
+        if kind == "imagefolder" and output.startswith("images/"):
+            raise ValueError(
+                f"the list {output} of {redact(url)} would be among the images: export each directory by itself, into "
+                "a directory of its own"
+            )
+        names = classes.get(folder_of(url))
+        tasks.append(Task(output, (output,), (url, mark, names), fingerprint(mark, names), says=f"of {redact(url)}"))
+    options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
+    work = partial(write, Export(kind, None if fields is None else tuple(fields), label, key_split, storage_options))
+    finish = partial(_finish, kind, fields, [task.name for task in tasks])
+    return Job("export", place, work, tasks, options, finish, lists="images" if kind == "imagefolder" else "")
 
-    def make() -> Job:
-        from wds_pipes.cli.converting.writing import plan
-        from wds_pipes.io.tasks.task import Place
 
-        return plan(
-            urls,
-            Place(dest, options),
-            kind,
-            fields=None if fields is None else tuple(fields),
-            label=(label or "cls").lower(),
-            key_split=key_split,
-            storage_options=options,
+_ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
+_TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
+_GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression, and of the samples that come first
+_TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl"))
+_INTEGERS = frozenset(extension for extension, row in ROWS.items() if row.decode is int)
+
+Options = dict[str, Any] | None
+Sample = dict[str, Any]
+
+
+class Export(NamedTuple):
+    """How shards are written; it is sent to other processes.
+
+    Attributes:
+        kind: the format.
+        fields: those that are written; None: all.
+        label: the field of the class, for imagefolder.
+        key_split: as in ``group_by_key``.
+        storage_options: how to reach the shards.
+    """
+
+    kind: str
+    fields: tuple[str, ...] | None
+    label: str
+    key_split: str
+    storage_options: Options
+
+
+def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
+    """Check what only all files together show.
+
+    Raises:
+        NothingKeptError: no sample of any shard has one of the fields that are written.
+        SampleError: two images have one name.
+    """
+    if any(fact["without_fields"] for fact in facts) and not any(fact["samples"] for fact in facts):
+        raise NothingKeptError(
+            f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite"
         )
-
-    run_job(make, running, _planned, _summary)
-
-
-def _planned(task: Task) -> str:
-    return task.outputs[0]
+    if kind == "imagefolder":
+        check_lists(names, place)
 
 
-def _summary(report: Report) -> str:
-    facts = report.facts.values()
-    text = f"{plural(len(facts), 'file')}, {plural(sum(fact['samples'] for fact in facts), 'sample')}"
-    without = sum(fact["without_fields"] for fact in facts)
-    return f"{text}; {plural(without, 'sample')} left out, which had none of the fields" if without else text
+def write(export: Export, task: Task, place: Place) -> Facts:
+    """Write what is made of a shard."""
+    url, mark, classes = task.arguments
+    fields, facts = export.fields, {"samples": 0}
+    if export.kind == "imagefolder" and fields is not None and export.label not in fields:
+        fields = (*fields, export.label)
+    source = Source([url], export.storage_options or {}, export.key_split, fields)
+    samples = unchanged(_kept(source, facts), {url: mark}, export.storage_options)
+    with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
+        if export.kind == "jsonl":
+            base = redact(url).partition("?")[0].rpartition("/")[2]
+            write_lines(({**sample, "__url__": base} for sample in samples), cast(BinaryIO, stream), {})
+        elif export.kind == "parquet":
+            _write_parquet(samples, stream, export.fields)
+        elif export.kind == "tfrecord":
+            _write_tfrecord(samples, stream)
+        else:
+            for line in write_images(samples, export.label, classes, place):
+                stream.write(line.encode("utf-8", "surrogateescape"))
+        stream.commit()
+    return {"without_fields": source.without_fields, **facts}
+
+
+def _kept(source: Source, facts: dict[str, int]) -> Iterator[Sample]:
+    """Yield and count the samples of a shard; none, if none has a field to keep: other shards may
+    have it.
+    """
+    try:
+        for sample in source.read():
+            facts["samples"] += 1
+            yield sample
+    except NothingKeptError as error:
+        facts["without_fields"] = error.samples
+
+
+class _Stream(io.RawIOBase):
+    """A file that appears when it is committed, as a stream."""
+
+    def __init__(self, target: str, storage_options: Options) -> None:
+        self._file: OutputFile = open_output(target, overwrite=True, wait=True, storage_options=storage_options)
+        self._written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self._file.write(content)
+        self._written += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._written
+
+    def commit(self) -> None:
+        """Give the file its name."""
+        self._file.commit()
+
+    def close(self) -> None:
+        self._file.discard()
+        super().close()
+
+
+def _kind(field: str, group: list[Sample]) -> str:
+    """What the column of a field is, by the samples that come first, as Arrow names it."""
+    extension = field.rpartition(".")[2]
+    if extension not in _INTEGERS:
+        return "string" if extension in _TEXTS else "binary"
+    values = [sample[field] for sample in group if field in sample]
+    if not values:
+        return "string"  # as text, the values of other files stay what they are
+    if all(exact_integer(data) is not None for data in values):
+        return "int64"
+    return "string" if all(map(is_text, values)) else "binary"
+
+
+def _write_tfrecord(samples: Iterable[Sample], stream: _Stream) -> None:
+
+    kinds: dict[str, str] = {}
+    for group in _groups(samples):
+        kinds |= {name: _kind(name, group) for name in _fields(group) if name not in kinds}
+        for sample in group:
+            stream.write(framed(packed(_row(sample, kinds))))
+
+
+def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[str] | None) -> None:
+    arrow = library("pyarrow", "pyarrow", "parquet", extra="parquet")
+    parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
+    groups = _groups(samples)
+    first = next(groups, [])
+    kinds = {name: _kind(name, first) for name in (_fields(first) if fields is None else fields)}
+    schema = arrow.schema([("__key__", "string"), *kinds.items()])
+    with parquet.ParquetWriter(arrow.PythonFile(stream, mode="w"), schema) as writer:
+        for group in chain([first], groups):
+            rows = [_row(sample, kinds) for sample in group]
+            try:
+                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+            except arrow.ArrowInvalid as error:
+                shown = redact(group[0]["__url__"])
+                raise SampleError(
+                    f"shard {shown}: keys and fields of text must be UTF-8: {error}. Leave the field out with --fields",
+                    url=shown,
+                ) from error
+
+
+def _fields(group: Iterable[Sample]) -> list[str]:
+    return sorted({name for sample in group for name in sample if not is_metadata(name)})
+
+
+def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
+    """Samples in groups of some megabytes."""
+    group, size = [], 0
+    for sample in samples:
+        group.append(sample)
+        size += sum(len(data) for field, data in sample.items() if not is_metadata(field))
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
+    """The key and the fields of a sample; fields of integers are integers, others are bytes."""
+    key = sample["__key__"]
+    row: dict[str, Any] = {"__key__": key.encode("utf-8", "surrogateescape")}
+    for field, data in sample.items():
+        if is_metadata(field):
+            continue
+        if field not in kinds:
+            raise unfit(
+                sample,
+                f"sample {key!r} has field {field!r}, which the first samples do not have: name the columns, as in "
+                f"--fields {','.join([*kinds, field])}",
+            )
+        row[field] = exact_integer(data) if kinds[field] == "int64" else data
+        if row[field] is None:
+            raise unfit(
+                sample,
+                f"field {field!r} of sample {key!r} is {data!r:.80}, and the first samples have integers in it: leave "
+                "it out with --fields, or divide the shard with wds-pipes reshard --max-bytes 64MB",
+            )
+    return row
+
+
+def unfit(sample: Sample, what: str) -> SampleError:
+    """The error for a sample that a format cannot hold, without the credentials in its URL."""
+    shown = redact(sample["__url__"])
+    return SampleError(f"shard {shown}: {what}", key=sample["__key__"], url=shown)
+
+
+def write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
+    """Write the fields of samples as files, and yield the lines of their list."""
+    of_path: dict[str, str] = {}  # keys
+    for sample in samples:
+        key = sample["__key__"]
+        fields = {field: data for field, data in sample.items() if not is_metadata(field) and field != label}
+        if label not in sample or not fields:
+            what = (
+                f"field {label!r}, which names its class: name it with --label"
+                if fields
+                else "other fields than its class"
+            )
+            raise unfit(sample, f"sample {key!r} has no {what}")
+        name = _class(sample[label], classes, label, sample)
+        inside = key.removeprefix(f"{name}/")
+        parts = [*inside.split("/"), name]
+        bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
+        if bad or any(control in name + key for control in "\0\t\n\r"):
+            raise unfit(
+                sample,
+                f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
+                "wds-pipes get",
+            )
+        for field, data in fields.items():
+            path = f"images/{name}/{inside}.{field}"
+            if of_path.setdefault(path, key) != key:
+                raise unfit(sample, f"samples {of_path[path]!r} and {key!r} would both be {path}: give one another key")
+            place.write(path, data)
+            yield f"{path}\t{name}\n"
+
+
+def check_lists(lists: Sequence[str], place: Place) -> None:
+    """Check that shards did not write the same files.
+
+    Raises:
+        SampleError: two of them have a sample of one key and class.
+    """
+    seen: dict[int, str] = {}
+    for name in lists:
+        for line in (place.read(name) or b"").splitlines():
+            path = line.partition(b"\t")[0]
+            before = seen.setdefault(hash_text(path.decode("utf-8", "surrogateescape")), name)
+            if before != name:
+                shown = path.decode("utf-8", "replace")
+                raise SampleError(
+                    f"{before} and {name} both have {shown}, so one of the two is lost: export them into different "
+                    "directories"
+                )
+
+
+def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:
+    text = data.decode("utf-8", "surrogateescape").strip()
+    if classes is None:
+        return text
+    number = int(text) if text.isascii() and text.isdecimal() else len(classes)
+    if number >= len(classes):
+        raise unfit(
+            sample,
+            f"field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and classes.json has the names of "
+            f"{len(classes):,} classes, from 0 on: mend or remove it",
+        )
+    return classes[number]
+
+
+def read_classes(folder: str, storage_options: Options) -> list[str] | None:
+    """The names of the classes of the shards in a directory; None: not known."""
+    content = classes_of(folder, storage_options)
+    if content is None:
+        return None
+    try:
+        names = json.loads(content)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"classes.json of the shards in {redact(folder)} is no list of names: mend or remove it")
+    return names

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
-from wds_pipes.cli.converting.messages import tensor_protos
+import numpy as np
+
 from wds_pipes.cli.converting.rows import KEY, extension_of, is_text
 from wds_pipes.cli.converting.source import (
     Options,
@@ -21,6 +22,7 @@ from wds_pipes.cli.converting.source import (
     Shard,
     local_only,
 )
+from wds_pipes.cli.converting.tfrecord import tensor_protos
 from wds_pipes.cli.creating.files import file_of
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
@@ -165,8 +167,6 @@ def _cursor(path: str) -> Iterator[Any]:
 
 def _value(proto: Any) -> Any:
     """The value of a TensorProto: bytes, a list of bytes, an integer or an array."""
-    import numpy as np
-
     kind, shape = proto.data_type or _FLOAT, tuple(proto.dims)
     if kind == _BYTE and proto.byte_data:
         data, area = proto.byte_data, math.prod(shape)

@@ -16,6 +16,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.suggest import nearest
@@ -65,8 +67,6 @@ class Numbers(list[Any]):
 
     def array(self) -> Any:
         """They as an array; ValueError or TypeError: lengths differ, or some are null."""
-        import numpy as np
-
         array = np.array(self, self.dtype)
         if array.dtype.kind == "f" and np.isnan(array).any() and None in np.array(self, object).flat:
             raise ValueError("some of its numbers are null")
@@ -295,7 +295,6 @@ def _arrayed(field: str, value: Any) -> Any:
     """A list as the array that a field of arrays needs."""
     if not isinstance(value, list) or field.rpartition(".")[2] != "npy":
         return value
-    import numpy as np
 
     return value.array() if isinstance(value, Numbers) else np.array(value)
 

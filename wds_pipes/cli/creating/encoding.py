@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from wds_pipes.codecs.table import IMAGE
 from wds_pipes.errors import DecodeError
 
 _FORMATS = ("jpg", "png", "webp")
@@ -23,8 +24,6 @@ def is_image(field: str) -> bool:
     """Whether a field is encoded again. Names of several parts are mostly of masks, of which each
     pixel counts.
     """
-    from wds_pipes.codecs.table import IMAGE
-
     return field in IMAGE
 
 

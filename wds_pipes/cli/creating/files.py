@@ -14,11 +14,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
 
-from wds_pipes.cli.creating.names import Grouping
-from wds_pipes.cli.creating.records import Content, Problems, Record
+from wds_pipes.cli.creating.records import Content, Grouping, Problems, Record
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.outputs import exists, refuse
+from wds_pipes.io.remote.file_systems import file_system
+from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.io.versions import version_of
 
@@ -192,8 +193,6 @@ def _local(
 
 
 def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Content]]:
-    from wds_pipes.io.remote.file_systems import file_system
-    from wds_pipes.io.remote.metadata import ask
 
     linked = source.startswith(("http://", "https://"))
     try:
@@ -225,8 +224,6 @@ def _linked(url: str, storage_options: Options) -> Iterator[str]:
     """The files in a directory of a web server, and in those below: what its pages link to. The
     ``find`` of fsspec leaves out a page that cannot be read.
     """
-    from wds_pipes.io.remote.metadata import ask
-
     for entry in ask(f"{url}/", storage_options, lambda fs, path: fs.ls(path, detail=True)):
         found = str(entry["name"]).rstrip("/")
         name = found[len(url) + 1 :]

@@ -17,12 +17,11 @@ from typing import IO, Any, cast
 from wds_pipes.cli.converting.rows import add_chosen, add_field, check_known, key_of, plain_value
 from wds_pipes.cli.converting.source import opened
 from wds_pipes.cli.converting.tables import check_columns, values_of
-from wds_pipes.cli.creating.labels import LABEL, add_labels
-from wds_pipes.cli.creating.names import Grouping
-from wds_pipes.cli.creating.records import Content, Problems, Record
+from wds_pipes.cli.creating.records import LABEL, Content, Grouping, Problems, Record, add_labels
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
+from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import without_dots
@@ -224,7 +223,6 @@ def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
 
 @contextmanager
 def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
-    from wds_pipes.io.open import open_url
 
     owned = source != "-"
     file = open_url(source, storage_options=storage_options) if owned else sys.stdin.buffer

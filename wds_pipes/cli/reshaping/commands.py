@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.jobs import Running, job_options, run_job
+from wds_pipes.cli.jobs import Running, beside_outputs, runs
+from wds_pipes.cli.look.reading import Source
 from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import (
     check_not_given,
@@ -25,36 +26,45 @@ from wds_pipes.cli.options import (
     storage_options,
     urls,
 )
+from wds_pipes.cli.reshaping.inputs import Inputs, open_inputs
+from wds_pipes.cli.reshaping.orders import is_weighted, mixed_numbers, read_sources, sorted_numbers
+from wds_pipes.cli.reshaping.plan import Division, Order, check_memory, check_uncompressed, plan, with_own_keys
+from wds_pipes.cli.shards import check_outputs, marks, split_numbers, unchanged
+from wds_pipes.core.order import order_of_samples
 from wds_pipes.core.words import plural
+from wds_pipes.io.compression import kind_of_name
+from wds_pipes.io.outputs import exists, target_of
+from wds_pipes.io.tasks.journal import check_plan
+from wds_pipes.io.tasks.task import Job, Place
 from wds_pipes.io.urls import local_path, redact
-
-if TYPE_CHECKING:
-    from wds_pipes.cli.reshaping.inputs import Inputs
-    from wds_pipes.cli.reshaping.plan import Order
-    from wds_pipes.io.tasks.task import Job, Place
+from wds_pipes.tar.index import list_shards
+from wds_pipes.tar.shard_file import write_shard
 
 
 class _Common(NamedTuple):
     """The options of ``_reshaping``."""
 
+    place: Place
+    running: Running
     max_samples: int
     max_bytes: int
     number: int | None
     memory: int
     md5: bool
-    storage_options: dict[str, Any]
-    running: Running
 
 
-def _reshaping(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that all of these have; it gets them as ``common``."""
+def _reshaping(command: Callable[..., Job]) -> Callable[..., None]:
+    """Run the job that a command returns, with the options that all of these have; it gets them as
+    ``common``.
+    """
 
+    @runs()
     @wraps(command)
-    def wrapped(**options: Any) -> None:
+    def wrapped(**options: Any) -> Job:
         common = _Common(**{name: options.pop(name) for name in _Common._fields})
         if common.number is not None:
             check_not_given("max_samples", "max_bytes", instead="--shards says how many shards there are")
-        command(**options, common=common)
+        return command(**options, common=common)
 
     number = click.option(
         "--shards",
@@ -69,67 +79,54 @@ def _reshaping(command: Callable[..., None]) -> Callable[..., None]:
         help="Compute the MD5 of each shard, for index.json: it takes most of the time for large samples on a fast "
         "disk. wds-pipes index adds MD5s later.",
     )
-    return shard_limits(number(memory(md5(storage_options(job_options(wrapped))))))
+    return shard_limits(number(memory(md5(wrapped))))
 
 
-def _run(
+def _job(
     name: str,
     given: Sequence[str],
-    dest: str,
     common: _Common,
     orders: Callable[[Inputs, Place], dict[str, Order]],
     *,
     options: dict[str, Any],
     of_sample: int = 0,
     keys: bool = False,
+    one_by_one: bool = False,
     named: Sequence[str] | None = None,
-) -> None:
-    """Run a command.
+) -> Job:
+    """Make the job of a command.
 
     Args:
         name: its name.
         given: the URLs of the shards.
-        dest: the directory of the outputs.
         common: the common options.
         orders: returns the order of each split, and gets where first passes write.
         options: what decides about the orders.
         of_sample: how many bytes of memory an order takes for each sample.
         keys: indexes of keys are needed.
+        one_by_one: samples are read one by one, so the shards must not be compressed.
         named: what the shards were named by, if it is not ``given``.
     """
-    running, memory = common.running, common.memory
-
-    def make() -> Job:
-        from wds_pipes.cli.first_pass import beside_outputs
-        from wds_pipes.cli.reshaping.inputs import open_inputs
-        from wds_pipes.cli.reshaping.plan import Division, check_memory, plan
-        from wds_pipes.io.tasks.journal import check_plan
-        from wds_pipes.io.tasks.task import Place
-
-        place = Place(dest, common.storage_options or None)
-        division = Division(common.max_samples, common.max_bytes, common.number)
-        decided = {**options, **({"md5": True} if common.md5 else {})}
-        if not running.overwrite:
-            check_plan(place, name, {**decided, **division.options})
-        with beside_outputs(place, running.dry_run) as hidden:
-            inputs = open_inputs(given, hidden, running, memory=memory // 8, keys=keys)
-            check_memory(inputs, memory, of_sample)
-            found = orders(inputs, hidden)
-            return plan(
-                name,
-                inputs,
-                place,
-                found,
-                given=given if named is None else named,
-                division=division,
-                memory=memory // 2,
-                options=decided,
-            )
-
-    from wds_pipes.cli.reshaping.plan import planned
-    from wds_pipes.cli.shards import summary
-
-    run_job(make, running, planned, summary)
+    place, running, memory = common.place, common.running, common.memory
+    division = Division(common.max_samples, common.max_bytes, common.number)
+    decided = {**options, **({"md5": True} if common.md5 else {})}
+    if not running.overwrite:
+        check_plan(place, name, {**decided, **division.options})
+    with beside_outputs(place, running.dry_run) as hidden:
+        inputs = open_inputs(given, hidden, running, memory=memory // 8, keys=keys)
+        if one_by_one:
+            check_uncompressed(inputs)
+        check_memory(inputs, memory, of_sample)
+        return plan(
+            name,
+            inputs,
+            place,
+            orders(inputs, hidden),
+            given=given if named is None else named,
+            division=division,
+            memory=memory // 2,
+            options=decided,
+        )
 
 
 @click.command(
@@ -141,7 +138,7 @@ def _run(
 @urls
 @dest
 @_reshaping
-def reshard(*, urls: tuple[str, ...], dest: str, common: _Common) -> None:
+def reshard(*, urls: tuple[str, ...], common: _Common) -> Job:
     """Write the samples of shards, in their order, into shards of another size.
 
     DEST is a directory or a URL such as s3://bucket/data. It gets shard-000000.tar and so on, with
@@ -150,7 +147,7 @@ def reshard(*, urls: tuple[str, ...], dest: str, common: _Common) -> None:
     Run the same command again after an interruption: what is finished is kept. Where a shard has
     no index of offsets, one is made in DEST first.
     """
-    _run("reshard", urls, dest, common, lambda inputs, hidden: {"": range(inputs.count)}, options={})
+    return _job("reshard", urls, common, lambda inputs, hidden: {"": range(inputs.count)}, options={})
 
 
 @click.command(epilog=example("wds-pipes concat 'parts/*.tar' whole.tar"))
@@ -168,14 +165,6 @@ def concat(
     appears when it is complete. Compressed shards are read too, and - is standard input.
     """
     with in_one_line(), ended_by_sigterm():
-        from wds_pipes.cli.look.reading import Source
-        from wds_pipes.cli.reshaping.plan import with_own_keys
-        from wds_pipes.cli.shards import check_outputs, marks, unchanged
-        from wds_pipes.io.compression import kind_of_name
-        from wds_pipes.io.outputs import exists, target_of
-        from wds_pipes.tar.index import list_shards
-        from wds_pipes.tar.shard_file import write_shard
-
         target, options = target_of(output), storage_options or None
         shards, known = list_shards(list(urls), options)
         if "*" in target or target.endswith("/") or os.path.isdir(local_path(target) or ""):
@@ -203,20 +192,22 @@ def concat(
 @dest
 @shares("--shares", "parts", "The splits and their shares, such as train=0.9,val=0.1.", required=True)
 @_reshaping
-def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: _Common) -> None:
+def split(*, urls: tuple[str, ...], parts: dict[str, float], common: _Common) -> Job:
     """Divide the samples of shards by the hashes of their keys, such as into train and val.
 
     A key is in the same split whatever other samples there are, and samples keep their order. DEST
     gets a directory for each split: train/train-000000.tar and so on, with their offsets and
     index.json. --shards is for each split.
     """
-
-    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
-        from wds_pipes.cli.shards import split_numbers
-
-        return dict(split_numbers(inputs.hashes(), parts))
-
-    _run("split", urls, dest, common, orders, options={"shares": parts}, of_sample=24, keys=True)
+    return _job(
+        "split",
+        urls,
+        common,
+        lambda inputs, hidden: dict(split_numbers(inputs.hashes(), parts)),
+        options={"shares": parts},
+        of_sample=24,
+        keys=True,
+    )
 
 
 @click.command(epilog=example("wds-pipes shuffle 'sorted/*.tar' shuffled/ --seed 7 --memory 1GB -j 4"))
@@ -224,20 +215,20 @@ def split(*, urls: tuple[str, ...], dest: str, parts: dict[str, float], common: 
 @dest
 @click.option("--seed", type=int, default=0, show_default=True, help="Another seed is another order.")
 @_reshaping
-def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> None:
+def shuffle(*, urls: tuple[str, ...], seed: int, common: _Common) -> Job:
     """Write the samples of all shards in a random order.
 
     Each sample may come anywhere. The order depends only on the seed and the number of samples.
     """
-
-    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
-        from wds_pipes.cli.reshaping.plan import check_uncompressed
-        from wds_pipes.core.order import order_of_samples
-
-        check_uncompressed(inputs)
-        return {"": order_of_samples(inputs.count, seed, 0)}
-
-    _run("shuffle", urls, dest, common, orders, options={"seed": seed}, of_sample=4)
+    return _job(
+        "shuffle",
+        urls,
+        common,
+        lambda inputs, hidden: {"": order_of_samples(inputs.count, seed, 0)},
+        options={"seed": seed},
+        of_sample=4,
+        one_by_one=True,
+    )
 
 
 @click.command(
@@ -253,22 +244,22 @@ def shuffle(*, urls: tuple[str, ...], dest: str, seed: int, common: _Common) -> 
     "--by", metavar="FIELD[:NAME]", help="Sort by the value of a field, or by a value in its JSON.  [default: the key]"
 )
 @_reshaping
-def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -> None:
+def sort(*, urls: tuple[str, ...], by: str | None, common: _Common) -> Job:
     """Write the samples of all shards in the order of their keys, or of a field.
 
     Values are read as decode_by_ext reads them: cls is a number, txt a text. json:width is a value
     in JSON, json:meta.date one in an object in it. Numbers are sorted by size, texts by their
     characters: 10 before 9. Samples with equal values keep their order.
     """
-
-    def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
-        from wds_pipes.cli.reshaping.plan import check_uncompressed
-        from wds_pipes.cli.reshaping.sorting import sorted_numbers
-
-        check_uncompressed(inputs)
-        return {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running)}
-
-    _run("sort", urls, dest, common, orders, options={"by": by}, of_sample=12)
+    return _job(
+        "sort",
+        urls,
+        common,
+        lambda inputs, hidden: {"": sorted_numbers(inputs, by, hidden, common.memory // 2, common.running)},
+        options={"by": by},
+        of_sample=12,
+        one_by_one=True,
+    )
 
 
 @click.command(epilog=example("wds-pipes mix 'web/*.tar=0.7' 'books/*.tar=0.3' mixed/"))
@@ -282,27 +273,22 @@ def sort(*, urls: tuple[str, ...], dest: str, by: str | None, common: _Common) -
     help="When the data set that comes next has no more samples: stop, or go on with the others.",
 )
 @_reshaping
-def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common) -> None:
+def mix(*, sources: tuple[str, ...], exhausted: str, common: _Common) -> Job:
     """Mix the samples of several data sets in exact proportions, as the step mix does.
 
     URLS are the shards of a data set, such as 'web/*.tar'. At every place, the number of samples of
     each data set differs from its share by less than one; each keeps its order. Shuffle the data
     sets before, if they are sorted.
     """
-    with in_one_line():
-        from wds_pipes.cli.reshaping.mixing import is_weighted, mixed_numbers, read_sources
-        from wds_pipes.cli.shards import marks
-        from wds_pipes.tar.index import list_shards
-
-        if is_weighted(dest):
-            raise ValueError(f"DEST is the directory to write to, and {dest!r} has a weight: name one at the end")
-        weights = read_sources(sources)
-        each = []
-        for url, _ in weights:
-            shards, known = list_shards(url, common.storage_options or None)
-            if known is not None:
-                marks(shards, common.storage_options or None, known)  # whether they are those of the index
-            each.append(shards)
+    if is_weighted(dest := common.place.url):
+        raise ValueError(f"DEST is the directory to write to, and {dest!r} has a weight: name one at the end")
+    weights, storage_options = read_sources(sources), common.place.storage_options
+    each = []
+    for url, _ in weights:
+        shards, known = list_shards(url, storage_options)
+        if known is not None:
+            marks(shards, storage_options, known)  # whether they are those of the index
+        each.append(shards)
 
     def orders(inputs: Inputs, hidden: Place) -> dict[str, Order]:
         starts, shard, firsts = inputs.located.starts, 0, [0]
@@ -314,4 +300,4 @@ def mix(*, sources: tuple[str, ...], dest: str, exhausted: str, common: _Common)
     options = {"weights": [weight for _, weight in weights], "exhausted": exhausted}
     given = [url for shards in each for url in shards]
     named = [url for url, _ in weights]
-    _run("mix", given, dest, common, orders, options=options, of_sample=12, named=named)
+    return _job("mix", given, common, orders, options=options, of_sample=12, named=named)

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.reshaping.inputs import Inputs
-from wds_pipes.cli.reshaping.reading import Reader, Sample
+from wds_pipes.cli.reshaping.inputs import Inputs, Reader, Sample
 from wds_pipes.cli.shards import (
     check_outputs,
+    common_classes,
     complete,
-    index_names,
     shard_ends,
-    shard_facts,
-    with_classes,
-    write_indexes,
+    shard_job,
+    shard_task,
+    write_task,
 )
 from wds_pipes.core.order import Permutation, hash_text
 from wds_pipes.core.words import bytes_shown, plural
@@ -30,7 +29,6 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.offsets import stale_keys
-from wds_pipes.tar.shard_file import shard_files, write_shard
 from wds_pipes.tar.views import KeyRange, split_by_key
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
@@ -169,23 +167,17 @@ def plan(
         for number, (start, stop) in enumerate(pairwise([0, *division.ends(count, sizes)])):
             shard = f"{prefix}-{number:06d}.tar"
             mark = fingerprint(identity, name, start, stop)
-            tasks.append(Task(shard, shard_files(shard), _part(order, start, stop), mark))
+            says = plural(stop - start, "sample")
+            tasks.append(shard_task(shard, _part(order, start, stop), mark, says))
     if not tasks:
         raise ValueError(
             "there is no sample to write: a data set has none, and with --exhausted stop the mixture ends where one "
             "has no more"
         )
     check_outputs(inputs.urls, [place.at(task.name) for task in tasks], given)
-    job = Job(
-        command,
-        place,
-        partial(write, inputs, memory, options),
-        tasks,
-        {**options, **division.options},
-        write_indexes,
-        index_names([task.name for task in tasks]),
-    )
-    return with_classes(job, inputs.urls)
+    work, decided = partial(write, inputs, memory, options), {**options, **division.options}
+    classes = common_classes(inputs.urls, place.storage_options)
+    return shard_job(command, place, work, tasks, decided, classes=classes)
 
 
 def _part(order: Order, start: int, stop: int) -> Part:
@@ -202,8 +194,7 @@ def write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, p
         samples = with_own_keys(complete(task.name, reader.read(part.blocks()), part.stop - part.start))
         if shares is not None:
             samples = _of_split(samples, split_by_key(shares)[task.name.partition("/")[0]])
-        facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)
-    return shard_facts(task.name, facts)
+        return write_task(task, place, samples, md5=md5)
 
 
 def _of_split(samples: Iterable[Sample], split: KeyRange) -> Iterator[Sample]:
@@ -239,8 +230,3 @@ def with_own_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
             )
         seen[key] = url
         yield sample
-
-
-def planned(task: Task) -> str:
-    """What a task would write, in words."""
-    return f"{task.name}: {plural(task.arguments.stop - task.arguments.start, 'sample')}"

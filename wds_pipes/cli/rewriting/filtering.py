@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import click
+
 from wds_pipes.cli.conditions import Tables, find_tables
+from wds_pipes.cli.jobs import Running, runs
 from wds_pipes.cli.look.reading import Sample
-from wds_pipes.cli.rewriting.functions import Function, code_of, decoder_of
-from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite
+from wds_pipes.cli.options import dest, example, key_split, names_option, urls
+from wds_pipes.cli.options import fields as fields_option
+from wds_pipes.cli.options import metadata as metadata_option
+from wds_pipes.cli.rewriting.mapping import Function, code_of, decoder_of
+from wds_pipes.cli.rewriting.mapping import decode as decode_option
+from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.cli.shards import marks, write_indexes
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plural
@@ -106,56 +113,6 @@ class Filter:
             return frozenset(tables.passing(0))
 
 
-def plan_filter(
-    urls: Sequence[str],
-    place: Place,
-    reading: Reading,
-    *,
-    where: str | None,
-    metadata: str | None,
-    keys: str | None,
-    exclude: str | None,
-    keep: str | None,
-    decode: str | None,
-    every: int,
-    fields: Sequence[str] | None,
-    drop_fields: Sequence[str] | None,
-) -> Job:
-    """Make the job of ``filter``.
-
-    Raises:
-        ValueError: an argument does not fit.
-        ShardError: a shard, a table or a list of keys is missing.
-        WdsError: no row of a table fulfils the condition.
-    """
-    storage_options = reading.storage_options
-    opener = make_opener(storage_options)
-    only = None if keys is None else frozenset(read_keys(keys, opener))
-    without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
-    shards = find_shards(urls, place, storage_options)
-    chosen = Filter(
-        where, only, without, None if keep is None else Function(keep, decode), every,
-        None if fields is None else tuple(fields), frozenset(drop_fields or ()), storage_options,
-    )  # fmt: skip
-    decoder_of(decode)
-    options = {
-        "where": where,
-        "metadata": None if metadata is None else redact(metadata),
-        "keys": None if only is None else fingerprint(sorted(only)),
-        "exclude": fingerprint(sorted(without)) if without else None,
-        "keep": keep and f"{keep}, code {code_of(keep)}",
-        "decode": decode,
-        "every": every,
-        "fields": None if fields is None else sorted(fields),
-        "drop_fields": sorted(drop_fields or ()),
-    }
-    of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
-    return plan_rewrite(
-        "filter", shards, place, chosen.samples, reading=reading, options=options, fields=chosen.fields,
-        of_shards=of_shards, finish=partial(_finish, chosen),
-    )  # fmt: skip
-
-
 def _finish(chosen: Filter, place: Place, facts: Sequence[Facts]) -> None:
     """Write the indexes, and warn if fewer samples were found than keys were named.
 
@@ -201,3 +158,98 @@ def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_o
     with Tables(where, urls, make_opener(storage_options)) as tables:
         tables.check_fulfilled()
     return found if len(found) == len(shards) else [found[0] for _ in shards]
+
+
+@click.command(
+    name="filter",
+    epilog=example(
+        "wds-pipes filter 'raw/*.tar' good/ --where 'clip > 0.28 and width >= 256' -j 4\n"
+        "wds-pipes filter 'raw/*.tar' good/ --exclude bad-keys.txt --fields jpg,cls\n"
+        "wds-pipes filter 'raw/*.tar' good/ --keep rules:is_photo --decode rgb8"
+    ),
+)
+@urls
+@dest
+@click.option(
+    "--where", metavar="SQL", help="Samples whose row of metadata fulfils this; SQL as it stands after WHERE."
+)
+@metadata_option
+@click.option("--keys", metavar="FILE", help="Samples whose key is in this file, which has a key on each line.")
+@click.option("--exclude", metavar="FILE", help="Leave out samples whose key is in this file.")
+@click.option("--keep", metavar="MODULE:FUNCTION", help="Samples for which this function returns true.")
+@decode_option
+@click.option(
+    "--every",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Of what is left of each shard, samples 0, N, 2N and so on.",
+)
+@fields_option
+@names_option("--drop-fields", "All fields but these.")
+@key_split
+@runs(summed)
+def filter_(
+    *,
+    urls: Sequence[str],
+    place: Place,
+    running: Running,
+    key_split: str,
+    where: str | None,
+    metadata: str | None,
+    keys: str | None,
+    exclude: str | None,
+    keep: str | None,
+    decode: str | None,
+    every: int,
+    fields: list[str] | None,
+    drop_fields: list[str] | None,
+) -> Job:
+    """Write some of the samples of shards, or some of their fields, to the directory DEST.
+
+    All conditions must hold. Each shard becomes one of the same name, uncompressed, with its
+    offsets; index.json lists all of them. A shard of which no sample is left is a tar without
+    samples: wds-pipes reshard makes even shards. A sample of which no field is left is left out.
+
+    The function of --keep gets a sample as a dict of bytes with __key__ and __url__, or decoded
+    with --decode; what is written are the bytes as they were. Its module may be a file in the
+    current directory. If that file changes, the outputs are others, and --overwrite is needed.
+    """
+    if where is not None and (not where.strip() or where.startswith("@")):
+        raise click.UsageError("--where is a condition such as 'clip > 0.28'; a file of keys is for --keys")
+    if metadata and not where:
+        raise click.UsageError("--metadata is for --where, a condition such as 'clip > 0.28'")
+    if decode and not keep:
+        raise click.UsageError("--decode is for the function of --keep")
+    if fields and drop_fields:
+        raise click.UsageError("--fields says what stays and --drop-fields what goes: pass one of the two")
+    if not (where or keys or exclude or keep or fields or drop_fields or every > 1):
+        raise click.UsageError(
+            "say what to keep: --where, --keys, --exclude, --keep, --every (more than 1), --fields or --drop-fields"
+        )
+    storage_options = place.storage_options
+    opener = make_opener(storage_options)
+    only = None if keys is None else frozenset(read_keys(keys, opener))
+    without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
+    shards = find_shards(urls, place, storage_options)
+    chosen = Filter(
+        where, only, without, None if keep is None else Function(keep, decode), every,
+        None if fields is None else tuple(fields), frozenset(drop_fields or ()), storage_options,
+    )  # fmt: skip
+    decoder_of(decode)
+    options = {
+        "where": where,
+        "metadata": None if metadata is None else redact(metadata),
+        "keys": None if only is None else fingerprint(sorted(only)),
+        "exclude": fingerprint(sorted(without)) if without else None,
+        "keep": keep and f"{keep}, code {code_of(keep)}",
+        "decode": decode,
+        "every": every,
+        "fields": None if fields is None else sorted(fields),
+        "drop_fields": sorted(drop_fields or ()),
+    }
+    of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
+    return plan_rewrite(
+        "filter", shards, place, chosen.samples, reading=Reading(storage_options, key_split), options=options,
+        fields=chosen.fields, of_shards=of_shards, finish=partial(_finish, chosen),
+    )  # fmt: skip

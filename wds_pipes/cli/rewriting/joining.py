@@ -8,14 +8,16 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+import click
 import numpy as np
 
+from wds_pipes.cli.jobs import Running, runs
 from wds_pipes.cli.look.reading import Sample, ShardWalk
-from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, plan_rewrite
+from wds_pipes.cli.options import dest, example, urls
+from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, plan_rewrite, summed
 from wds_pipes.cli.shards import marks
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
-from wds_pipes.indexed import IndexedShards
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
@@ -43,6 +45,8 @@ class Partner:
     """
 
     def __init__(self, url: str, storage_options: Options) -> None:
+        from wds_pipes.indexed import IndexedShards  # imports torch
+
         self.urls = list_indexed(url, True, storage_options).urls
         self._data = IndexedShards(self.urls, storage_options=storage_options, connections=_CONNECTIONS)
         self._options = storage_options
@@ -175,22 +179,51 @@ class Join:
                 sample[name] = data
 
 
-def plan_join(
-    urls: Sequence[str],
-    partners: Sequence[str],
-    place: Place,
-    reading: Reading,
+@click.command(
+    epilog=example(
+        "wds-pipes join 'images/*.tar' both/ --with 'captions/*.tar' -j 4\n"
+        "wds-pipes join 'images/*.tar' all/ --with captions/ --with s3://bucket/features/index.json --missing drop"
+    )
+)
+@urls
+@dest
+@click.option(
+    "--with",
+    "partners",
+    multiple=True,
+    required=True,
+    metavar="SHARDS",
+    help="Another data set: its shards, in quotes, a directory or an index.json; repeatable.",
+)
+@click.option(
+    "--missing",
+    type=click.Choice(["raise", "drop", "keep"]),
+    default="raise",
+    show_default=True,
+    help="For a sample whose key another data set does not have: stop, leave it out, or write it without.",
+)
+@click.option(
+    "--prefer",
+    type=click.Choice(["first", "last"]),
+    help="Which field is kept if several have one of the same name.  [default: that is an error]",
+)
+@runs(summed)
+def join(
     *,
+    urls: Sequence[str],
+    place: Place,
+    running: Running,
+    partners: tuple[str, ...],
     missing: str,
     prefer: str | None,
 ) -> Job:
-    """Make the job of ``join``.
+    """Write samples with the fields that other data sets have for their keys to the directory DEST.
 
-    Raises:
-        ValueError: nothing matches.
-        ShardError: a shard is missing.
+    URLS are the shards whose samples, names and order stay. The other data sets may be sharded and
+    ordered in any way: their samples are found by their indexes, which wds-pipes index SHARDS
+    --offsets writes, so they must be uncompressed. It is quickest if their order is the same.
     """
-    storage_options = reading.storage_options
+    storage_options = place.storage_options
     shards = find_shards(urls, place, storage_options)
     contents = []
     for partner in partners:
@@ -199,4 +232,6 @@ def plan_join(
         found.check_indexed()
     join = Join(tuple(partners), missing, prefer, storage_options)
     options = {"what --with names, as a hash,": contents, "missing": missing, "prefer": prefer}
-    return plan_rewrite("join", shards, place, join.samples, reading=reading, options=options)
+    return plan_rewrite(
+        "join", shards, place, join.samples, reading=Reading(storage_options, "first-dot"), options=options
+    )

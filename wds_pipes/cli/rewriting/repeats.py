@@ -12,13 +12,14 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
+import click
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.first_pass import first_pass, of_first_pass
-from wds_pipes.cli.jobs import Running
+from wds_pipes.cli.jobs import Running, first_pass, of_first_pass, runs
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
-from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite
+from wds_pipes.cli.options import dest, example, key_split, urls
+from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.cli.shards import check_same
 from wds_pipes.errors import SampleError, StateError
 from wds_pipes.io.tasks.journal import check_plan
@@ -44,35 +45,6 @@ def _without_repeated(samples: Iterator[Sample], shard: str, of_shard: Any, fact
             yield sample
     if facts["read"] != count:
         raise StateError(f"shard {redact(shard)} has {facts['read']} samples, and had {count} when it was hashed")
-
-
-def plan_dedup(urls: Sequence[str], place: Place, reading: Reading, running: Running, *, by: str) -> Job:
-    """Write the hashes of all samples, and make the job that writes the shards; with ``dry_run``,
-    nothing is written.
-
-    Raises:
-        ValueError: nothing matches.
-        ShardError: a shard cannot be read.
-    """
-    by = by.lower()  # as fields are
-    reading = reading._replace(on_repeated_key="ignore")  # what comes again in a shard is compared too
-    options = {"by": by, "key_split": reading.key_split}
-    if not running.overwrite:
-        check_plan(place, "dedup", options)
-    shards = find_shards(urls, place, reading.storage_options)
-    tasks = [
-        Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
-    ]
-    hidden = of_first_pass(Place(place.at(_FOLDER), place.storage_options), tasks)
-    hashes = Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
-    if not running.dry_run:
-        first_pass(hashes, running)
-    of_shards = None  # only for its names
-    if not running.dry_run or run(hashes, overwrite=True, dry_run=True).complete:
-        of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
-    return plan_rewrite(
-        "dedup", shards, place, _without_repeated, reading=reading, options=options, of_shards=of_shards
-    )
 
 
 def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
@@ -155,3 +127,51 @@ def _repeated(shards: Sequence[Shard], hashes: Place) -> list[npt.NDArray[np.boo
     repeated[order[1:][same]] = True
     repeated[(high == 0) & (low == 0)] = False
     return np.split(repeated, np.cumsum([len(part) for part in parts])[:-1])
+
+
+@click.command(
+    epilog=example("wds-pipes dedup 'raw/*.tar' unique/ --by content -j 4\nwds-pipes dedup a.tar b.tar u/ --by jpg")
+)
+@urls
+@dest
+@click.option(
+    "--by",
+    default="key",
+    show_default=True,
+    metavar="key|content|FIELD",
+    help="What is compared: keys, all fields of samples, or one field, such as jpg.",
+)
+@key_split
+@runs(summed)
+def dedup(*, urls: Sequence[str], place: Place, running: Running, key_split: str, by: str) -> Job:
+    """Write shards in which each sample comes once to the directory DEST.
+
+    Of samples with the same key, the same fields, or the same bytes of one field, the first one
+    stays, in the order of the shards as they are named. Samples without that field all stay.
+    Fields are compared by hashes of 128 bits. If several shards have one name, DEST has a directory
+    for each of theirs.
+
+    The shards are read twice (with --by key, the first time without their data): first a hash of
+    each sample goes to DEST/.wds-pipes/hashes, 16 bytes a sample. When all are there, they are
+    compared in memory, about 70 bytes a sample. With --task, each share hashes its own shards, and
+    then those that no other share has hashed yet.
+    """
+    by = by.lower()  # as fields are
+    reading = Reading(place.storage_options, key_split, "ignore")  # what comes again in a shard is compared too
+    options = {"by": by, "key_split": reading.key_split}
+    if not running.overwrite:
+        check_plan(place, "dedup", options)
+    shards = find_shards(urls, place, reading.storage_options)
+    tasks = [
+        Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
+    ]
+    hidden = of_first_pass(Place(place.at(_FOLDER), place.storage_options), tasks)
+    hashes = Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
+    if not running.dry_run:
+        first_pass(hashes, running)
+    of_shards = None  # only for its names
+    if not running.dry_run or run(hashes, overwrite=True, dry_run=True).complete:
+        of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
+    return plan_rewrite(
+        "dedup", shards, place, _without_repeated, reading=reading, options=options, of_shards=of_shards
+    )

@@ -7,29 +7,27 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from wds_pipes.cli.look.reading import Sample, Source
-from wds_pipes.cli.rewriting.pieces import lost_in_words
 from wds_pipes.cli.shards import (
     check_names,
     check_outputs,
     check_same,
+    common_classes,
     complete,
-    index_names,
     marks,
     names_of,
-    shard_facts,
+    shard_job,
+    shard_task,
     summary,
     unchanged,
-    with_classes,
-    write_indexes,
+    write_task,
 )
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
-from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
+from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, Work, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import base_name, path_of
 from wds_pipes.tar.keys import without_dots
-from wds_pipes.tar.shard_file import shard_files, write_shard
 
 Options = dict[str, Any] | None
 
@@ -93,11 +91,11 @@ def plan(
     command: str,
     shards: Sequence[Shard],
     place: Place,
-    work: Callable[[Task, Place], Facts],
+    work: Work,
     options: Mapping[str, Any],
     *,
     of_shards: Sequence[Any] | None = None,
-    finish: Callable[[Place, list[Facts]], None] = write_indexes,
+    finish: Callable[[Place, list[Facts]], None] | None = None,
     extras: Sequence[str] = (),
 ) -> Job:
     """Make the job that rewrites shards.
@@ -109,17 +107,16 @@ def plan(
         work: writes one. The arguments of its task are the shard and its part of ``of_shards``.
         options: what the outputs depend on, as JSON values.
         of_shards: more that the output of each shard depends on, as JSON values.
-        finish: writes what belongs to the whole.
+        finish: writes what belongs to the whole; None: the indexes.
         extras: the files that ``finish`` writes beside the indexes.
     """
     of_shards = [None] * len(shards) if of_shards is None else of_shards
     tasks = [
-        Task(shard.name, shard_files(shard.name), (shard, of), fingerprint(shard.mark, of, dict(options)))
+        shard_task(shard.name, (shard, of), fingerprint(shard.mark, of, dict(options)), f"of {redact(shard.url)}")
         for shard, of in zip(shards, of_shards, strict=True)
     ]
-    names = [task.name for task in tasks]
-    job = Job(command, place, work, tasks, options, finish, (*index_names(names), *extras))
-    return with_classes(job, [shard.url for shard in shards])
+    classes = common_classes([shard.url for shard in shards], place.storage_options)
+    return shard_job(command, place, work, tasks, options, finish=finish, extras=extras, classes=classes)
 
 
 def plan_rewrite(
@@ -132,7 +129,7 @@ def plan_rewrite(
     options: Mapping[str, Any],
     fields: Sequence[str] | None = None,
     of_shards: Sequence[Any] | None = None,
-    finish: Callable[[Place, list[Facts]], None] = write_indexes,
+    finish: Callable[[Place, list[Facts]], None] | None = None,
 ) -> Job:
     """Make the job in which each shard is read as ``group_by_key`` does, with these fields (None:
     all), and ``rewrite`` says what is written.
@@ -151,10 +148,10 @@ def _write(rewrite: Rewrite, reading: Reading, fields: Sequence[str] | None, tas
     samples = rewrite(found, shard.url, of_shard, facts)
     samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
     samples = unchanged(samples, {shard.url: shard.mark}, reading.storage_options)
-    written = write_shard(place.at(task.name), samples, storage_options=place.storage_options)
+    written = write_task(task, place, samples)
     facts["read"] += source.without_fields
     facts["left_out"] += source.without_fields
-    return {**shard_facts(task.name, written), **facts}
+    return {**written, **facts}
 
 
 def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
@@ -165,11 +162,6 @@ def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sa
         if key_split == "last-dot":
             sample["__key__"] = without_dots(sample["__key__"])
         yield sample
-
-
-def planned(task: Task) -> str:
-    """What a task would write, in words."""
-    return f"{task.name}: of {redact(task.arguments[0].url)}"
 
 
 def summed(report: Report) -> str:
@@ -190,7 +182,7 @@ def summed(report: Report) -> str:
         words.append(f"{plural(empty, 'shard')} without samples")
     if absent := set.intersection(*(set(fact.get("absent", ())) for fact in facts)):
         words.append(f"no sample has the field {', '.join(sorted(absent))}")
-    return "; ".join([*words, *lost_in_words(facts)])
+    return "; ".join(words)
 
 
 def _counted(samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:

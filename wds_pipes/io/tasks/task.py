@@ -29,6 +29,7 @@ class Task:
         arguments: what it is made from; it can be pickled.
         fingerprint: a hash of the inputs, such as ``fingerprint(...)`` returns.
         size: how much of the progress bar it is, in the units of the job.
+        says: what it writes, in words.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Task:
     arguments: Any = None
     fingerprint: str = ""
     size: int = 1
+    says: str = ""
 
 
 @dataclass(frozen=True)
