@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from tars import put, samples, tar
 
 import wds_pipes as wp
+from wds_pipes.cli.jobs import shard_ends
 from wds_pipes.cli.reshaping import orders
-from wds_pipes.cli.shards import shard_ends
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.tasks import running
 from wds_pipes.tar.writer import whole

@@ -15,8 +15,7 @@ from commands import outputs, run_command
 from tars import tar
 from waiting import wait_for
 
-from wds_pipes.cli.creating.files import listed
-from wds_pipes.cli.creating.records import Problems
+from wds_pipes.cli.creating.records import Problems, listed
 from wds_pipes.io import outputs as writing
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.remote.budget import Reading

@@ -7,8 +7,8 @@ HEAVY = {"torch", "torchdata", "numpy", "fsspec", "s3fs", "PIL", "matplotlib", "
 
 
 def test_importing_is_lazy():
-    """Nothing slow is imported by the package, wds_pipes.tar, the list of commands, commands that need
-    none of it, or TAB completion.
+    """Nothing slow is imported by the package, wds_pipes.tar, the list of commands, commands that
+    need none of it, or TAB completion.
     """
     code = f"""
         import os, sys

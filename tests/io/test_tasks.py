@@ -17,7 +17,7 @@ from task_work import moody, nothing, write, write_one_shard
 from waiting import wait_for
 
 from wds_pipes import StateError
-from wds_pipes.cli.shards import write_indexes
+from wds_pipes.cli.jobs import write_indexes
 from wds_pipes.io.tasks import running
 from wds_pipes.tar import TarWriter
 from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files

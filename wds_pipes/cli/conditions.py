@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.words import listed, plural
@@ -134,11 +134,6 @@ class Tables:
             except duckdb.Error as error:
                 raise self._unusable(number, _first_line(error)) from error
             key = next((name for name in KEY_COLUMNS if name in columns), None)
-            if twice := _renamed(columns):
-                raise self._unusable(
-                    number,
-                    f"the names of two columns, {listed(twice)}, differ only in case, which SQL ignores: rename one",
-                )
             if key is None or columns[key] != "VARCHAR":
                 what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
                 raise self._unusable(number, f"{what}. Its columns are {listed(columns)}")
@@ -266,17 +261,6 @@ def _described(cursor: duckdb.DuckDBPyConnection, path: str) -> tuple[str, dict[
     columns.update((name, "VARCHAR") for name in KEY_COLUMNS if name in columns)
     kinds = ", ".join(f"{_quoted(name)}: {_quoted(kind)}" for name, kind in columns.items())
     return f"read_json({options}, columns={{{kinds}}})", columns
-
-
-def _renamed(columns: Iterable[str]) -> list[str]:
-    """Return two names of columns that differ only in case: DuckDB calls the second ``name_1``."""
-    folded = {name.casefold(): name for name in columns}
-    for name in columns:
-        second = re.sub(r"_\d+$", "", name)
-        first = folded.get(second.casefold(), second)
-        if first not in (second, name):
-            return [first, second]
-    return []
 
 
 def _quoted(text: str) -> str:

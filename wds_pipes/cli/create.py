@@ -12,21 +12,30 @@ from typing import Any
 import click
 import numpy as np
 
-from wds_pipes.cli.creating import files as of_files
 from wds_pipes.cli.creating import tables
 from wds_pipes.cli.creating.encoding import Encode, is_image, read_encode
-from wds_pipes.cli.creating.records import Content, Problems, Record, samples
-from wds_pipes.cli.jobs import Running, runs
-from wds_pipes.cli.options import check_dest, echo, example, shard_limits, shares, values_option
-from wds_pipes.cli.shards import (
+from wds_pipes.cli.creating.records import (
+    Content,
+    Files,
+    Problems,
+    Record,
+    hint_of_classes,
+    of_classes,
+    of_directory,
+    samples,
+)
+from wds_pipes.cli.jobs import (
+    Running,
     complete,
     content_of_classes,
+    runs,
     shard_ends,
     shard_job,
     shard_task,
     split_numbers,
     write_task,
 )
+from wds_pipes.cli.options import check_dest, echo, example, shard_limits, shares, values_option
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -174,13 +183,13 @@ def create(
         raise click.UsageError("--group is for whole rows of a table, without --key, --file and --value")
     links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
     images = None if encode is None else read_encode(encode)
-    problems, chosen, classes = Problems(), of_files.Files(ignore, include, links), list[str]()
+    problems, chosen, classes = Problems(), Files(ignore, include, links), list[str]()
     if kind == "files":
-        records = of_files.of_directory(source, key_split, chosen, problems, options)
-        if hinted and (hint := of_files.hint_of_classes(records)):
+        records = of_directory(source, key_split, chosen, problems, options)
+        if hinted and (hint := hint_of_classes(records)):
             echo(hint, err=True)
     elif kind == "classes":
-        records, classes = of_files.of_classes(source, key_split, chosen, problems, options)
+        records, classes = of_classes(source, key_split, chosen, problems, options)
     elif kind == "list":
         records, classes = tables.of_list(source, root, key_split, problems, options)
     else:

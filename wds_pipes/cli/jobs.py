@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple, TypeVar
 
 import click
+import numpy as np
+import numpy.typing as npt
 
 from wds_pipes.cli.options import (
     Damaged,
@@ -24,13 +30,23 @@ from wds_pipes.cli.options import (
     progress,
     storage_options,
 )
-from wds_pipes.cli.shards import summary
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.outputs import read_small
 from wds_pipes.io.tasks.engines import in_processes, in_this_process
 from wds_pipes.io.tasks.on_ray import connect, on_ray
 from wds_pipes.io.tasks.running import run
-from wds_pipes.io.tasks.task import Engine, Facts, Job, Outcome, Place, Report, Task, fingerprint
+from wds_pipes.io.tasks.task import Engine, Facts, Job, Outcome, Place, Report, Task, Work, fingerprint
+from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.index_file import Entry, write_index
+from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, parts_of_path
+from wds_pipes.tar.shard_file import shard_files, write_shard
+from wds_pipes.tar.views import split_by_key
+from wds_pipes.tar.writer import most_members
+
+Options = dict[str, Any] | None  # for fsspec
+REQUESTS = 16  # at a time
 
 
 class Running(NamedTuple):
@@ -73,6 +89,13 @@ _OPTIONS = (
     as_json,
     progress,
 )
+
+
+def summary(report: Report) -> str:
+    """How many shards, samples and bytes a job has written, in words."""
+    facts = report.facts.values()
+    samples, size = sum(fact["samples"] for fact in facts), sum(fact["size"] for fact in facts)
+    return f"{plural(len(facts), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}"
 
 
 def runs(summed: Callable[[Report], str] = summary) -> Callable[[Callable[..., Job]], Callable[..., None]]:
@@ -207,3 +230,323 @@ def _from_share(
     """Run tasks, those of a share first."""
     first = len(tasks) * share[0] // share[1]
     return engine(call, [*tasks[first:], *tasks[:first]])
+
+
+T = TypeVar("T")
+CLASSES = "classes.json"
+_INDEX = "index.json"
+
+
+def shard_facts(name: str, facts: ShardFacts) -> Facts:
+    """What a task reports of a shard that it has written."""
+    return {"shard": name, **facts._asdict()}
+
+
+def write_task(task: Task, place: Place, samples: Iterable[dict[str, Any]], *, md5: bool = True) -> Facts:
+    """Write the shard of a task, and return what it reports."""
+    facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)
+    return shard_facts(task.name, facts)
+
+
+def shard_task(name: str, arguments: Any, mark: str, says: str) -> Task:
+    """Make a task that writes a shard of its name; ``says``: what that is, in words."""
+    return Task(name, shard_files(name), arguments, mark, says=says)
+
+
+def shard_job(
+    command: str,
+    place: Place,
+    work: Work,
+    tasks: Sequence[Task],
+    options: Mapping[str, Any],
+    *,
+    finish: Callable[[Place, list[Facts]], None] | None = None,
+    extras: Sequence[str] = (),
+    classes: bytes | None = None,
+) -> Job:
+    """Make a job of which each task writes a shard of its name.
+
+    Args:
+        command: its name.
+        place: where the shards are written.
+        work: writes one.
+        tasks: the tasks: see ``shard_task``.
+        options: what the outputs depend on, as JSON values.
+        finish: writes the indexes, and more; None: the indexes are written.
+        extras: the files that ``finish`` writes beside the indexes.
+        classes: a ``classes.json`` to write too; None: there is none.
+    """
+    names = index_names([task.name for task in tasks])
+    known = [] if classes is None else [CLASSES]
+    return Job(
+        command, place, work, tasks, options, partial(_finish, finish or write_indexes, classes),
+        (*names, *extras, *known),
+    )  # fmt: skip
+
+
+def _finish(
+    finish: Callable[[Place, list[Facts]], None], classes: bytes | None, place: Place, facts: list[Facts]
+) -> None:
+    finish(place, facts)
+    if classes is not None:
+        place.write(CLASSES, classes)
+
+
+def marks(urls: Sequence[str], storage_options: Options, facts: Sequence[ShardFacts] | None = None) -> list[str]:
+    """Return hashes that distinguish the contents of shards, and other files, from others.
+
+    Args:
+        urls: the shards.
+        storage_options: how to reach the storage.
+        facts: what the ``index.json`` that was given says of each; None: none was given.
+
+    Raises:
+        ShardError: one does not exist, or cannot be opened.
+        StateError: one has another size than the index says.
+    """
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        found = list(pool.map(lambda url: _mark(url, storage_options), urls))
+    for url, (size, _) in zip(urls, found, strict=True):
+        if size is None:  # it does not exist, or opening it says what else is wrong
+            make_opener(storage_options).open(url).close()
+    for url, (size, _), known in zip(urls, found, facts or (), strict=facts is not None):
+        check_size(url, size, known)
+    return [mark for _, mark in found]
+
+
+def check_size(url: str, size: int | None, facts: ShardFacts) -> None:
+    """Raise StateError if a shard has another size than its index says; one may not be known."""
+    if None not in (size, facts.size) and size != facts.size:
+        raise StateError(
+            f"{redact(url)} has {plural(size or 0, 'byte')}, and its index says {facts.size:,}: it is cut, or "
+            "the index is old. Write the shard again, or its index: wds-pipes index SHARDS -o index.json"
+        )
+
+
+def check_same(url: str, mark: str, storage_options: Options) -> None:
+    """Raise StateError if a shard has another mark than when it was listed."""
+    if _mark(url, storage_options)[1] != mark:
+        raise changed(url)
+
+
+def changed(url: str) -> StateError:
+    """Return the error for a shard that is another one than when it was listed."""
+    return StateError(
+        f"shard {redact(url)} was changed after it was listed: run the command again when no program writes it"
+    )
+
+
+def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: Options) -> Iterator[T]:
+    """Yield samples; at the end, before what is made of them gets its name, raise StateError if a
+    shard has another mark than when it was listed.
+
+    Args:
+        samples: those of the shards.
+        shards: the marks of the shards by their URLs.
+        storage_options: how to reach them.
+    """
+    yield from samples
+    for url, mark in shards.items():
+        check_same(url, mark, storage_options)
+
+
+def complete(name: str, samples: Iterable[T], count: int | Callable[[], int]) -> Iterator[T]:
+    """Yield samples; at the end, before what is made of them gets its name, raise StateError unless
+    there were so many, which may be known only then.
+    """
+    number = 0
+    for sample in samples:
+        number += 1
+        yield sample
+    wanted = count() if callable(count) else count
+    if number != wanted:
+        raise StateError(
+            f"{redact(name)}: of {plural(wanted, 'sample')}, {number:,} would be written. This is an error of "
+            "wds-pipes, or the input changed: run the command again, and report it if it stays"
+        )
+
+
+def _mark(url: str, storage_options: Options) -> tuple[int | None, str]:
+    size, mark, _ = version_of(url, storage_options)
+    name = base_name(url) if local_path(url) is not None else identify(url)
+    return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
+
+
+def is_same(url: str, other: str) -> bool:
+    """Whether two paths or URLs name one file, which must not be read and written at once."""
+    return _file_of(url) == _file_of(other)
+
+
+def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence[str] | None = None) -> None:
+    """Refuse to replace an input, or to write among the inputs.
+
+    Args:
+        inputs: the shards that are read.
+        outputs: those that are written.
+        given: what names the inputs; None: outputs may be in their directory.
+
+    Raises:
+        ValueError: an output is an input, or is in the directory of one that is not given by its
+            own name, so that the next run would read the outputs too.
+    """
+    outputs, read = list(outputs), {_file_of(url): url for url in inputs}
+    for url in outputs:
+        if _file_of(url) in read:
+            raise ValueError(f"{redact(url)} would be written, and is read: write to another directory")
+    named = set(read.values() if given is None else given)
+    found = {folder_of(file): url for file, url in read.items() if url not in named}
+    for url in outputs:
+        if (beside := found.get(folder_of(_file_of(url)))) is not None:
+            raise ValueError(
+                f"{redact(url)} would be written where {redact(beside)} was found, and be read by the next run: write "
+                "to another directory"
+            )
+
+
+def names_of(urls: Sequence[str]) -> list[str]:
+    """The names of files relative to their common directory. If they have none, such as one on a
+    disk and one in a store, with all directories.
+    """
+    local = [local_path(url) for url in urls]
+    paths = [
+        [url.partition(":")[0], *parts_of_path(url)] if path is None else os.path.abspath(path).split("/")
+        for url, path in zip(urls, local, strict=True)
+    ]
+    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*(path[:-1] for path in paths), strict=False))
+    start = len(list(common))
+    if start:
+        return ["/".join(path[start:]) for path in paths]
+    return ["/".join(filter(None, path)) for path in paths]
+
+
+def check_names(urls: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse shards of which two would be written under one name.
+
+    Args:
+        urls: the shards.
+        names: the name of what is written of each.
+
+    Raises:
+        ValueError: a shard is named twice, or two others would get one name.
+    """
+    found: dict[str, str] = {}
+    written: dict[str, str] = {}
+    for url, name in zip(urls, names, strict=True):
+        path = local_path(url)
+        file = identify(url) if path is None else os.path.abspath(path)
+        if file in found:
+            raise ValueError(f"shard {redact(url)} is named twice: name it once")
+        other = written.get(os.path.normpath(name))
+        if other is not None:
+            raise ValueError(
+                f"{redact(other)} and {redact(url)} would both be written as {name}: rename one, or write them to two "
+                "directories, with one command for each"
+            )
+        found[file] = written[os.path.normpath(name)] = url
+
+
+def _file_of(url: str) -> str:
+    path = local_path(url)
+    return identify(url) if path is None else os.path.realpath(path)
+
+
+def index_names(shards: Sequence[str]) -> tuple[str, ...]:
+    """The names of the indexes that ``write_indexes`` writes for shards: one in each directory."""
+    return tuple(dict.fromkeys(_index_of(name) for name in shards))
+
+
+def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
+    """Write an index of the shards of each directory."""
+    indexes: dict[str, dict[str, Entry]] = {}
+    for fact in facts:
+        entry = Entry(ShardFacts(fact["samples"], fact["size"], fact["md5"]))
+        indexes.setdefault(place.at(_index_of(fact["shard"])), {})[place.at(fact["shard"])] = entry
+    for index, entries in indexes.items():
+        write_index(index, entries, storage_options=place.storage_options)
+
+
+def classes_of(folder: str, storage_options: Options) -> bytes | None:
+    """Return the ``classes.json`` of the shards in a directory; ``create --split`` writes it in the
+    one above. None: there is none.
+    """
+    for at in (folder, os.path.join(os.path.dirname(folder.rstrip("/")), "")):
+        if (content := read_small(at + CLASSES, storage_options)) is not None:
+            return content
+    return None
+
+
+def common_classes(urls: Iterable[str], storage_options: Options) -> bytes | None:
+    """The ``classes.json`` of shards, which names the numbers in ``cls``, if all have the same one;
+    None: they have not.
+    """
+    folders = dict.fromkeys(folder_of(url) for url in urls if url != "-" and not url.startswith("pipe:"))
+    found = {_classes_if_readable(folder, storage_options) for folder in folders}
+    return found.pop() if len(found) == 1 else None
+
+
+def content_of_classes(names: Sequence[str]) -> bytes:
+    """The ``classes.json`` of the names of classes."""
+    return (json.dumps(list(names), indent=1) + "\n").encode()
+
+
+def _classes_if_readable(folder: str, storage_options: Options) -> bytes | None:
+    """As ``classes_of``, but None for what cannot be read or is no list: nobody asked for it. A
+    store that may not be listed forbids what does not exist, and a web server may send a page.
+    """
+    try:
+        content = classes_of(folder, storage_options)
+        return content if content is not None and isinstance(json.loads(content), list) else None
+    except Exception:
+        return None
+
+
+def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_bytes: int) -> Iterator[int]:
+    """Divide samples into shards as ShardWriter does, and yield where each shard ends: how many
+    samples it and those before it have.
+
+    Args:
+        blocks: the bytes that the samples take in a tar, in order, in blocks of any length.
+        max_samples: the maximum number of samples in a shard.
+        max_bytes: the maximum size of a shard. One with a single sample may be larger.
+    """
+    room = most_members(max_bytes)
+    passed = count = size = 0  # samples before the block; samples and bytes of the shard so far
+    for block in blocks:
+        ends, at = np.cumsum(block), 0  # at: the place in the block
+        while at < len(block):
+            before = int(ends[at - 1]) if at else 0
+            stop = min(int(np.searchsorted(ends, before + room - size, "right")), at + max_samples - count, len(block))
+            if stop <= at and not count:
+                stop = at + 1
+            if stop <= at:
+                yield passed + at
+                count = size = 0
+                continue
+            count, size, at = count + stop - at, size + int(ends[stop - 1]) - before, stop
+        passed += len(block)
+    if count:
+        yield passed
+
+
+def split_numbers(hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str, npt.NDArray[np.int64]]:
+    """Divide samples by the hashes of their keys: the places of those of each split, in order.
+
+    Args:
+        hashes: of the key of each sample.
+        shares: the names of the splits and their shares: see ``split_by_key``.
+
+    Raises:
+        ValueError: a split would have no sample.
+    """
+    found = {name: np.flatnonzero(part.has(hashes)) for name, part in split_by_key(shares).items()}
+    for name, places in found.items():
+        if not len(places):
+            raise ValueError(
+                f"split {name!r} would have none of {plural(len(hashes), 'sample')}: give it a larger share"
+            )
+    return found
+
+
+def _index_of(shard: str) -> str:
+    folder = shard.rpartition("/")[0]
+    return f"{folder}/{_INDEX}" if folder else _INDEX

@@ -140,13 +140,11 @@ as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON
 progress = click.option(
     "--progress/--no-progress",
     default=None,
-    callback=lambda context, option, value: _shows_progress() if value is None else value,
+    callback=lambda context, option, value: (
+        sys.stderr.isatty() and find_spec("tqdm") is not None if value is None else value
+    ),
     help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
 )
-
-
-def _shows_progress() -> bool:
-    return sys.stderr.isatty() and find_spec("tqdm") is not None
 
 
 class Refused(click.ClickException):

@@ -15,15 +15,16 @@ from wds_pipes.cli.converting.source import Format, Shard, first_rows, read
 from wds_pipes.cli.create import plan
 from wds_pipes.cli.creating.records import Problems
 from wds_pipes.cli.creating.tables import of_list
-from wds_pipes.cli.jobs import Running, runs
-from wds_pipes.cli.options import dest, example, values_option
-from wds_pipes.cli.shards import (
+from wds_pipes.cli.jobs import (
+    Running,
     complete,
     content_of_classes,
+    runs,
     shard_job,
     shard_task,
     write_task,
 )
+from wds_pipes.cli.options import dest, example, values_option
 from wds_pipes.core.words import plural
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact

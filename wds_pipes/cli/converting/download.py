@@ -9,15 +9,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import md5
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
-from wds_pipes.cli.creating.files import file_of
-from wds_pipes.cli.creating.records import Content
-from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.creating.records import Content, file_of
+from wds_pipes.cli.jobs import (
+    REQUESTS,
+    Options,
+    Running,
+    check_names,
+    check_size,
+    index_names,
+    is_same,
+    names_of,
+    runs,
+    shard_facts,
+    write_indexes,
+)
 from wds_pipes.cli.options import dest, echo, example, urls
-from wds_pipes.cli.shards import check_names, check_size, index_names, is_same, names_of, shard_facts, write_indexes
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
@@ -35,10 +45,7 @@ from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
 
 _PARTS = f"{FOLDER}/parts"
 _CHUNK = 1 << 20
-_REQUESTS = 16
 _OF_FOLDER = ("classes.json", "sizes.json", "_info.json", "info.json", "__len__")
-
-Options = dict[str, Any] | None
 
 
 def _summed(report: Report) -> str:
@@ -77,7 +84,7 @@ def download(*, urls: tuple[str, ...], place: Place, running: Running) -> Job:
         if is_same(url, place.at(name)):
             raise ValueError(f"shard {redact(url)} would be copied to itself: write to another directory")
     facts = known or _facts_of(shards, storage_options)
-    with ThreadPoolExecutor(_REQUESTS) as pool:
+    with ThreadPoolExecutor(REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
         beside = list(pool.map(lambda url: _beside(url, storage_options), shards))
     for file, of in zip(files, facts, strict=True):

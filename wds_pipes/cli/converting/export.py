@@ -14,12 +14,11 @@ import click
 
 from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.converting.tfrecord import framed, masked_crc, packed
-from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.jobs import Options, Running, check_names, classes_of, marks, names_of, runs, unchanged
 from wds_pipes.cli.look.commands import write_lines
-from wds_pipes.cli.look.reading import Source
+from wds_pipes.cli.look.reading import Sample, Source
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.options import fields as fields_option
-from wds_pipes.cli.shards import check_names, classes_of, marks, names_of, unchanged
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
@@ -121,9 +120,6 @@ _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression, and of the samples that come first
 _TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl"))
 _INTEGERS = frozenset(extension for extension, row in ROWS.items() if row.decode is int)
-
-Options = dict[str, Any] | None
-Sample = dict[str, Any]
 
 
 class Export(NamedTuple):

@@ -23,7 +23,7 @@ from wds_pipes.cli.converting.source import (
     local_only,
 )
 from wds_pipes.cli.converting.tfrecord import tensor_protos
-from wds_pipes.cli.creating.files import file_of
+from wds_pipes.cli.creating.records import file_of
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from wds_pipes.cli.creating.files import file_of, listed
-from wds_pipes.cli.creating.records import Content, Problems
-from wds_pipes.cli.shards import names_of
+from wds_pipes.cli.converting.rows import Row
+from wds_pipes.cli.creating.records import Content, Problems, file_of, listed
+from wds_pipes.cli.jobs import Options, names_of
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.expand import expand
@@ -27,8 +27,6 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import local_path, redact
 
 _READ = 1 << 20  # bytes that are read at once from a store
-Options = dict[str, Any] | None
-Row = dict[str, Any]
 
 
 class Run(NamedTuple):

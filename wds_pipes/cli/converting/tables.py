@@ -24,7 +24,7 @@ from wds_pipes.cli.converting.source import (
     opened,
     readable,
 )
-from wds_pipes.cli.creating.files import file_of, is_in
+from wds_pipes.cli.creating.records import file_of, is_in
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import below, redact

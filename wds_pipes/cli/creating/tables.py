@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import IO, Any, cast
+from typing import IO, cast
 
-from wds_pipes.cli.converting.rows import add_chosen, add_field, check_known, key_of, plain_value
+from wds_pipes.cli.converting.rows import Row, add_chosen, add_field, check_known, key_of, plain_value
 from wds_pipes.cli.converting.source import opened
 from wds_pipes.cli.converting.tables import check_columns, values_of
 from wds_pipes.cli.creating.records import LABEL, Content, Grouping, Problems, Record, add_labels
+from wds_pipes.cli.jobs import REQUESTS, Options
 from wds_pipes.codecs.encoding import encode
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
@@ -26,11 +27,8 @@ from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import without_dots
 
-_REQUESTS, _AHEAD = 16, 1024
+_AHEAD = 1024  # rows
 _MOST_OF_FIELD = 1 << 30  # characters
-
-Options = dict[str, Any] | None
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -265,7 +263,7 @@ def _contents(names: list[str], source: str, base: str, storage_options: Options
 
     if len(inside) == len(urls):
         return [look(url) for url in urls]
-    with ThreadPoolExecutor(_REQUESTS) as pool:
+    with ThreadPoolExecutor(REQUESTS) as pool:
         return list(pool.map(look, urls))
 
 

@@ -15,7 +15,7 @@ import click
 
 from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.look.describing import Decoders, Describer
-from wds_pipes.cli.look.reading import ShardWalk, Source, find_sample, shards_of
+from wds_pipes.cli.look.reading import Sample, ShardWalk, Source, find_sample, shards_of
 from wds_pipes.cli.options import (
     as_json_lines,
     echo,
@@ -191,9 +191,6 @@ def get(
             stream.flush()
         else:
             write_tar([found], binary_output())
-
-
-Sample = dict[str, Any]
 
 
 def read_renames(given: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import readable
 
 Sample = dict[str, Any]
-_CONNECTIONS = 8
+CONNECTIONS = 8
 _SLOW = "reading the shards from the beginning"
 _QUICKER = f"no index: {_SLOW}. An index is quicker: wds-pipes index SHARDS --offsets"
 
@@ -119,8 +119,8 @@ class ShardWalk:
 
 def located_of(urls: Sequence[str], storage_options: dict[str, Any]) -> Located:
     """Return where the samples of shards are, as the indexes beside them say."""
-    files = RangeReader(storage_options, _CONNECTIONS)
-    return Located(shards_of(urls, storage_options), None, files, storage_options, _CONNECTIONS, key_split="first-dot")
+    files = RangeReader(storage_options, CONNECTIONS)
+    return Located(shards_of(urls, storage_options), None, files, storage_options, CONNECTIONS, key_split="first-dot")
 
 
 def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]:

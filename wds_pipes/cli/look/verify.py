@@ -115,28 +115,23 @@ def verify(
     rightly.
     """
     with in_one_line():
-        mends, shown = dict[str, None](), 0
+        mends, progress = dict[str, None](), sys.stderr.isatty() and not as_json
 
         def show(finding: Finding) -> None:
-            echo(" ".join(f"{finding.kind}: {finding.text}".split()))
+            if not as_json:
+                echo(" ".join(f"{finding.kind}: {finding.text}".split()))
             if finding.mend is not None:
                 mends[finding.mend] = None  # it mends all findings of its kind
 
-        progress = sys.stderr.isatty() and not as_json
-
-        def on_shard(checked: Checked) -> None:
-            nonlocal shown
-            shown += 1
-            for finding in () if as_json else checked.findings:
-                if finding.kind not in ignored:
-                    show(finding)
+        def on_shard(number: int) -> None:
             if progress:
-                click.echo(f"\r{shown:,} shards read ", nl=False, err=True)
+                click.echo(f"\r{number:,} shards read ", nl=False, err=True)
 
         options = Options(storage_options, key_split, decode)
         with executor_of(engine) as executor:
             jobs = jobs if executor is None else executor.width
-            report = check(urls, options, index=index, jobs=jobs, executor=executor, ignored=ignored, on_shard=on_shard)
+            report = Report(ignored, show, on_shard)
+            check(report, urls, options, index=index, jobs=jobs, executor=executor)
         if progress:
             click.echo(f"\r{'':30}\r", nl=False, err=True)
         total = sum(report.counts.values())
@@ -151,8 +146,6 @@ def verify(
             }
             echo_json(content)
         else:
-            for finding in report.of_all:
-                show(finding)
             for note in sorted(report.notes):
                 echo(f"note: {note}")
             commands = in_order(mends)
@@ -184,8 +177,10 @@ class Report:
     """What was found in all shards.
 
     Attributes:
-        findings: in the order of the shards, and then ``of_all``.
-        of_all: those that ``on_shard`` was not called with.
+        ignored: kinds of findings to leave out.
+        on_finding: called with each finding.
+        on_shard: called with the number of shards that were read so far.
+        findings: in the order of the shards, and then those about several.
         counts: how many there are of each kind.
         shards: how many were read.
         samples: how many samples they have.
@@ -193,8 +188,10 @@ class Report:
         notes: what could not be checked.
     """
 
+    ignored: Collection[str] = ()
+    on_finding: Callable[[Finding], None] = lambda finding: None
+    on_shard: Callable[[int], None] = lambda number: None
     findings: list[Finding] = field(default_factory=list)
-    of_all: list[Finding] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     shards: int = 0
     samples: int = 0
@@ -202,34 +199,34 @@ class Report:
     notes: set[str] = field(default_factory=set)
 
     def add(self, findings: Iterable[Finding], counts: Counter[str]) -> None:
-        """Add what was found in all shards together."""
-        kept = list(findings)
-        self.findings += kept
-        self.of_all += kept
-        self.counts += counts
+        """Add what was found, and how much of it there is of each kind."""
+        for finding in findings:
+            if finding.kind not in self.ignored:
+                self.on_finding(finding)
+                if len(self.findings) < _MOST_KEPT:
+                    self.findings.append(finding)
+        self.counts += Counter({kind: count for kind, count in counts.items() if kind not in self.ignored})
 
 
 def check(
+    report: Report,
     urls: Sequence[str],
     options: Options,
     *,
     index: str | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
-    ignored: Collection[str] = (),
-    on_shard: Callable[[Checked], None] = lambda checked: None,
-) -> Report:
+) -> None:
     """Check shards.
 
     Args:
+        report: what is found is added to it.
         urls: the shards, or an ``index.json``.
         options: how they are checked.
         index: an ``index.json`` to compare with; None: the one in the directory of the shards, if
             there is one.
         jobs: how many processes read shards.
         executor: what reads ``jobs`` shards at a time; None: processes of this machine.
-        ignored: kinds of findings to leave out.
-        on_shard: called with what was found in each shard, in order.
 
     Raises:
         ValueError: nothing matches, or ``index`` is damaged.
@@ -237,15 +234,13 @@ def check(
     shards, facts = list_shards(list(urls), options.storage_options)
     named = index or next((url for url in urls if is_index(url)), None)
     options = options._replace(urls=tuple(urls), index_url=named)
-    report, sets, compressed = Report(), dict[tuple[str, ...], FieldSet](), list[bool]()
+    sets, compressed = dict[tuple[str, ...], FieldSet](), list[bool]()
     keys: list[npt.NDArray[Any]] = []
     known, missing = _known(shards, facts, index, options)
     report.notes |= {*_unfinished(shards, options), *_not_looked_at(known, options)}
     for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
-        on_shard(checked)
-        kept = [finding for finding in checked.findings if finding.kind not in ignored]
-        report.findings += kept[: max(0, _MOST_KEPT - len(report.findings))]
-        report.counts += Counter({kind: count for kind, count in checked.counts.items() if kind not in ignored})
+        report.add(checked.findings, checked.counts)
+        report.on_shard(number + 1)
         report.shards, report.samples = number + 1, report.samples + checked.samples
         report.outside += checked.outside
         report.notes |= checked.notes
@@ -258,12 +253,10 @@ def check(
                 sets[names] = seen
             else:
                 report.notes.add(f"there are more than {_MOST_SETS:,} sets of fields, and not all were compared")
-    if "duplicate-key" not in ignored:
+    if "duplicate-key" not in report.ignored:
         report.add(*_duplicates(keys, shards, compressed, options))
     for findings in (missing, *_field_findings(sets, options)):
-        if findings and findings[0].kind not in ignored:
-            report.add(findings[:_MOST_NAMED], Counter({findings[0].kind: len(findings)}))
-    return report
+        report.add(findings[:_MOST_NAMED], Counter(finding.kind for finding in findings))
 
 
 def in_order(mends: Iterable[str]) -> list[str]:

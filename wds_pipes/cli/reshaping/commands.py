@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.jobs import Running, beside_outputs, runs
+from wds_pipes.cli.jobs import Running, beside_outputs, check_outputs, marks, runs, split_numbers, unchanged
 from wds_pipes.cli.look.reading import Source
 from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import (
@@ -26,10 +26,17 @@ from wds_pipes.cli.options import (
     storage_options,
     urls,
 )
-from wds_pipes.cli.reshaping.inputs import Inputs, open_inputs
 from wds_pipes.cli.reshaping.orders import is_weighted, mixed_numbers, read_sources, sorted_numbers
-from wds_pipes.cli.reshaping.plan import Division, Order, check_memory, check_uncompressed, plan, with_own_keys
-from wds_pipes.cli.shards import check_outputs, marks, split_numbers, unchanged
+from wds_pipes.cli.reshaping.plan import (
+    Division,
+    Inputs,
+    Order,
+    check_memory,
+    check_uncompressed,
+    open_inputs,
+    plan,
+    with_own_keys,
+)
 from wds_pipes.core.order import order_of_samples
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.cli.jobs import Running, first_pass, of_first_pass
-from wds_pipes.cli.reshaping.inputs import Inputs, Reader, Sample
-from wds_pipes.cli.reshaping.plan import Part
+from wds_pipes.cli.reshaping.plan import Inputs, Places, Reader, Sample
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.core.order import hash64
 from wds_pipes.errors import SampleError
@@ -91,7 +90,7 @@ def _write_values(inputs: Inputs, by: str | None, memory: int, task: Task, place
     """Write the sorted values of a shard; return of which kind they are."""
     starts, values = inputs.located.starts, _Values(by)
     reader = Reader(inputs, memory // 4, values.fields)
-    part = Part(range(inputs.count), starts[task.arguments], starts[task.arguments + 1])
+    part = Places(range(inputs.count), starts[task.arguments], starts[task.arguments + 1])
     with contextlib.closing(reader):
         lines = sorted([values.of(sample), number] for number, sample in enumerate(reader.read(part.blocks())))
         output = open_output(place.at(task.name), overwrite=True, wait=True, storage_options=place.storage_options)

@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
-from typing import Any
+from functools import cached_property, partial
+from itertools import groupby, pairwise
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.reshaping.inputs import Inputs, Reader, Sample
-from wds_pipes.cli.shards import (
+from wds_pipes.cli.jobs import (
+    REQUESTS,
+    Options,
+    Running,
     check_outputs,
+    check_same,
     common_classes,
     complete,
+    first_pass,
+    marks,
+    of_first_pass,
     shard_ends,
     shard_job,
     shard_task,
     write_task,
 )
+from wds_pipes.cli.look.reading import CONNECTIONS, Sample
 from wds_pipes.core.order import Permutation, hash_text
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
+from wds_pipes.io.compression import kind_of_name, unpacked
+from wds_pipes.io.open import is_remote
+from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.offsets import stale_keys
+from wds_pipes.tar.index import exists, list_shards
+from wds_pipes.tar.index_formats import base_name, folder_of, make_opener
+from wds_pipes.tar.located import Located
+from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets, stale_keys, write_beside
+from wds_pipes.tar.samples import SampleParser
+from wds_pipes.tar.scanning import Rules, readable, scan
 from wds_pipes.tar.views import KeyRange, split_by_key
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
@@ -71,7 +89,7 @@ class Division:
 
 
 @dataclass(frozen=True)
-class Part:
+class Places:
     """Some places of an order: those from ``start`` on, before ``stop``. A listed order has only
     these.
     """
@@ -180,10 +198,10 @@ def plan(
     return shard_job(command, place, work, tasks, decided, classes=classes)
 
 
-def _part(order: Order, start: int, stop: int) -> Part:
+def _part(order: Order, start: int, stop: int) -> Places:
     if isinstance(order, (range, Permutation)):
-        return Part(order, start, stop)
-    return Part(order[start:stop], 0, stop - start)
+        return Places(order, start, stop)
+    return Places(order[start:stop], 0, stop - start)
 
 
 def write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, place: Place) -> Facts:
@@ -230,3 +248,285 @@ def with_own_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
             )
         seen[key] = url
         yield sample
+
+
+class Extents(NamedTuple):
+    """Where samples are: for each the number of its shard, its first byte, the byte after it, and
+    whether it is the last one of its shard. Each is of shape (samples,), and the first three int64.
+    """
+
+    shards: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
+    last: npt.NDArray[np.bool_]
+
+
+class Inputs:
+    """The samples of shards by their numbers. It can be pickled.
+
+    Args:
+        urls: the shards.
+        made: the directories of the indexes that the first pass has made, by shard.
+        compressed: the shards that are compressed.
+        marks: what tells the present content of each shard from another, by shard.
+        memory: how many bytes of indexes are held.
+        storage_options: how to reach the storage.
+
+    Attributes:
+        count: the number of samples.
+        marks: what tells the present content of each shard from another.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        made: dict[str, str],
+        compressed: frozenset[str],
+        marks: Mapping[str, str],
+        *,
+        memory: int,
+        storage_options: Options,
+    ) -> None:
+        self.urls, self.compressed, self._marks = list(urls), compressed, marks
+        self.marks = [marks[url] for url in urls]
+        self.storage_options, files = storage_options, RangeReader(storage_options, CONNECTIONS)
+        self.located = Located(self.urls, None, files, storage_options, CONNECTIONS, made=made, held_bytes=memory)
+        self.count = self.located.starts[-1]
+
+    def check_same(self, url: str) -> None:
+        """Raise StateError if a shard was changed after it was listed."""
+        check_same(url, self._marks[url], self.storage_options)
+
+    @cached_property
+    def blocks(self) -> npt.NDArray[np.uint32]:
+        """How many blocks of 512 bytes each sample takes: shape (samples,)."""
+        found = np.empty(self.count, np.uint32)
+        for shard, (start, stop) in enumerate(pairwise(self.located.starts)):
+            found[start:stop] = np.diff(self._offsets(shard)) // BLOCK
+        return found
+
+    def extents(self, numbers: npt.NDArray[np.int64]) -> Extents:
+        """Return where samples are."""
+        firsts = np.array(self.located.starts)
+        shards = np.searchsorted(firsts, numbers, side="right") - 1
+        places, starts, stops = numbers - firsts[shards], np.empty_like(numbers), np.empty_like(numbers)
+        order = np.argsort(shards, kind="stable")
+        for group in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
+            offsets = self._offsets(int(shards[group[0]]))
+            starts[group], stops[group] = offsets[places[group]], offsets[places[group] + 1]
+        return Extents(shards, starts, stops, firsts[1:][shards] == numbers + 1)
+
+    def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
+        return np.asarray(self.located.offsets(shard)).astype(np.int64)
+
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """The hashes of the keys of all samples, in their order."""
+        found = np.empty(self.count, np.uint64)
+        for shard, start in enumerate(self.located.starts[:-1]):
+            hashes, numbers = self.located.keys(shard)
+            found[start + numbers] = hashes
+        return found
+
+
+def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory: int, keys: bool = False) -> Inputs:
+    """Find the samples of shards.
+
+    Args:
+        given: URLs, patterns, or ``index.json``.
+        hidden: where the indexes are made. Its storage options are also those of the shards.
+        running: how they are made.
+        memory: how many bytes of indexes are held.
+        keys: indexes of keys are needed too.
+
+    Raises:
+        ValueError: nothing matches, or there are no samples; standard input.
+        ShardError: a shard or an index cannot be read, or is damaged.
+    """
+    options = hidden.storage_options
+    urls, listed = list_shards(list(given), options)
+    if "-" in urls:
+        raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
+    endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
+    distinct = list(dict.fromkeys(urls))
+    known = None if listed is None else list(dict(zip(urls, listed, strict=True)).values())
+    of_urls = dict(zip(distinct, marks(distinct, options, known), strict=True))
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
+        # of a compressed shard there is no index beside it, or one of something else
+        missing = [
+            url for url, indexed in zip(distinct, there, strict=True) if not indexed or kind_of_name(base_name(url))
+        ]
+    tasks = [_task(url, of_urls[url]) for url in missing]
+    at = of_first_pass(Place(hidden.at("inputs"), options), tasks)
+    facts = first_pass(Job("index", at, partial(_index, options), tasks), running)
+    made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
+    compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
+    inputs = Inputs(urls, made, compressed, of_urls, memory=memory, storage_options=options)
+    if not inputs.count:
+        raise ValueError(
+            f"there are no samples in {plural(len(urls), 'shard')}, of which {redact(urls[0])} is the first"
+        )
+    return inputs
+
+
+def _task(url: str, mark: str) -> Task:
+    name = f"{hash_text(folder_of(url)):016x}/{base_name(url)}"
+    return Task(name, (name + KEYS, name + OFFSETS), url, mark)
+
+
+def _index(options: Options, task: Task, place: Place) -> Facts:
+    """Write where the samples of a shard begin."""
+    found = scan(task.arguments, Rules("first-dot", "raise"), make_opener(options), threading.Event(), components=False)
+    check_same(task.arguments, task.fingerprint, options)
+    name = place.at(task.name)
+    write_beside(name, KEYS, pack_keys(found.keys), place.storage_options)
+    write_beside(name, OFFSETS, pack_offsets([*found.starts, found.end]), place.storage_options)
+    return {"compressed": found.compressed}
+
+
+_CHUNK = 1 << 20  # bytes that are read at once
+
+
+class _Wanted(NamedTuple):
+    """A sample to read: where it is, and its place in the window."""
+
+    range: Range
+    last: bool  # of its shard
+    place: int
+
+
+class Reader:
+    """Reads samples of shards.
+
+    Args:
+        inputs: the samples.
+        memory: how many bytes of samples are held at most, if no sample is larger.
+        fields: the fields to read; None: all.
+    """
+
+    def __init__(self, inputs: Inputs, memory: int, fields: frozenset[str] | None = None) -> None:
+        self._inputs, self._window = inputs, memory // 2
+        options = inputs.storage_options
+        self._files = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
+        self._opener = make_opener(options)
+        self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
+        self._opened = set[str]()  # the shards that were read from this disk, or decompressed
+        self._parser = SampleParser(fields, "first-dot", inputs.located.stale)
+
+    def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
+        """Yield samples in the order of their numbers, which come in blocks.
+
+        Raises:
+            ShardError: a shard cannot be read, is damaged, or was changed.
+        """
+        ahead: deque[list[_Wanted]] = deque()  # windows whose ranges were requested
+
+        def ranges() -> Iterator[Range]:
+            for block in blocks:
+                for window in self._windows(block):
+                    ahead.append(window)
+                    yield from (wanted.range for wanted in window)
+
+        parts = self._parts(ranges())
+        first = next(parts, None)
+        while first is not None:
+            window = ahead.popleft()
+            held: dict[int, Sample] = {}
+            following = 0
+            for number, wanted in enumerate(window):
+                part = first if not number else next(parts)
+                held[wanted.place] = self._parse(wanted, part)
+                while following in held:
+                    yield held.pop(following)
+                    following += 1
+            first = next(parts, None)
+        for url in self._opened:
+            self._inputs.check_same(url)  # else some samples may be those of another shard
+
+    def _windows(self, numbers: npt.NDArray[np.int64]) -> Iterator[list[_Wanted]]:
+        """Divide numbers into windows, each in the order of the input."""
+        inputs = self._inputs
+        shards, starts, stops, last = inputs.extents(numbers)
+        ends, begin = np.cumsum(stops - starts), 0
+        while begin < len(numbers):
+            before = int(ends[begin - 1]) if begin else 0
+            stop = max(begin + 1, int(np.searchsorted(ends, before + self._window, "right")))
+            order = begin + np.lexsort((starts[begin:stop], shards[begin:stop]))
+            yield [
+                _Wanted(Range(inputs.urls[shard], start, end), is_last, place)
+                for shard, start, end, is_last, place in zip(
+                    shards[order].tolist(),
+                    starts[order].tolist(),
+                    stops[order].tolist(),
+                    last[order].tolist(),
+                    (order - begin).tolist(),
+                    strict=True,
+                )
+            ]
+            begin = stop
+
+    def _parse(self, wanted: _Wanted, part: Part) -> Sample:
+        url, start, stop, _ = wanted.range
+        if not is_remote(url) or url in self._inputs.compressed:
+            self._opened.add(url)
+        sample = self._parser.parse(part, start, stop, url, redact(url))
+        if wanted.last:
+            self._parser.check_last(part, stop, url)
+        return sample
+
+    def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
+        """Yield the bytes of each range, and the header after it."""
+        for compressed, group in groupby(ranges, lambda wanted: wanted.url in self._inputs.compressed):
+            if compressed:
+                yield from self._read_compressed(group)
+            else:
+                with self._files.read(wanted._replace(stop=wanted.stop + BLOCK) for wanted in group) as parts:
+                    yield from parts
+
+    def _read_compressed(self, ranges: Iterable[Range]) -> Iterator[Part]:
+        for url, start, stop, _ in ranges:
+            stream = self._unpacked.get(url)
+            if stream is None or start < stream.base:
+                self._inputs.check_same(url)
+                stream = self._unpacked[url] = _Unpacked(self._opener.open(url), url)
+                if len(self._unpacked) > CONNECTIONS:
+                    self._unpacked.popitem(last=False)[1].close()
+            yield stream.read(start, stop + BLOCK)
+
+    def close(self) -> None:
+        """Close all files."""
+        self._files.close()
+        for stream in self._unpacked.values():
+            stream.close()
+
+
+class _Unpacked:
+    """The tar in a compressed shard, read forwards.
+
+    Attributes:
+        base: the first byte that can still be read.
+    """
+
+    def __init__(self, raw: BinaryIO, url: str) -> None:
+        self._raw, self._url = raw, url
+        self._stream = unpacked(raw)[0]
+        self._data, self.base = b"", 0
+
+    def read(self, start: int, stop: int) -> Part:
+        """Return the bytes from ``start`` on, before ``stop`` if there are so many."""
+        with readable(self._url):
+            while self.base + len(self._data) < start:
+                self.base += len(self._data)
+                self._data = self._stream.read(min(_CHUNK, start - self.base))
+                if not self._data:
+                    break
+            chunks, end = [self._data[start - self.base :]], self.base + len(self._data)
+            while end < stop and (chunk := self._stream.read(stop - end)):
+                chunks.append(chunk)
+                end += len(chunk)
+        self._data, self.base = b"".join(chunks), start
+        return self._data, self.base
+
+    def close(self) -> None:
+        """Close the shard."""
+        self._raw.close()

@@ -11,11 +11,10 @@ from typing import Any
 import click
 import numpy as np
 
-from wds_pipes.cli.jobs import Running, runs
-from wds_pipes.cli.look.reading import Sample, ShardWalk
+from wds_pipes.cli.jobs import Running, marks, runs
+from wds_pipes.cli.look.reading import CONNECTIONS, Sample, ShardWalk
 from wds_pipes.cli.options import dest, example, urls
 from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, plan_rewrite, summed
-from wds_pipes.cli.shards import marks
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.ranges import RangeReader
@@ -28,7 +27,6 @@ from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.sample_numbers import among
 
-_CONNECTIONS = 8
 _TOGETHER = 64  # samples of which the partners are read at a time
 
 
@@ -48,13 +46,13 @@ class Partner:
         from wds_pipes.indexed import IndexedShards  # imports torch
 
         self.urls = list_indexed(url, True, storage_options).urls
-        self._data = IndexedShards(self.urls, storage_options=storage_options, connections=_CONNECTIONS)
+        self._data = IndexedShards(self.urls, storage_options=storage_options, connections=CONNECTIONS)
         self._options = storage_options
 
     @cached_property
     def _located(self) -> Located:
-        files = RangeReader(self._options, _CONNECTIONS)
-        return Located(self.urls, None, files, self._options, _CONNECTIONS)
+        files = RangeReader(self._options, CONNECTIONS)
+        return Located(self.urls, None, files, self._options, CONNECTIONS)
 
     def check_indexed(self) -> None:
         """Raise ShardError if a shard has no index of offsets, or that of another shard."""

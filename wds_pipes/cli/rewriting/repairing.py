@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from wds_pipes.cli.jobs import Running, runs
+from wds_pipes.cli.jobs import Running, check_same, runs, unchanged, write_indexes, write_task
 from wds_pipes.cli.look.describing import Decoders, fault_of, of_all_fields
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, summed, with_writable_keys
-from wds_pipes.cli.shards import check_same, unchanged, write_indexes, write_task
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning

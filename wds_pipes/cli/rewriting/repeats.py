@@ -16,11 +16,10 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.jobs import Running, first_pass, of_first_pass, runs
+from wds_pipes.cli.jobs import Running, check_same, first_pass, of_first_pass, runs
 from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
-from wds_pipes.cli.shards import check_same
 from wds_pipes.errors import SampleError, StateError
 from wds_pipes.io.tasks.journal import check_plan
 from wds_pipes.io.tasks.running import run

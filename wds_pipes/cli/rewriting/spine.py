@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from wds_pipes.cli.look.reading import Sample, Source
-from wds_pipes.cli.shards import (
+from wds_pipes.cli.jobs import (
+    Options,
     check_names,
     check_outputs,
     check_same,
@@ -21,6 +21,7 @@ from wds_pipes.cli.shards import (
     unchanged,
     write_task,
 )
+from wds_pipes.cli.look.reading import Sample, Source
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, Work, fingerprint
@@ -28,8 +29,6 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import base_name, path_of
 from wds_pipes.tar.keys import without_dots
-
-Options = dict[str, Any] | None
 
 
 class Shard(NamedTuple):
