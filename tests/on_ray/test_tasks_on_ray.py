@@ -17,7 +17,7 @@ from waiting import wait_for
 from wds_pipes import SampleError, ShardWarning, WorkerError
 from wds_pipes.cli import main
 from wds_pipes.io.tasks import running
-from wds_pipes.io.tasks.journal import plan_of
+from wds_pipes.io.tasks.running import plan_of
 from wds_pipes.tasks import Job, Place, Task, fingerprint, on_ray
 from wds_pipes.tasks import run as run_tasks
 from wds_pipes.testing import make_shards

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 
 _CONNECTIONS = (1, 2, 4, 8, 16, 32)
 _GAIN = 1.15  # a change is worth it if it reads at least this many times as fast
-_NOTHING = (
-    "no bottleneck found: neither the link nor the processor is used fully. Measure longer "
-    "(--seconds), or with more shards"
-)
 _SAME = 0.8  # a pipe with this share of the link's rate counts as as fast as the link: the measurement is short
 
 
@@ -169,4 +165,7 @@ def _advice(own: _Seen, link: float, connections: int, enough: int) -> str:
         )
     if enough > connections:
         return f"the link transfers more with connections={enough}; so may interleave_shards({enough})"
-    return _NOTHING
+    return (
+        "no bottleneck found: neither the link nor the processor is used fully. Measure longer "
+        "(--seconds), or with more shards"
+    )

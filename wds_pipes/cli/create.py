@@ -13,15 +13,17 @@ import click
 import numpy as np
 
 from wds_pipes.cli.creating import tables
-from wds_pipes.cli.creating.encoding import Encode, is_image, read_encode
 from wds_pipes.cli.creating.records import (
     Content,
+    Encode,
     Files,
     Problems,
     Record,
     hint_of_classes,
+    is_image,
     of_classes,
     of_directory,
+    read_encode,
     samples,
 )
 from wds_pipes.cli.jobs import (
@@ -35,7 +37,7 @@ from wds_pipes.cli.jobs import (
     split_numbers,
     write_task,
 )
-from wds_pipes.cli.options import check_dest, echo, example, shard_limits, shares, values_option
+from wds_pipes.cli.options import dest, echo, example, shard_limits, shares, values_option
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -65,7 +67,7 @@ _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": 
     )
 )
 @click.argument("source")
-@click.argument("dest", callback=lambda context, argument, value: _check_dest(value))
+@dest
 @click.option(
     "--from",
     "kind",
@@ -212,15 +214,6 @@ def create(
     )
 
 
-def _check_dest(dest: str) -> str:
-    if os.path.isfile(dest):
-        raise click.UsageError(
-            f"DEST, after the one SOURCE, is the directory to write to, and {dest!r} is a file: name a directory, and "
-            "for several files the one that they are in, or a list of them"
-        )
-    return check_dest(dest)
-
-
 def _kind(source: str) -> str:
     """What a source is, if the command does not say it."""
     if source == "-":
@@ -273,8 +266,11 @@ def plan(
     parts = _split(records, shares) if shares else {"": records}
     for name, part in parts.items():
         prefix = f"{name}/{name}" if name else "shard"
-        for number, group in enumerate(_shards(part, max_samples, max_bytes)):
-            size = whole(sum(map(_size, group)))
+        sizes = np.fromiter(map(_size, part), np.int64, len(part))
+        ends = [0, *shard_ends([sizes], max_samples, max_bytes)]
+        for number, (start, stop) in enumerate(pairwise(ends)):
+            group = part[start:stop]
+            size = whole(int(sizes[start:stop].sum()))
             says = f"{plural(len(group), 'sample')}, {plural(size, 'byte')}"
             tasks.append(shard_task(f"{prefix}-{number:06d}.tar", group, _fingerprint(group, encode), says))
     options: dict[str, Any] = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
@@ -318,13 +314,6 @@ def _split(records: Sequence[Record], shares: Mapping[str, float]) -> dict[str, 
     hashes = np.array([hash_text(record.key) for record in records], np.uint64)
     found = split_numbers(hashes, shares)
     return {name: [records[place] for place in places.tolist()] for name, places in found.items()}
-
-
-def _shards(records: Sequence[Record], max_samples: int, max_bytes: int) -> list[Sequence[Record]]:
-    """Divide samples as ShardWriter does."""
-    sizes = np.fromiter(map(_size, records), np.int64, len(records))
-    ends = [0, *shard_ends([sizes], max_samples, max_bytes)]
-    return [records[start:stop] for start, stop in pairwise(ends)]
 
 
 def _size(record: Record) -> int:

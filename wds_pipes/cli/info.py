@@ -132,7 +132,11 @@ class Summary:
         self.compressions = Counter[str]()
         facts = self._facts(urls)
         self.sizes = self._sizes(facts)
-        self._read()
+        count = len(self.shards)
+        chosen = range(count) if whole else sorted({place * count // _SHARDS for place in range(_SHARDS)})
+        opener = Opener(Reading(storage_options, readahead_bytes=8 << 20, connections=4))
+        for number in chosen:
+            self._read_shard(opener, number)
         counts = None if facts is None else [known.samples for known in facts]
         # if a shard that was read to its end has another number of samples, the index is old
         self.indexed = counts is not None and all(
@@ -156,13 +160,6 @@ class Summary:
             return [known.size for known in facts]
         with ThreadPoolExecutor(16) as pool:
             return list(pool.map(lambda url: version_of(url, self._options).size, self.shards))
-
-    def _read(self) -> None:
-        count = len(self.shards)
-        chosen = range(count) if self._whole else sorted({place * count // _SHARDS for place in range(_SHARDS)})
-        opener = Opener(Reading(self._options, readahead_bytes=8 << 20, connections=4))
-        for number in chosen:
-            self._read_shard(opener, number)
 
     def _read_shard(self, opener: Opener, number: int) -> None:
         deep = True

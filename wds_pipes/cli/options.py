@@ -19,7 +19,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -27,9 +27,6 @@ from click.core import ParameterSource
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plain, plain_json
 from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
-
-if TYPE_CHECKING:
-    from wds_pipes.io.tasks.on_ray import RayExecutor
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE = 1, 2
@@ -266,7 +263,7 @@ def check_engine(engine: str | None) -> None:
 
 
 @contextlib.contextmanager
-def executor_of(engine: str | None) -> Iterator[RayExecutor | None]:
+def executor_of(engine: str | None) -> Iterator[Any]:
     """What runs the parts of a command that writes no shards; None: the command itself."""
     check_engine(engine)
     if engine is None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.converting import lmdbs, tables, tfrecord
+from wds_pipes.cli.converting import lmdbs, tfrecord
 from wds_pipes.cli.converting.rows import Columns, columns_of, sample_of
-from wds_pipes.cli.converting.source import Format, Shard, first_rows, read
+from wds_pipes.cli.converting.source import Format, Parquet, Saved, Shard, first_rows, read
 from wds_pipes.cli.create import plan
 from wds_pipes.cli.creating.records import Problems
 from wds_pipes.cli.creating.tables import of_list
@@ -31,8 +31,8 @@ from wds_pipes.io.urls import redact
 
 _FORMATS: dict[str, Format] = {
     "tfrecord": tfrecord,
-    "parquet": tables.Parquet(),
-    "hf": tables.Saved(),
+    "parquet": Parquet(),
+    "hf": Saved(),
     "lmdb": lmdbs.Database(),
     "torchrecord": lmdbs.TorchRecord(),
 }

@@ -34,7 +34,7 @@ from wds_pipes.io.cache.files import boot
 from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
-from wds_pipes.io.tasks.journal import FOLDER
+from wds_pipes.io.tasks.running import FOLDER
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of

@@ -33,7 +33,7 @@ from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.index_formats import folder_of
 from wds_pipes.tar.keys import is_metadata
 
-_KINDS = ("jsonl", "parquet", "tfrecord", "imagefolder")
+_ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 
 
 def _summed(report: Report) -> str:
@@ -52,7 +52,7 @@ def _summed(report: Report) -> str:
 )
 @urls
 @dest
-@click.option("--to", "kind", type=click.Choice(_KINDS), required=True, help="The format.")
+@click.option("--to", "kind", type=click.Choice(list(_ENDINGS)), required=True, help="The format.")
 @fields_option
 @click.option("--label", metavar="FIELD", help="The field of the class, for imagefolder.  [default: cls]")
 @key_split
@@ -115,7 +115,6 @@ def export(
     return Job("export", place, work, tasks, options, finish, lists="images" if kind == "imagefolder" else "")
 
 
-_ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
 _GROUP_BYTES = 64 << 20  # of a row group of Parquet, before compression, and of the samples that come first
 _TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "jsonl"))

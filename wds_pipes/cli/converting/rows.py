@@ -250,7 +250,8 @@ def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tup
             fields.append((_named(name, "npy"), encode("npy", item)))
         elif item != {"bytes": None, "path": None}:
             data, path = _content(item, column, key)
-            extension = extension_of(data, path) or _last_known(name) or "bin"
+            last = name.lower().replace("/", ".").rpartition(".")[2]
+            extension = extension_of(data, path) or (last if last in ROWS else "bin")
             fields.append((extension if name == columns.alone else _named(name, extension), data))
     return fields
 
@@ -271,11 +272,6 @@ def _content(value: Any, column: str, key: str) -> tuple[bytes, str | None]:
 def _named(column: str, extension: str) -> str:
     name = column.lower().replace("/", ".").strip("._ ")
     return name if name.rpartition(".")[2] == extension else f"{name}.{extension}" if name else extension
-
-
-def _last_known(column: str) -> str | None:
-    last = column.lower().replace("/", ".").rpartition(".")[2]
-    return last if last in ROWS else None
 
 
 def key_of(value: Any, column: str, number: str) -> str:

@@ -1,7 +1,5 @@
-"""What ``wds-pipes create`` reads, and how it divides samples into shards.
+"""What ``wds-pipes create`` reads.
 
-- ``files``: samples of a directory, ``names``: by the names of their files. ``tables``: samples of
-  lists and tables, ``labels``: the numbers of their labels.
-- ``records``: samples that are to be written; ``encoding``: images that are encoded again;
-  ``plan``: the division into shards.
+``records``: samples that are to be written, of files in directories, and images that are encoded
+again. ``tables``: samples of lists and tables.
 """

@@ -15,8 +15,7 @@ from itertools import chain, islice
 from typing import IO, cast
 
 from wds_pipes.cli.converting.rows import Row, add_chosen, add_field, check_known, key_of, plain_value
-from wds_pipes.cli.converting.source import opened
-from wds_pipes.cli.converting.tables import check_columns, values_of
+from wds_pipes.cli.converting.source import check_columns, opened, values_of
 from wds_pipes.cli.creating.records import LABEL, Content, Grouping, Problems, Record, add_labels
 from wds_pipes.cli.jobs import REQUESTS, Options
 from wds_pipes.codecs.encoding import encode
@@ -100,8 +99,9 @@ def of_table(
         ValueError: the table has no such column, or is none.
     """
     base, records, labels = _base(source, columns.root), list[Record](), list[str | None]()
-    rows = enumerate(_checked(_rows(source, kind, storage_options), columns, source), 1)
+    rows = enumerate(_rows(source, kind, storage_options), 1)
     while ahead := list(islice(rows, _AHEAD)):
+        check_known(columns.names if not records else (), ahead[0][1], redact(source))
         paths = list({str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)})
         found = dict(zip(paths, _contents(paths, source, base, storage_options), strict=True))
         for number, row in ahead:
@@ -161,14 +161,6 @@ def grouped(records: Sequence[Record], count: int) -> list[Record]:
         Record(group[0].key, {"jsonl": b"".join(cast("bytes", row.fields["json"]) + b"\n" for row in group)})
         for group in groups
     ]
-
-
-def _checked(rows: Iterator[Row], columns: Columns, source: str) -> Iterator[Row]:
-    """Yield rows; ValueError if the first has not the columns that are named."""
-    for first in rows:
-        check_known(columns.names, first, redact(source))
-        yield first
-        yield from rows
 
 
 def _rows(source: str, kind: str, storage_options: Options) -> Iterator[Row]:

@@ -132,7 +132,8 @@ def cat(
     --rename sees the names that --fields has left.
     """
     with in_one_line():
-        names, (start, stop) = read_renames(rename), read_slice(part)
+        names = {name: new.lower() for old, new in rename.items() for name in old.lower().split(";")}
+        start, stop = read_slice(part)
         samples = renamed(Source(urls, storage_options, key_split, fields).slice(start, stop), names)
         if jsonl:
             write_lines(samples, sys.stdout.buffer, names)
@@ -191,11 +192,6 @@ def get(
             stream.flush()
         else:
             write_tar([found], binary_output())
-
-
-def read_renames(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the new names of fields by their old ones, of which ``;`` divides several."""
-    return {name: new.lower() for old, new in given.items() for name in old.lower().split(";")}
 
 
 def read_slice(text: str | None) -> tuple[int, int | None]:

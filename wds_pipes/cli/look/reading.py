@@ -165,7 +165,7 @@ class Source:
         if "-" in self._urls or self._split != "first-dot":
             return None
         try:
-            return self._list(None)
+            return self.chosen(None)
         except MissingIndexError:
             return None
         except ShardError as error:
@@ -173,7 +173,8 @@ class Source:
                 return None
             raise
 
-    def _list(self, where: Any) -> SampleList:
+    def chosen(self, where: Any) -> SampleList:
+        """The samples with these numbers or keys, by the indexes; None: all."""
         return SampleList(self._urls, storage_options=self._options, where=where)
 
     def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
@@ -184,7 +185,7 @@ class Source:
             chosen = range(self.indexed.count)[start:stop]
             if chosen and located.place(start).number:
                 located.check_whole(start - 1)  # raises if it goes on, since keys end at other dots in the index
-            return iter(Stream(FetchSamples(self._list(chosen), fields=self._fields))) if chosen else iter(())
+            return iter(Stream(FetchSamples(self.chosen(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)
 
     def read(self, fields: Sequence[str] | None = None) -> Iterator[Sample]:
@@ -201,16 +202,6 @@ class Source:
     def without_fields(self) -> int:
         """How many samples ``read`` has left out so far, since they have none of the fields."""
         return 0 if self.stream is None else self.stream.counts()["filtered"]
-
-    def by_key(self, key: str) -> Sample:
-        """Return the sample with a key, by the index of keys.
-
-        Raises:
-            ShardError: there is no index of keys, or it is damaged.
-            ValueError: there is no such sample.
-            SampleError: several samples have the key.
-        """
-        return next(iter(Stream(FetchSamples(self._list([key]), fields=self._fields))))
 
 
 def find_sample(
@@ -234,7 +225,7 @@ def find_sample(
     if source.indexed is not None:
         if isinstance(wanted, str):
             try:
-                return source.by_key(wanted)
+                return next(iter(Stream(FetchSamples(source.chosen([wanted])))))
             except MissingIndexError:  # an index of another program has offsets, and no keys
                 pass
             except ValueError:

@@ -43,7 +43,7 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError, Wo
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.tasks.engines import without_interrupts
-from wds_pipes.io.tasks.journal import unfinished
+from wds_pipes.io.tasks.running import unfinished
 from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import exists, find_facts, is_index, list_shards
@@ -331,8 +331,10 @@ def _each(
             yield check_shard(url, facts, options)
         return
     # not forked: other threads of this process may hold locks
-    spawn = multiprocessing.get_context("spawn")
-    pool = executor or ProcessPoolExecutor(min(jobs, len(shards)), spawn, initializer=_end_at_interrupts)
+    spawn = multiprocessing.get_context("spawn")  # Ctrl-C ends these processes without a word
+    pool = executor or ProcessPoolExecutor(
+        min(jobs, len(shards)), spawn, signal.signal, (signal.SIGINT, signal.SIG_DFL)
+    )
 
     def submit(count: int) -> list[Future[Checked]]:
         with without_interrupts():  # which a process that starts now inherits
@@ -350,11 +352,6 @@ def _each(
     finally:
         if executor is None:
             pool.shutdown(cancel_futures=True)
-
-
-def _end_at_interrupts() -> None:
-    """Let Ctrl-C end a process that reads shards, without a word: the command says it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _duplicates(
@@ -768,17 +765,15 @@ class _Check:
         """Compare the indexes beside the shard with where its samples are."""
         if self._url == "-" or self._url.startswith("pipe:"):
             return
+        where = ["--offsets-to", "DIRECTORY"] if is_remote(self._url) else ["--offsets"]
+        shown, mend = self._found.url, self._options.indexing(self._found.url, *where)
         indexes = {OFFSETS: pack_offsets([*scanned.starts, scanned.end]), KEYS: pack_keys(scanned.keys)}
         for ending, right in indexes.items():
             place = beside(self._url, ending)
             content = self._content(opener, place)
             if content is not None and content != right:
-                self._stale(f"index {redact(place)} is not of shard {self._found.url}")
-
-    def _stale(self, text: str) -> None:
-        found = self._found
-        where = ["--offsets-to", "DIRECTORY"] if is_remote(self._url) else ["--offsets"]
-        found.add(Finding("stale-index", text, found.url, None, None, self._options.indexing(found.url, *where)))
+                text = f"index {redact(place)} is not of shard {shown}"
+                self._found.add(Finding("stale-index", text, shown, None, None, mend))
 
     def _content(self, opener: Opener, place: str) -> bytes | None:
         """Return the content of an index; None: there is none."""

@@ -10,7 +10,6 @@ Rules:
    these, so an input with longer headers than ours makes smaller shards.
 3. The samples of a task are read in windows of limited size, each in the order of the input.
 
-- ``commands``: what the command line is. ``inputs``: where the samples are; ``sorting``,
-  ``mixing``: their order; ``plan``: its division into tasks.
-- ``reading``: samples in any order.
+- ``commands``: what the command line is. ``orders``: sorted and mixed orders.
+- ``plan``: where the samples are, how they are read in any order, and their division into tasks.
 """

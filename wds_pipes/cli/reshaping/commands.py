@@ -31,17 +31,15 @@ from wds_pipes.cli.reshaping.plan import (
     Division,
     Inputs,
     Order,
-    check_memory,
-    check_uncompressed,
     open_inputs,
     plan,
     with_own_keys,
 )
 from wds_pipes.core.order import order_of_samples
-from wds_pipes.core.words import plural
+from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.outputs import exists, target_of
-from wds_pipes.io.tasks.journal import check_plan
+from wds_pipes.io.tasks.running import check_plan
 from wds_pipes.io.tasks.task import Job, Place
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.index import list_shards
@@ -121,9 +119,16 @@ def _job(
         check_plan(place, name, {**decided, **division.options})
     with beside_outputs(place, running.dry_run) as hidden:
         inputs = open_inputs(given, hidden, running, memory=memory // 8, keys=keys)
-        if one_by_one:
-            check_uncompressed(inputs)
-        check_memory(inputs, memory, of_sample)
+        if one_by_one and inputs.compressed:
+            raise ValueError(
+                f"{redact(min(inputs.compressed))} is compressed, so its samples cannot be read in any order: write "
+                "uncompressed shards first, with wds-pipes reshard"
+            )
+        if (needed := 2 * of_sample * inputs.count) > memory:  # an order takes half of the memory at most
+            raise ValueError(
+                f"the order of {plural(inputs.count, 'sample')} needs {plural(needed, 'byte')}, more than --memory, "
+                f"which is {bytes_shown(memory)}: pass --memory {-(-needed // 10**6)}MB"
+            )
         return plan(
             name,
             inputs,

@@ -33,7 +33,7 @@ from wds_pipes.cli.jobs import (
 )
 from wds_pipes.cli.look.reading import CONNECTIONS, Sample
 from wds_pipes.core.order import Permutation, hash_text
-from wds_pipes.core.words import bytes_shown, plural
+from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import kind_of_name, unpacked
 from wds_pipes.io.open import is_remote
@@ -111,33 +111,6 @@ def numbers_at(order: Order, start: int, stop: int) -> npt.NDArray[np.int64]:
     if isinstance(order, range):
         return np.arange(order.start + start, order.start + stop)
     return order[start:stop]
-
-
-def check_memory(inputs: Inputs, memory: int, of_sample: int) -> None:
-    """Refuse an order that takes more than half of the memory, by the bytes for each sample.
-
-    Raises:
-        ValueError: it does.
-    """
-    needed = 2 * of_sample * inputs.count
-    if needed > memory:
-        raise ValueError(
-            f"the order of {plural(inputs.count, 'sample')} needs {plural(needed, 'byte')}, more than --memory, which "
-            f"is {bytes_shown(memory)}: pass --memory {-(-needed // 10**6)}MB"
-        )
-
-
-def check_uncompressed(inputs: Inputs) -> None:
-    """Refuse compressed shards, of which samples cannot be read one by one.
-
-    Raises:
-        ValueError: a shard is compressed.
-    """
-    if inputs.compressed:
-        raise ValueError(
-            f"{redact(min(inputs.compressed))} is compressed, so its samples cannot be read in any order: write "
-            "uncompressed shards first, with wds-pipes reshard"
-        )
 
 
 def plan(

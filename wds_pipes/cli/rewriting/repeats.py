@@ -21,8 +21,7 @@ from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.errors import SampleError, StateError
-from wds_pipes.io.tasks.journal import check_plan
-from wds_pipes.io.tasks.running import run
+from wds_pipes.io.tasks.running import check_plan, run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index_formats import make_opener

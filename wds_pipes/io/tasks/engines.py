@@ -173,12 +173,8 @@ def _serve(connection: Connection[Any, Any], call: Call) -> None:
 
 def _exit(*_: object) -> None:
     # Not SIG_IGN: of a second SIGTERM that comes at this moment, Python would print a traceback.
-    signal.signal(signal.SIGTERM, _go_on)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     sys.exit(128 + signal.SIGTERM)
-
-
-def _go_on(*_: object) -> None:
-    """Handle a signal by doing nothing."""
 
 
 def _end_with_parent() -> None:
