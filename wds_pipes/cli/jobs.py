@@ -1,4 +1,18 @@
-"""What all commands that write files have in common: how their tasks run, and what they report."""
+"""What all commands that write files have in common: how their tasks run, what they report, the
+index of each directory of shards, and first passes.
+
+First passes are jobs of which a command needs the outputs before its own tasks can run.
+
+Rules:
+1. They write into the hidden directory of the command's outputs, ``.wds-pipes``. What is there
+   serves other shares of the command, and its next run.
+2. The name of a pass's directory says what its outputs are made from: see ``of_first_pass``.
+3. Shares that run at the same time begin at different tasks, and leave out what another one has
+   finished by then.
+
+The facts of a task that writes a shard are ``{"shard": name, "samples": n, "size": bytes, "md5":
+digest}``.
+"""
 
 from __future__ import annotations
 

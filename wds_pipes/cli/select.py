@@ -1,4 +1,11 @@
-"""``wds-pipes select``: the keys of samples whose metadata fulfil a condition."""
+"""``wds-pipes select``: the keys of samples whose metadata fulfil a condition.
+
+DuckDB evaluates conditions over tables of metadata. Rules:
+1. A condition is the expression of a WHERE clause and nothing else. It is evaluated by a database
+   in memory that may read the tables of metadata, but no other file, and not the network, and that
+   cannot be reconfigured.
+2. NaN is NULL, so it fulfils no comparison. (SQL would have it larger than all numbers.)
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import click
-import duckdb
 
 from wds_pipes.cli.options import example, in_one_line, metadata, storage_options, urls
 from wds_pipes.core.words import listed, plural
@@ -263,7 +269,7 @@ def find_tables(
     return [path + ending for path in paths]
 
 
-def _connect() -> duckdb.DuckDBPyConnection:
+def _connect() -> Any:
     try:
         import duckdb
     except ImportError as error:
@@ -289,7 +295,7 @@ def _check(condition: str) -> None:
         ) from error
 
 
-def _described(cursor: duckdb.DuckDBPyConnection, path: str) -> tuple[str, dict[str, str]]:
+def _described(cursor: Any, path: str) -> tuple[str, dict[str, str]]:
     """Return a table as SQL names it, and the types of its columns by their names."""
 
     def columns_of(table: str) -> dict[str, str]:

@@ -1,4 +1,11 @@
-"""``wds-pipes download``: copies shards."""
+"""``wds-pipes download``: copies shards.
+
+Rules:
+1. On a local disk a shard is written to ``.wds-pipes/parts``, under a name that is made of its URL,
+   its size and its ETag. If it is complete, it gets its name. So what a killed task has left is
+   continued only with bytes of the same version.
+2. A part is not continued after the machine was started again: its last bytes may be missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""``wds-pipes export``: writes shards in other formats."""
+"""``wds-pipes export``: writes a file in another format of each shard.
+
+Rules of the columns of Parquet and TFRecord:
+1. The extension of a field says whether it is text, integers or bytes.
+2. A field of integers is a column of integers if all of them would be written as the same bytes
+   again: ``7``, but not ``007`` or a 7 with the end of a line. Else it is a column of text, or of
+   bytes if it is no text.
+3. The first samples of a shard that have the field decide. A later one that does not fit is an
+   error. Shards may differ.
+"""
 
 from __future__ import annotations
 

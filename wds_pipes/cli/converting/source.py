@@ -5,6 +5,10 @@ Rules:
    file they are in. A TFRecord file does not say it: it becomes one shard.
 2. The records are not read before the tasks run, besides the first ones, which decide what the
    fields are: see ``rows``.
+
+Parquet files, and data sets that Hugging Face ``datasets`` has saved to a disk, in Arrow files.
+
+Images and audio are in them as ``{"bytes": ..., "path": ...}``: see ``rows``.
 """
 
 from __future__ import annotations

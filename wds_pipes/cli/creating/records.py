@@ -1,4 +1,6 @@
-"""Samples that are to be written: their keys, and where the bytes of their fields are."""
+"""Samples that are to be written: their keys, and where the bytes of their fields are; their
+labels; samples of the files of a directory; and images that are encoded again.
+"""
 
 from __future__ import annotations
 

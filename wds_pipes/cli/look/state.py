@@ -1,4 +1,8 @@
-"""``wds-pipes state``: where a run stands, from its checkpoint files."""
+"""``wds-pipes state``: where a run stands, from its checkpoint files.
+
+Only plain values are read: ``torch.load(weights_only=True)`` runs no code of the file. torch is
+imported only for files that torch.save has written.
+"""
 
 from __future__ import annotations
 

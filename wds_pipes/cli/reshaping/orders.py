@@ -1,6 +1,6 @@
-"""The order of samples by their keys or by a field.
+"""The order of samples by their keys or by a field, and of several data sets that are mixed.
 
-Rules:
+Rules of sorting:
 1. A first pass writes the values of each input shard to a file, sorted, with the numbers of their
    samples in the shard. The files are merged, so only the values of one shard are in memory.
 2. Values are all numbers or all texts. Texts are compared by their code points. Samples with equal

@@ -1,4 +1,19 @@
-"""Divide an order of samples into shards, which are the tasks of a job."""
+"""Where the samples of shards are, their division into new shards in some order, and reading them.
+
+Rules of where each sample is:
+1. An index of offsets beside a shard is used. Where there is none, a first pass makes one in the
+   directory of the outputs, in ``.wds-pipes/inputs``. It stays there for other shares of the tasks
+   and for the next run. If shards were changed, the indexes are made again in another directory.
+2. The offsets of a compressed shard are those of the tar in it.
+
+Rules of reading samples in any order, with limited memory:
+1. Samples are read in windows of limited size. In a window they are read in the order of the
+   input, so that neighbours are read together, and then yielded in the wanted order.
+2. A compressed shard is read from its beginning: what comes before a sample is passed over.
+3. A shard on this disk, or a compressed one, that was changed after it was listed is refused when
+   all was read. Of one that is read in ranges from a store, only what does not fit its index is
+   noticed.
+"""
 
 from __future__ import annotations
 

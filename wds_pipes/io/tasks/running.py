@@ -1,4 +1,7 @@
-"""Run a job, or a share of it."""
+"""Run a job, or a share of it, and write down what is finished.
+
+The plan and the receipts of a job: see the rules of this package.
+"""
 
 from __future__ import annotations
 
