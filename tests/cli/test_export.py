@@ -138,25 +138,6 @@ def test_images_are_read_back_as_classes(shards, tmp_path):
     assert json.loads((tmp_path / "d/classes.json").read_text()) == ["cat"]
 
 
-def test_columns_of_parquet(shards, tmp_path):
-    """Text, integers and bytes."""
-    pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
-    run("export", shards, tmp_path, "--to", "parquet")
-    table = pyarrow.parquet.read_table(tmp_path / "shard-000000.parquet")
-    kinds = {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
-    assert kinds == {
-        "__key__": "string",
-        "cls": "int64",
-        "jpg": "binary",
-        "json": "string",
-        "seg.png": "binary",
-        "txt": "string",
-    }
-    assert table["txt"].to_pylist()[:4] == ["größe\r\n", None, None, "größe\r\n"]
-
-
 def test_the_library_of_tfrecord_reads_them(shards, tmp_path):
     """With integers as integers."""
     reader = pytest.importorskip("tfrecord.reader")
@@ -265,16 +246,6 @@ def test_a_file_without_values_changes_no_others(tmp_path):
     assert told.stderr == ""
     files = sorted(map(str, (tmp_path / "out").glob("*.parquet")))
     assert parquet.dataset(files).to_table()["cls"].to_pylist() == [None, "007"]
-
-
-def test_names_of_shards(tmp_path):
-    """Directories are kept, and two shards with one name are an error."""
-    for folder in ("train", "val"):
-        write(tmp_path / folder, "a.v1.tar", [("a.txt", b"x")])
-    run("export", tmp_path / "train/a.v1.tar", tmp_path / "val/a.v1.tar", tmp_path / "out", "--to", "jsonl")
-    assert list(outputs(tmp_path / "out")) == ["train/a.v1.jsonl", "val/a.v1.jsonl"]
-    (tmp_path / "train/a.v1.tgz").write_bytes((tmp_path / "train/a.v1.tar").read_bytes())
-    assert "would both be written as" in refused("export", tmp_path / "train", tmp_path / "b", "--to", "jsonl")
 
 
 def test_images_of_two_shards_are_no_files_of_one_name(tmp_path):

@@ -4,9 +4,9 @@ A record is its length (8 bytes), the masked CRC32C of these, its bytes, and the
 The framing is read here, since the libraries that do not need TensorFlow compare no checksums, and
 read local files only. A file may be compressed, as by gzip.
 
-The protobuf messages in records, also those of an LMDB, are defined here by their published definitions:
-``tf.train.Example`` of TensorFlow, and ``TensorProtos`` of Caffe2. TensorFlow and Caffe2 are not
-needed.
+The protobuf messages in records, also those of an LMDB, are defined here by their published
+definitions: ``tf.train.Example`` of TensorFlow, and ``TensorProtos`` of Caffe2. TensorFlow and
+Caffe2 are not needed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """``wds-pipes verify``: checks shards, and says what mends them.
 
-Shards are checked one by one, and then what only all of them together show. Of each sample, 20 bytes are kept: the 64-bit hash of its key, its shard and its first byte. At the
-end the keys that come again are read from the shards, so two keys with one hash are not reported.
+Shards are checked one by one, and then what only all of them together show. Of each sample, 20
+bytes are kept: the 64-bit hash of its key, its shard and its first byte. At the end the keys that
+come again are read from the shards, so two keys with one hash are not reported.
 """
 
 from __future__ import annotations
