@@ -8,8 +8,10 @@ import math
 import os
 import shutil
 import struct
+from functools import partial
 from pathlib import Path
 
+import commands
 import google_crc32c
 import numpy as np
 import pytest
@@ -27,13 +29,8 @@ DATA = Path(__file__).parents[1] / "data"
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
 
 
-def run(*arguments, code=0):
-    return run_command("convert", *arguments, code=code)
-
-
-def refused(*arguments, code=(1, 2)):
-    """The message of a refusal."""
-    return " ".join(run(*arguments, code=code).stderr.split())
+run = partial(run_command, "convert")
+refused = partial(commands.refused, "convert", code=(1, 2))
 
 
 def read(folder):
@@ -404,15 +401,6 @@ def test_shards_have_so_many_rows(parquet, tmp_path, count):
             "words": ["a", None],
             "name": f"n{number}",
         } | ({} if number % 2 else {"mask": None})
-
-
-def test_parquet_in_a_store(parquet, tmp_path, s3):
-    for path in parquet.iterdir():
-        s3.put(f"tables/{path.name}", path.read_bytes())
-    options = ["--from", "parquet", "--max-samples", 6]
-    run(f"{s3.url}/tables/*.parquet", tmp_path / "a", *options, "--storage-options", json.dumps(s3.storage_options))
-    run(parquet, tmp_path / "b", *options)
-    assert outputs(tmp_path / "a") == outputs(tmp_path / "b")
 
 
 # LMDB

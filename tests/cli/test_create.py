@@ -9,11 +9,12 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from commands import assert_readable, outputs, run_command, stored
+from commands import assert_readable, outputs, run_command
 from scripts import run_bench
 from tars import samples
 from waiting import wait_for
@@ -23,9 +24,7 @@ from wds_pipes.cli import main
 from wds_pipes.cli.creating import records
 from wds_pipes.tar.keys import is_metadata
 
-
-def run(*arguments, stdin=None, code=0):
-    return run_command("create", *arguments, code=code, stdin=stdin)
+run = partial(run_command, "create")
 
 
 def refused(*arguments, stdin=None):
@@ -89,14 +88,6 @@ def test_files_of_one_name_are_a_sample(source, whole, tmp_path):
     indexed = wp.IndexedShards(str(tmp_path / "index.json"))
     assert [indexed[number]["__key__"] for number in range(60)] == found
     assert indexed.by_key(found[33])["__key__"] == found[33]
-    before = whole["index.json"]
-    wp.tar.index_shards(sorted(map(str, tmp_path.glob("*.tar"))), tmp_path / "again.json", offsets=True)
-    again = json.loads((tmp_path / "again.json").read_bytes())["shardlist"]
-    assert json.loads(before)["shardlist"] == [
-        {name: value for name, value in entry.items() if name not in ("version", "idx_md5sum")} for entry in again
-    ]
-    (tmp_path / "again.json").unlink()
-    assert outputs(tmp_path) == whole  # the offsets are those of ``wds-pipes index``
 
 
 def test_every_way_writes_the_same_bytes(source, whole, tmp_path):
@@ -114,29 +105,6 @@ def test_every_way_writes_the_same_bytes(source, whole, tmp_path):
     (tmp_path / "again/index.json").unlink()
     assert "1 written, 8 there already" in run(source, tmp_path / "again", "--max-samples", 7).stdout
     assert outputs(tmp_path / "again") == whole
-
-
-@pytest.mark.slow
-def test_from_a_store_to_a_store(source, whole, s3):
-    """The same bytes, with the names in it relative."""
-    for path in (path for path in source.rglob("*") if path.is_file()):
-        s3.put(f"create/source/{path.relative_to(source)}", path.read_bytes())
-    options = ["--storage-options", json.dumps(s3.storage_options), "--max-samples", 7]
-    for dest in ("a", "a"):
-        result = run(f"{s3.url}/create/source/", f"{s3.url}/create/made/{dest}", *options)
-    assert "0 written, 9 there already; 9 shards, 60 samples" in result.stdout
-    assert stored(s3, "create/made/a") == whole
-    table = "id,image\n" + "".join(
-        f"{number},{s3.url}/create/source/cat/v1.0/{number:03d}.JPG\n" for number in range(60) if number % 3
-    )
-    s3.put("create/table.csv", table.encode())
-    run(f"{s3.url}/create/table.csv", f"{s3.url}/create/made/b", *options, "--key", "id", "--file", "jpg=image")
-    url = f"{s3.url}/create/made/b/index.json"
-    pipe = wp.ShardList(url, storage_options=s3.storage_options).open_shards(storage_options=s3.storage_options)
-    found = {sample["__key__"]: sample["jpg"] for sample in pipe.load_tar().group_by_key()}
-    assert found == {
-        str(number): (source / f"cat/v1.0/{number:03d}.JPG").read_bytes() for number in range(60) if number % 3
-    }
 
 
 def test_a_random_order_depends_on_the_seed_and_the_keys(source, whole, tmp_path):

@@ -123,16 +123,6 @@ def test_quality_and_every_way(source, tmp_path):
     assert outputs(tmp_path / "two") == outputs(tmp_path / "q90")
 
 
-def test_other_options_are_another_job(source, tmp_path):
-    run(source, tmp_path / "out", "--encode", "jpg:size=32")
-    assert "encode was 'jpg:size=32', and is now 'jpg:size=16'" in refused(
-        source, tmp_path / "out", "--encode", "jpg:size=16"
-    )
-    run(source, tmp_path / "out", "--encode", "jpg:size=16", "--overwrite")
-    assert pixels(read(tmp_path / "out")["0"]["jpg"]).shape == (16, 16, 3)
-    assert "encode" in refused(source, tmp_path / "out")
-
-
 def test_what_cannot_be_decoded_is_named(source, tmp_path):
     fill(source, {"bad.jpg": (source / "1.jpg").read_bytes()[:900]})
     told = run(source, tmp_path / "out", "--encode", "jpg:size=8", "--max-samples", 3, code=1).stderr

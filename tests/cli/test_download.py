@@ -176,7 +176,7 @@ def test_shards_are_not_copied_to_themselves(shards, tmp_path):
     before = outputs(source)
     (tmp_path / "link").symlink_to(source)
     for dest in (source, tmp_path / "link"):
-        assert "would be copied to itself" in refused(source, dest, "--overwrite", code=2)
+        assert "would be written, and is read" in refused(source, dest, "--overwrite", code=2)
     assert outputs(source) == before
 
 

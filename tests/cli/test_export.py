@@ -5,8 +5,10 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
+import commands
 import pytest
 from commands import outputs, stored
 from commands import run_command as run
@@ -19,8 +21,7 @@ from wds_pipes import ShardWriter
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))
 
 
-def refused(*arguments, code=(1, 2)):
-    return " ".join(run(*arguments, code=code).stderr.split())
+refused = partial(commands.refused, code=(1, 2))
 
 
 def read(folder):
@@ -47,12 +48,9 @@ def shards(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["parquet", "tfrecord"])
 def test_they_are_converted_back(shards, tmp_path, kind):
-    """To the same samples, also without some fields."""
+    """Without the fields that were left out."""
     if kind == "parquet":
         pytest.importorskip("pyarrow")
-    run("export", shards, tmp_path / "a", "--to", kind)
-    run("convert", tmp_path / "a", tmp_path / "b", "--from", kind)
-    assert read(tmp_path / "b") == read(shards)
     run("export", shards, tmp_path / "c", "--to", kind, "--fields", "txt,jpg")
     run("convert", tmp_path / "c", tmp_path / "d", "--from", kind)
     assert read(tmp_path / "d") == [

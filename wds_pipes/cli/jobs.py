@@ -386,11 +386,6 @@ def _mark(url: str, storage_options: Options) -> tuple[int | None, str]:
     return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
 
 
-def is_same(url: str, other: str) -> bool:
-    """Whether two paths or URLs name one file, which must not be read and written at once."""
-    return _file_of(url) == _file_of(other)
-
-
 def check_outputs(inputs: Iterable[str], outputs: Iterable[str], given: Sequence[str] | None = None) -> None:
     """Refuse to replace an input, or to write among the inputs.
 

@@ -26,9 +26,9 @@ from wds_pipes.cli.jobs import (
     Options,
     Running,
     check_names,
+    check_outputs,
     check_size,
     index_names,
-    is_same,
     names_of,
     runs,
     shard_facts,
@@ -87,9 +87,7 @@ def download(*, urls: tuple[str, ...], place: Place, running: Running) -> Job:
     shards, known = list_shards(list(urls), storage_options)
     names = names_of(shards)
     check_names(shards, names)
-    for url, name in zip(shards, names, strict=True):
-        if is_same(url, place.at(name)):
-            raise ValueError(f"shard {redact(url)} would be copied to itself: write to another directory")
+    check_outputs(shards, map(place.at, names))
     facts = known or _facts_of(shards, storage_options)
     with ThreadPoolExecutor(REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))

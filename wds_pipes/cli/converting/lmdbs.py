@@ -14,16 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.cli.converting.rows import KEY, extension_of, is_text
-from wds_pipes.cli.converting.source import (
-    Options,
-    Row,
-    Run,
-    Shard,
-    local_only,
-)
+from wds_pipes.cli.converting.rows import KEY, Row, extension_of, is_text
+from wds_pipes.cli.converting.source import Run, Shard, local_only
 from wds_pipes.cli.converting.tfrecord import tensor_protos
 from wds_pipes.cli.creating.records import file_of
+from wds_pipes.cli.jobs import Options
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, BinaryIO
 
-from wds_pipes.cli.converting.source import Options, Row, Run, Shard, found_files
+from wds_pipes.cli.converting.rows import Row
+from wds_pipes.cli.converting.source import Run, Shard, found_files
+from wds_pipes.cli.jobs import Options
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import damage, unpacked

@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.cli.jobs import Running, first_pass, of_first_pass
-from wds_pipes.cli.reshaping.plan import Inputs, Places, Reader, Sample
+from wds_pipes.cli.look.reading import Sample
+from wds_pipes.cli.reshaping.plan import Inputs, Places, Reader
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.core.order import hash64
 from wds_pipes.errors import SampleError

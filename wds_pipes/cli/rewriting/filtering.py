@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from wds_pipes.cli.jobs import Running, marks, runs, write_indexes
+from wds_pipes.cli.jobs import Options, Running, marks, runs, write_indexes
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, names_option, urls
 from wds_pipes.cli.options import fields as fields_option
 from wds_pipes.cli.options import metadata as metadata_option
 from wds_pipes.cli.rewriting.mapping import Function, code_of, decoder_of
 from wds_pipes.cli.rewriting.mapping import decode as decode_option
-from wds_pipes.cli.rewriting.spine import Options, Reading, Shard, find_shards, plan_rewrite, summed
+from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.cli.select import Tables, find_tables
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plural

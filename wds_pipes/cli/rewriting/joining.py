@@ -11,10 +11,10 @@ from typing import Any
 import click
 import numpy as np
 
-from wds_pipes.cli.jobs import Running, marks, runs
+from wds_pipes.cli.jobs import Options, Running, marks, runs
 from wds_pipes.cli.look.reading import CONNECTIONS, Sample, ShardWalk
 from wds_pipes.cli.options import dest, example, urls
-from wds_pipes.cli.rewriting.spine import Options, Reading, find_shards, plan_rewrite, summed
+from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite, summed
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.ranges import RangeReader
