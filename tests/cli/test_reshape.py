@@ -384,7 +384,7 @@ def test_a_shard_that_is_changed_meanwhile_is_refused(source, tmp_path, monkeypa
         return run_tasks(job, *more, **options)
 
     run_tasks = running.run
-    monkeypatch.setattr(running, "run", change)
+    monkeypatch.setattr("wds_pipes.cli.jobs.run", change)
     message = refused("reshard", tmp_path / name, tmp_path / "out", code=1)
     assert f"{name} was changed after it was listed: run the command again" in message
     assert not outputs(tmp_path / "out")
