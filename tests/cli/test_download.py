@@ -4,25 +4,18 @@ import json
 import os
 import random
 import time
+from functools import partial
 
+import commands
 import pytest
-from click.testing import CliRunner
 from commands import assert_readable, outputs, run_command, stored
 from tars import tar
 
 import wds_pipes as wp
-from wds_pipes.cli import main
 from wds_pipes.cli.converting import download as copying
 
-
-def run(*arguments, code=0):
-    return run_command("download", *arguments, code=code)
-
-
-def refused(*arguments, code=(1, 2)):
-    return " ".join(run(*arguments, code=code).stderr.split())
-
-
+run = partial(run_command, "download")
+refused = partial(commands.refused, "download", code=(1, 2))
 BESIDE = {"shard-000000.parquet": b"P" * 100, "shard-000001_stats.json": b"{}", "classes.json": b"[]\n"}
 
 
@@ -34,9 +27,7 @@ def shards(tmp_path_factory):
         path = folder / "in" / f"{number:03d}.bin"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(numbers.randbytes(150_000))
-    options = ["--max-samples", "10", "--split", "train=0.6,val=0.4"]
-    done = CliRunner().invoke(main, ["create", str(folder / "in"), str(folder / "shards"), *options])
-    assert done.exit_code == 0, done.output
+    run_command("create", folder / "in", folder / "shards", "--max-samples", 10, "--split", "train=0.6,val=0.4")
     for split in ("train", "val"):
         for name, content in BESIDE.items():
             (folder / "shards" / split / name.replace("shard", split)).write_bytes(content)

@@ -21,13 +21,6 @@ def test_codecs_says_what_decodes_each_format(monkeypatch):
     assert "with: pip install 'wds_pipes[images]'" in lines[-1]
 
 
-def test_simplejpeg_is_named_if_it_is_used(monkeypatch):
-    monkeypatch.setattr(jpeg, "simplejpeg", object)
-    found = run("--codecs").output
-    assert found.startswith("JPEG  simplejpeg")
-    assert "pip install" not in found
-
-
 @pytest.mark.parametrize(("arguments", "message"), [("", "pass --codecs"), ("--codecs a.tar", "leave out URLS")])
 def test_what_to_show_has_to_be_named(arguments, message):
     result = run(*arguments.split())

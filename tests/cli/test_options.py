@@ -56,6 +56,7 @@ def test_all_commands_that_read_urls_can_be_told_how_to_reach_them():
 def test_every_command_has_an_example_and_every_option_a_help():
     """A sentence that can be understood without the documentation of the Python functions."""
     for name, command in COMMANDS.items():
+        assert command.name == name.split()[-1]
         assert name in {"cache ls", "cache clear"} or f"Example:\n  wds-pipes {name}" in command.epilog
         for option in options(command):
             assert option.help, f"{name} {option.opts[0]}"

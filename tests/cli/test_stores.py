@@ -231,8 +231,3 @@ def test_parts_are_small_and_grow(s3, monkeypatch):
 def uploads(s3):
     """The keys of uploads that are not complete."""
     return [upload["Key"] for upload in s3.client.list_multipart_uploads(Bucket="shards").get("Uploads", [])]
-
-
-def write(task, place):
-    place.write(task.name, b"x")
-    return {}

@@ -8,7 +8,7 @@ HEAVY = {"torch", "torchdata", "numpy", "fsspec", "s3fs", "PIL", "matplotlib", "
 
 def test_importing_is_lazy():
     """Nothing slow is imported by the package, wds_pipes.tar, the list of commands, commands that
-    need none of it, or TAB completion.
+    need none of it, or TAB completion; and torch by the help of none.
     """
     code = f"""
         import os, sys
@@ -25,9 +25,12 @@ def test_importing_is_lazy():
         except SystemExit as end:
             assert end.code == 0
         print(sorted({HEAVY!r} & set(sys.modules)))
+        for name in main.list_commands(None):
+            assert CliRunner().invoke(main, [name, "-h"]).exit_code == 0
+        print("torch" in sys.modules)
     """
-    first, *completed, last = run_code(code).splitlines()
-    assert (first, last) == ("[]", "[]")
+    first, *completed, light, torch = run_code(code).splitlines()
+    assert (first, light, torch) == ("[]", "[]", "False")
     assert "plain,--batch-size" in completed
 
 
