@@ -119,6 +119,7 @@ def test_tables_that_cannot_be_used(tmp_path):
         assert message in refused(*call, code=1)
     (tmp_path / "a.parquet").write_bytes(b"no table")
     assert "a.parquet cannot be used: " in refused(*call, code=1)
+    (tmp_path / "a.parquet").unlink()
     both = [tmp_path / "a.tar", tmp_path / "b.tar", "--where", "n > 0"]
     assert "has no table of metadata: there is no" in refused(*both)
     put_table(tmp_path / "a.jsonl", [{"key": "a", "n": 1}])
