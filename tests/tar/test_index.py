@@ -352,7 +352,7 @@ def test_the_command_says_what_is_wrong(arguments, message, tmp_path, monkeypatc
         (
             "a.tar",
             tar((name, b"") for name in ("a.x", "b.x", "a.y")),
-            "key 'a' comes again .* wds-pipes repair SHARD NEW",
+            "wds-pipes repair SHARD NEW .*--on-repeated-key",
             1,
         ),
         ("a.tar", tar((name, b"") for name in ("a.x", "a.x")), "has field 'x' twice .* Rename or remove one", 1),

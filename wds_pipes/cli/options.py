@@ -45,8 +45,9 @@ _WORDING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"\{'(\w+)': (True|'\w+'|\{\.\.\.\})\}"), _json),
     (re.compile(r"\w+='DIRECTORY' \((--[\w-]+ DIRECTORY)\)"), r"\1"),
     (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
-    (re.compile(r", or pass on_repeated_key='ignore'( here and to group_by_key \(wds-pipes index "
-                r"(--on-repeated-key ignore)\),)? to take the pieces as samples"), ""),
+    (re.compile(r"on_repeated_key='ignore' here and to group_by_key \(wds-pipes index (--on-repeated-key ignore)\),"),
+     r"\1 to wds-pipes index"),
+    (re.compile(r", or pass on_repeated_key='ignore' to take the pieces as samples"), ""),
     (re.compile(r" \(A resume from here on does not see what came before\.\)"), ""),
     (re.compile(r"the fields that fetch_samples\(fields=\[(.*?)\]\) keeps: correct the names, or pass on_error='skip'"),
      r"the fields \1: correct the names"),
