@@ -6,10 +6,9 @@ imported only for files that torch.save has written.
 
 from __future__ import annotations
 
-import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,14 +21,12 @@ from wds_pipes.core.state import read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.display.states import describe_state
 from wds_pipes.errors import StateError
-from wds_pipes.io.outputs import write_small
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
-from wds_pipes.loader.merging import merge_states
 
 
 @click.group(epilog=example("wds-pipes state show checkpoint.pt"))
 def state() -> None:
-    """Show, compare and merge the states in checkpoint files.
+    """Show and compare the states in checkpoint files.
 
     A file is what torch.save or json has written, with states of wds_pipes anywhere inside; it is
     read with weights_only=True. A directory is one of wds_pipes.checkpoint, of which the newest
@@ -71,30 +68,9 @@ def diff(*, first: str, second: str) -> None:
             raise SystemExit(FOUND)
 
 
-@state.command(
-    epilog=example("wds-pipes state merge rank-*.pt -o merged.json\nwds-pipes state merge checkpoints/ -o all.pt")
-)
-@click.argument("files", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", required=True, help="The file to write: .json, or .pt, .pth and .ckpt as torch.save does."
-)
-@click.option("--overwrite", is_flag=True, help="Replace OUTPUT if it exists.")
-@click.option("--moved", is_flag=True, help="The shards of all ranks are the same, whatever their names are.")
-def merge(*, files: tuple[str, ...], output: str, overwrite: bool, moved: bool) -> None:
-    """Merge the states of all ranks into one, for any number of ranks.
-
-    PipeLoader loads the result. The states must be of one step.
-    """
-    with in_one_line():
-        merged = merged_files(files, moved=moved)
-        write_state(merged, output, overwrite=overwrite)
-        echo(f"{output}: {in_words(Placed('', merged)).partition(chr(10))[0]}")
-
-
 _DEPTH = 50  # no checkpoint nests states deeper
 _MOST_BYTES = 1 << 30  # of a file of JSON
 _OURS = {"version", "epoch", "lanes", "graph"}
-_JSON = (".json", ".pt", ".pth", ".ckpt")
 
 
 class Placed(NamedTuple):
@@ -202,38 +178,3 @@ def differences(first: Any, second: Any, where: str = "") -> Iterator[str]:
             yield from differences(*pair, f"{where}[{number}]")
     elif first != second:
         yield f"{where}: {shown(first)} -> {shown(second)}"
-
-
-def merged_files(paths: Sequence[str], *, moved: bool) -> State:
-    """Return one state of the states of all ranks in files, which any number of ranks can load.
-
-    Raises:
-        StateError: a rank is missing or there twice, or the states are of different steps or runs.
-    """
-    found = [placed for path in paths for placed in read_states(path)]
-    if len(found) == 1 and found[0].state.get("world_size", 1) == 1:
-        raise StateError("there is one state, and it is of all ranks: there is nothing to merge")
-    return merge_states([placed.state for placed in found], moved=moved)
-
-
-def write_state(state: State, path: str, *, overwrite: bool) -> None:
-    """Write a state: as JSON to ``.json``, as a file of torch.save to ``.pt``, ``.pth`` or
-    ``.ckpt``. The file appears when it is complete.
-
-    Raises:
-        ValueError: the name has another ending, or the file exists.
-    """
-    ending = os.path.splitext(path)[1].lower()
-    if ending not in _JSON:
-        raise ValueError(f"a state is written to a file that ends in {', '.join(_JSON)}, not to {path!r}")
-    if os.path.lexists(path) and not overwrite:
-        raise ValueError(f"{path} exists: name another file, or pass --overwrite")
-    if ending == ".json":
-        content = json.dumps(state, allow_nan=False).encode() + b"\n"
-    else:
-        import torch
-
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        content = buffer.getvalue()
-    write_small(os.path.abspath(path), content)
