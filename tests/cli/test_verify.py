@@ -288,14 +288,7 @@ def test_checksums_of_an_index(tmp_path):
     put(tmp_path / "shard-000001.tar", bytes(data))
     finding = one(first, second)
     assert (finding["kind"], finding["shard"], "its MD5 is" in finding["text"]) == ("checksum", second, True)
-    other = one(tmp_path / "index.json")
-    before = content(tmp_path / "index.json")
-    for mend in (finding["mend"], other["mend"], one(second, "--index", tmp_path / "index.json")["mend"]):
-        put(tmp_path / "index.json", before)
-        result = CliRunner().invoke(main, shlex.split(mend)[1:])
-        assert result.exit_code == 0, result.output
-        assert found(second) == []
-    put(tmp_path / "index.json", before)
+    assert one(second, "--index", tmp_path / "index.json")["text"] == finding["text"]
     put(tmp_path / "shard-000001.tar", bytes(data) + bytes(10240))
     shutil.copy(first, tmp_path / "new.tar")
     texts = " ".join(one["text"] for one in [*found(second), *found(tmp_path)] if one["kind"] == "checksum")

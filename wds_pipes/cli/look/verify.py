@@ -51,7 +51,7 @@ from wds_pipes.io.tasks.engines import without_interrupts
 from wds_pipes.io.tasks.running import unfinished
 from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import exists, find_facts, is_index, list_shards
+from wds_pipes.tar.index import exists, find_facts, list_shards
 from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.members import Link, ReservedNameError
@@ -153,7 +153,7 @@ def verify(
         else:
             for note in sorted(report.notes):
                 echo(f"note: {note}")
-            commands = in_order(mends)
+            commands = sorted(mends, key=lambda mend: _MENDING.index(mend.split()[1]))
             if len(commands) > 1:
                 echo("These commands mend it, one after the other, each on what the one before has written:")
             for command in commands:
@@ -169,6 +169,7 @@ def verify(
             raise SystemExit(FOUND)
 
 
+_MENDING = ("repair", "dedup", "index")  # the order in which they may be run
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
 _MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
 _MOST_SETS = 10_000  # different sets of fields
@@ -237,8 +238,7 @@ def check(
         ValueError: nothing matches, or ``index`` is damaged.
     """
     shards, facts = list_shards(list(urls), options.storage_options)
-    named = index or next((url for url in urls if is_index(url)), None)
-    options = options._replace(urls=tuple(urls), index_url=named)
+    options = options._replace(urls=tuple(urls))
     sets, compressed = dict[tuple[str, ...], FieldSet](), list[bool]()
     keys: list[npt.NDArray[Any]] = []
     known, missing = _known(shards, facts, index, options)
@@ -250,7 +250,8 @@ def check(
         report.outside += checked.outside
         report.notes |= checked.notes
         compressed.append(checked.compressed)
-        keys.append(entries_of(number, checked.hashes, checked.starts))
+        checked.entries["shard"] = number
+        keys.append(checked.entries)
         for names, seen in checked.sets.items():
             if names in sets:
                 sets[names].count += seen.count
@@ -262,11 +263,6 @@ def check(
         report.add(*_duplicates(keys, shards, compressed, options))
     for findings in (missing, *_field_findings(sets, options)):
         report.add(findings[:_MOST_NAMED], Counter(finding.kind for finding in findings))
-
-
-def in_order(mends: Iterable[str]) -> list[str]:
-    """Return commands that mend, in the order in which they may be run."""
-    return sorted(mends, key=lambda mend: ("repair", "dedup", "index").index(mend.split()[1]))
 
 
 def _known(
@@ -292,9 +288,7 @@ def _known(
             try:
                 found.update(zip(members, find_facts(members, place, storage_options), strict=True))
             except ValueError as error:  # it is damaged, or does not have one of them
-                text = str(error).partition(" Make one with")[0]
-                mend = options.counting(members[0])
-                findings.append(Finding("checksum", text, redact(members[0]), None, None, mend))
+                findings.append(Finding("checksum", str(error), redact(members[0])))
     return [found.get(url) for url in shards], findings
 
 
@@ -449,13 +443,6 @@ class Sample(NamedTuple):
     byte: int
 
 
-def entries_of(shard: int, hashes: npt.NDArray[np.uint64], starts: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
-    """What is kept of a shard: hashes of keys and first bytes, each of shape (samples,)."""
-    entries = np.empty(len(hashes), _ENTRY)
-    entries["hash"], entries["byte"], entries["shard"] = hashes, starts, shard
-    return entries
-
-
 def repeated(kept: Sequence[npt.NDArray[Any]]) -> Iterator[list[Sample]]:
     """Yield the samples of each key that several shards have, in the order of the shards."""
     entries = np.concatenate([np.empty(0, _ENTRY), *kept])
@@ -532,19 +519,16 @@ class Options(NamedTuple):
         key_split: as in ``group_by_key``.
         decode: whether fields are decoded.
         urls: the shards as they were named, for the commands that mend.
-        index_url: the ``index.json`` that was named.
     """
 
     storage_options: dict[str, Any]
     key_split: str
     decode: bool
     urls: tuple[str, ...] = ()
-    index_url: str | None = None
 
     def rewriting(self, command: str, *more: str) -> str:
         """Return a command that writes the shards anew, into a directory that the user names."""
-        new = "NEW" if "NEW" not in self.urls else "NEWER"
-        return shlex.join(["wds-pipes", command, *map(_argument, self.urls), new, *more, *self._key_split()])
+        return shlex.join(["wds-pipes", command, *map(redact, self.urls), "NEW", *more, *self._key_split()])
 
     def repairing(self) -> str:
         """Return the command that mends all that ``repair`` can."""
@@ -552,27 +536,10 @@ class Options(NamedTuple):
 
     def indexing(self, shard: str, *more: str) -> str:
         """Return a command that writes an index of a shard."""
-        return shlex.join(["wds-pipes", "index", _argument(shard), *more, *self._key_split()])
-
-    def counting(self, shard: str) -> str | None:
-        """Return a command that writes the ``index.json`` of a shard, and of those beside it; None:
-        it is not on this machine.
-        """
-        if is_remote(shard):
-            return None
-        folder = redact(folder_of(shard)) or "."
-        listed = self.index_url is None or self.index_url in self.urls
-        index = f"{folder.removesuffix('.')}index.json" if self.index_url is None else redact(self.index_url)
-        shards = [folder] if listed else map(_argument, self.urls)
-        return shlex.join(["wds-pipes", "index", *shards, "-o", index, "--force", *self._key_split()])
+        return shlex.join(["wds-pipes", "index", redact(shard), *more, *self._key_split()])
 
     def _key_split(self) -> list[str]:
         return ["--key-split", self.key_split] if self.key_split != "first-dot" else []
-
-
-def _argument(url: str) -> str:
-    """Return a shard as an argument of a command, without credentials."""
-    return f"./{url}" if url.startswith("-") and url != "-" else redact(url)
 
 
 @dataclass
@@ -595,8 +562,7 @@ class Checked:
         counts: how many there are of each kind.
         samples: its samples.
         compressed: whether it is compressed.
-        hashes: of the keys of its samples: uint64, shape (samples,).
-        starts: the first byte of each: uint64, shape (samples,).
+        entries: the hashes of the keys of its samples, and their first bytes: shape (samples,).
         sets: its samples by the names of their fields.
         outside: how many files belong to no sample.
         notes: what could not be checked.
@@ -607,8 +573,7 @@ class Checked:
     counts: Counter[str] = field(default_factory=Counter)
     samples: int = 0
     compressed: bool = False
-    hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
-    starts: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    entries: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, _ENTRY))
     sets: dict[tuple[str, ...], FieldSet] = field(default_factory=dict)
     outside: int = 0
     notes: set[str] = field(default_factory=set)
@@ -637,7 +602,6 @@ class _Check:
         self._found = Checked(redact(url))
         self._split = splitter(options.key_split)
         self._sets: dict[frozenset[str], FieldSet] = {}
-        self._last: tuple[set[str], FieldSet] | None = None  # the fields of the sample before
         self._decoders = of_all_fields()
         self._outside: tuple[str, int] | None = None  # the first file of no sample, and where it is
 
@@ -660,8 +624,9 @@ class _Check:
             found.add(Finding("sample", text, found.url, None, start))
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
-        found.hashes = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
-        found.starts = np.array(scanned.starts, np.uint64)
+        found.entries = np.zeros(len(scanned.keys), _ENTRY)
+        found.entries["hash"] = np.fromiter(map(hash_text, scanned.keys), np.uint64, len(scanned.keys))
+        found.entries["byte"] = scanned.starts
         found.sets = {tuple(sorted(names)): seen for names, seen in self._sets.items()}
         self._compare_facts(hashed)
         if not found.compressed and not found.counts["damage"]:
@@ -724,15 +689,8 @@ class _Check:
             yield name, start, start, 0, True, None if name else data
 
     def _add_sample(self, key: str, start: int, fields: set[str]) -> None:
-        if self._last is not None and self._last[0] == fields:
-            self._last[1].count += 1
-            return
-        names = frozenset(fields)
-        seen = self._sets.get(names)
-        if seen is None:
-            seen = self._sets[names] = FieldSet(0, self._found.url, key, start)
+        seen = self._sets.setdefault(frozenset(fields), FieldSet(0, self._found.url, key, start))
         seen.count += 1
-        self._last = fields, seen
 
     def _decode(self, name: str, data: bytes, start: int) -> None:
         """Decode a member, and add what its decoder raises."""
@@ -763,8 +721,7 @@ class _Check:
                 f"shard {found.url} is not the one of its index: {'; '.join(wrong)}. Fetch or write it again; only if "
                 "it was changed on purpose, index it again"
             )
-            mend = None if found.counts["damage"] else self._options.counting(self._url)
-            found.add(Finding("checksum", text, found.url, None, None, mend))
+            found.add(Finding("checksum", text, found.url))
 
     def _compare_indexes(self, opener: Opener, scanned: Scanned) -> None:
         """Compare the indexes beside the shard with where its samples are."""
@@ -788,6 +745,4 @@ class _Check:
         except ShardError as error:
             if not error.missing:
                 self._found.notes.add(f"index {redact(place)} cannot be read, and was not compared")
-        except OSError:  # a directory has its name
-            pass
         return None
