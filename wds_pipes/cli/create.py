@@ -15,15 +15,12 @@ import numpy as np
 from wds_pipes.cli.creating import tables
 from wds_pipes.cli.creating.records import (
     Content,
-    Encode,
     Files,
     Problems,
     Record,
     hint_of_classes,
-    is_image,
     of_classes,
     of_directory,
-    read_encode,
     samples,
 )
 from wds_pipes.cli.jobs import (
@@ -62,7 +59,6 @@ _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": 
     epilog=example(
         "wds-pipes create photos/ shards/ --max-bytes 256MB --shuffle 7 -j 4\n"
         "wds-pipes create table.csv s3://bucket/data --key id --file image --value cls=label\n"
-        "wds-pipes create photos/ shards/ --encode jpg:q=90,size=256\n"
         "wds-pipes create photos/ shards/ --task 0 --tasks 8"
     )
 )
@@ -112,12 +108,6 @@ _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": 
     help="N rows are one sample, with the field jsonl, which explode_records makes rows of again.",
 )
 @click.option(
-    "--encode",
-    metavar="FORMAT[:OPTIONS]",
-    help="Encode images again, as jpg, png or webp, with q=QUALITY, size=PIXELS or HEIGHTxWIDTH, and fit=cover, "
-    "contain or stretch: jpg:q=90,size=256.  [default: images stay as they are]",
-)
-@click.option(
     "--root", metavar="DIRECTORY", help="Where relative paths in a list or table begin.  [default: where it is]"
 )
 @runs()
@@ -139,7 +129,6 @@ def create(
     files: tuple[str, ...],
     values: dict[str, str],
     group: int | None,
-    encode: str | None,
     root: str | None,
 ) -> Job:
     """Make shards of files, lists and tables in the directory DEST.
@@ -161,9 +150,8 @@ def create(
     Files and directories whose names begin with a dot are left out, and so are files of shards:
     tars, their indexes, index.json and classes.json.
 
-    --encode is for the fields that are named by the extension of an image alone: jpg and png, but
-    not seg.png. They are named by the new format. Photos are turned upright by their EXIF, and
-    sizes are as in decode_by_ext. --max-bytes counts the files as they were.
+    Bytes of files are written as they are. To make images smaller, write the shards first, and pass
+    them to wds-pipes map with a function that does it.
     """  # noqa: D301
     options = place.storage_options
     if source != "-" and "://" not in source and not os.path.exists(source):
@@ -184,7 +172,6 @@ def create(
     if group and (key or files or values):
         raise click.UsageError("--group is for whole rows of a table, without --key, --file and --value")
     links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-    images = None if encode is None else read_encode(encode)
     problems, chosen, classes = Problems(), Files(ignore, include, links), list[str]()
     if kind == "files":
         records = of_directory(source, key_split, chosen, problems, options)
@@ -210,7 +197,6 @@ def create(
         shares=split,
         max_samples=max_samples,
         max_bytes=max_bytes,
-        encode=images,
     )
 
 
@@ -238,7 +224,6 @@ def plan(
     shares: Mapping[str, float] | None = None,
     max_samples: int,
     max_bytes: int,
-    encode: Encode | None = None,
 ) -> Job:
     """Make the job that writes samples.
 
@@ -250,14 +235,13 @@ def plan(
         shuffle: the seed of a random order, which depends on the keys and on nothing else.
         shares: the names of splits and their shares: see ``split_by_key``.
         max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard, with images as they are before ``encode``.
-        encode: what becomes of images.
+        max_bytes: the maximum size of a shard.
 
     Raises:
         SampleError: there are problems.
         ValueError: there is no sample, or none in a split.
     """
-    _check(records, problems, encode)
+    _check(records, problems)
     if not records:
         raise ValueError("the source has no samples, so there is nothing to write")
     if shuffle is not None:
@@ -272,22 +256,20 @@ def plan(
             group = part[start:stop]
             size = whole(int(sizes[start:stop].sum()))
             says = f"{plural(len(group), 'sample')}, {plural(size, 'byte')}"
-            tasks.append(shard_task(f"{prefix}-{number:06d}.tar", group, _fingerprint(group, encode), says))
+            tasks.append(shard_task(f"{prefix}-{number:06d}.tar", group, _fingerprint(group), says))
     options: dict[str, Any] = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
-    if encode is not None:
-        options["encode"] = encode.text
     options |= {"max_samples": max_samples, "max_bytes": max_bytes}
     names = content_of_classes(classes) if classes else None
-    return shard_job("create", place, partial(write, place.storage_options, encode), tasks, options, classes=names)
+    return shard_job("create", place, partial(write, place.storage_options), tasks, options, classes=names)
 
 
-def write(storage_options: dict[str, Any] | None, encode: Encode | None, task: Task, place: Place) -> Facts:
+def write(storage_options: dict[str, Any] | None, task: Task, place: Place) -> Facts:
     """Write a shard."""
-    found = samples(task.arguments, storage_options, encode)
+    found = samples(task.arguments, storage_options)
     return write_task(task, place, complete(task.name, found, len(task.arguments)))
 
 
-def _check(records: Sequence[Record], problems: Problems, encode: Encode | None) -> None:
+def _check(records: Sequence[Record], problems: Problems) -> None:
     seen: set[str] = set()
     for key, fields in records:
         if key in seen:
@@ -300,12 +282,6 @@ def _check(records: Sequence[Record], problems: Problems, encode: Encode | None)
                 check_name(key, field)
             except SampleError as error:
                 problems.add(str(error))
-        images = [] if encode is None else list(filter(is_image, fields))
-        if len(images) > 1:
-            problems.add(
-                f"sample {key!r} has the images {', '.join(images)}, which --encode would make one field: leave all "
-                "but one out with --ignore"
-            )
     problems.check()
 
 
@@ -320,9 +296,9 @@ def _size(record: Record) -> int:
     return sum(stored_size(record.key, field, record.size_of(field)) for field in record.fields)
 
 
-def _fingerprint(records: Sequence[Record], encode: Encode | None) -> str:
+def _fingerprint(records: Sequence[Record]) -> str:
     marks = [[key, [[field, *_mark(value)] for field, value in sorted(fields.items())]] for key, fields in records]
-    return fingerprint(*([encode.text] if encode is not None else []), marks)
+    return fingerprint(marks)
 
 
 def _mark(value: Content | bytes) -> list[Any]:

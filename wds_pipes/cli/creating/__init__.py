@@ -1,5 +1,5 @@
 """What ``wds-pipes create`` reads.
 
-``records``: samples that are to be written, of files in directories, and images that are encoded
-again. ``tables``: samples of lists and tables.
+``records``: samples that are to be written, of files in directories. ``tables``: samples of lists
+and tables.
 """

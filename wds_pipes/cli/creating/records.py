@@ -1,5 +1,5 @@
 """Samples that are to be written: their keys, and where the bytes of their fields are; their
-labels; samples of the files of a directory; and images that are encoded again.
+labels; and samples of the files of a directory.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ import dataclasses
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from wds_pipes.cli.jobs import REQUESTS, Options
-from wds_pipes.codecs.table import IMAGE
 from wds_pipes.core.words import plural
-from wds_pipes.errors import DecodeError, SampleError, ShardError
+from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.outputs import exists, refuse
 from wds_pipes.io.range_runs import Range
 from wds_pipes.io.ranges import RangeReader
@@ -89,13 +87,10 @@ class Problems:
             raise SampleError(f"{plural(self.count, 'problem')} in the input, so nothing was written:\n{lines}")
 
 
-def samples(
-    records: Iterable[Record], storage_options: dict[str, Any] | None, encode: Encode | None = None
-) -> Iterator[dict[str, Any]]:
-    """Read samples, as ``TarWriter`` writes them; ``encode`` says what becomes of images.
+def samples(records: Iterable[Record], storage_options: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Read samples, as ``TarWriter`` writes them.
 
     Raises:
-        DecodeError: an image cannot be decoded.
         SampleError: a file was changed after it was listed.
         OSError: a file cannot be read; a ShardError for one in a store.
     """
@@ -118,9 +113,6 @@ def samples(
                     if data is None or len(data) != value.size:
                         raise _changed(value, record.key)
                     sample[field] = data
-            if encode is not None:
-                files = {name: redact(value.url) for name, value in record.fields.items() if isinstance(value, Content)}
-                sample = encode.apply(sample, files)
             yield sample
 
 
@@ -456,125 +448,3 @@ def file_of(url: str, storage_options: Options = None) -> Content:
         error.missing = True
         raise error
     return Content(url, size, mark or "")
-
-
-_FORMATS = ("jpg", "png", "webp")
-_OPTIONS = {
-    "q": re.compile("[1-9][0-9]?|100"),
-    "size": re.compile("[1-9][0-9]{0,4}(x[1-9][0-9]{0,4})?"),
-    "fit": re.compile("cover|contain|stretch"),
-}
-_MOST_PIXELS = 1 << 26  # as decode_by_ext
-_QUALITY = 95
-
-
-def is_image(field: str) -> bool:
-    """Whether a field is encoded again. Names of several parts are mostly of masks, of which each
-    pixel counts.
-    """
-    return field in IMAGE
-
-
-@dataclass(frozen=True)
-class Encode:
-    """What becomes of the images: their format, quality and size.
-
-    Attributes:
-        text: as it is written on the command line, and named in messages.
-        format: the extension of the new fields.
-        quality: of JPEG and WebP, from 1 to 100.
-        size: height and width, or one number for both; None: each image keeps its size.
-        fit: as in ``decode_by_ext``.
-    """
-
-    text: str
-    format: str
-    quality: int = _QUALITY
-    size: int | tuple[int, int] | None = None
-    fit: Literal["cover", "contain", "stretch"] = "cover"
-
-    def apply(self, sample: dict[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-        """Return a sample with other images.
-
-        Args:
-            sample: its fields are bytes.
-            files: the files of fields, for messages.
-
-        Raises:
-            DecodeError: an image cannot be decoded.
-        """
-        found = {}
-        for field, data in sample.items():
-            if not is_image(field):
-                found[field] = data
-                continue
-            try:
-                found[self.format] = self._encoded(data)
-            except Exception as error:
-                key = sample["__key__"]
-                where = files.get(field) or f"field {field!r} of sample {key!r}"
-                raise DecodeError(
-                    f"{where} cannot be encoded as {self.text}: {error}. Mend the file, or leave it out",
-                    key=key,
-                    field=field,
-                ) from error
-        return found
-
-    def _encoded(self, data: bytes) -> bytes:
-        from PIL import ExifTags, Image, ImageOps
-
-        from wds_pipes.codecs.images import check_bits, image_encoder, open_image
-
-        with open_image(data, _MOST_PIXELS) as image:
-            check_bits(image, f"--encode {self.format}")
-            image.load()
-            plain = image.convert("RGBA") if image.mode == "P" and "transparency" in image.info else image
-            # the new file has no EXIF, so its pixels are upright
-            plain.getexif()[ExifTags.Base.Orientation] = image.getexif().get(ExifTags.Base.Orientation, 1)
-        plain = ImageOps.exif_transpose(plain)
-        if plain.has_transparency_data and self.format == "jpg":
-            colours = plain.convert("RGBA")
-            plain = Image.alpha_composite(Image.new("RGBA", plain.size, "white"), colours).convert("RGB")
-        grey = plain.mode in ("1", "L")
-        clear = plain.has_transparency_data
-        plain = plain.convert("RGBA" if clear else "L" if grey else "RGB")
-        if self.size is not None:
-            plain = _resized(plain, self)
-        plain.info.clear()
-        return image_encoder(self.format, self.quality)(plain)
-
-
-def _resized(image: Any, encode: Encode) -> Any:
-    """Resize as ``decode_by_ext(size=)``, by Pillow alone: the bytes must not depend on whether
-    torch is installed.
-    """
-    from PIL import Image, ImageOps
-
-    assert encode.size is not None
-    height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
-    if encode.fit == "stretch":
-        return image.resize((width, height), Image.Resampling.BILINEAR)
-    fitted = ImageOps.fit if encode.fit == "cover" else ImageOps.pad
-    return fitted(image, (width, height), Image.Resampling.BILINEAR)
-
-
-def read_encode(text: str) -> Encode:
-    """Read what ``--encode`` says, such as ``jpg:q=90,size=256``.
-
-    Raises:
-        ValueError: it says something else.
-    """
-    form, _, rest = text.partition(":")
-    pairs = [part.partition("=")[::2] for part in rest.split(",") if rest]
-    options: dict[str, Any] = dict(pairs)
-    right = form in _FORMATS and len(options) == len(pairs) and ("fit" not in options or "size" in options)
-    right = right and not (form == "png" and "q" in options)  # which has no quality
-    if not right or not all(name in _OPTIONS and _OPTIONS[name].fullmatch(value) for name, value in pairs):
-        raise ValueError(
-            f"--encode is FORMAT[:OPTIONS], where FORMAT is {', '.join(_FORMATS)}, and OPTIONS are q=1 to 100 (not of "
-            f"png), size=PIXELS or HEIGHTxWIDTH, and with it fit=cover, contain or stretch, as in "
-            f"jpg:q=90,size=256, and not {text!r}"
-        )
-    sides = tuple(map(int, options.get("size", "").split("x"))) if "size" in options else None
-    size = sides[0] if sides and len(sides) == 1 else cast("tuple[int, int] | None", sides)
-    return Encode(text, form, int(options.get("q", _QUALITY)), size, options.get("fit", "cover"))
