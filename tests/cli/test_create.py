@@ -398,13 +398,6 @@ def test_shards_are_no_files_to_pack(tmp_path):
     assert read(tmp_path / "out")["a"] == {"tar": b"x"}
 
 
-def test_directories_that_may_be_classes_are_hinted_at(tmp_path):
-    fill(tmp_path, {f"in/{kind}/{number}.txt": b"x" for kind in "ab" for number in range(2)})
-    assert "pass --from classes" in run(tmp_path / "in", tmp_path / "out").stderr
-    for said in (["--from", "files"], ["--from", "classes"]):
-        assert run(tmp_path / "in", tmp_path / said[1], *said).stderr == ""
-
-
 def test_another_file_of_one_size_and_time_is_another_one(tmp_path):
     """In a table: its name shows it."""
     fill(tmp_path, {"a.bin": b"AAAA", "b.bin": b"BBBB"})

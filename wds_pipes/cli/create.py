@@ -18,7 +18,6 @@ from wds_pipes.cli.creating.records import (
     Files,
     Problems,
     Record,
-    hint_of_classes,
     of_classes,
     of_directory,
     samples,
@@ -156,7 +155,7 @@ def create(
     options = place.storage_options
     if source != "-" and "://" not in source and not os.path.exists(source):
         raise click.UsageError(f"SOURCE {source!r} does not exist")
-    hinted, kind = kind is None, kind or _kind(source)
+    kind = kind or _kind(source)
     if source == "-" and kind in _FOLDERS:
         raise click.UsageError(f"standard input is a list or a table, and --from {kind} reads a directory")
     if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS):
@@ -175,8 +174,6 @@ def create(
     problems, chosen, classes = Problems(), Files(ignore, include, links), list[str]()
     if kind == "files":
         records = of_directory(source, key_split, chosen, problems, options)
-        if hinted and (hint := hint_of_classes(records)):
-            echo(hint, err=True)
     elif kind == "classes":
         records, classes = of_classes(source, key_split, chosen, problems, options)
     elif kind == "list":

@@ -345,19 +345,6 @@ def _folders(source: str) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def hint_of_classes(records: Sequence[Record]) -> str | None:
-    """Say that directories may be classes, if each has several samples of one file; None: no."""
-    folders = Counter(record.key.rpartition("/")[0] for record in records)
-    flat = all(len(record.fields) == 1 and record.key.count("/") == 1 for record in records)
-    if not flat or len(folders) < 2 or min(folders.values()) < 2:
-        return None
-    shown = next(iter(folders))
-    return (
-        f"note: the files are in directories such as {shown}/, and their samples have no labels. If these are classes, "
-        "pass --from classes"
-    )
-
-
 def is_in(path: str, folder: str) -> bool:
     """Whether a path without links is that of a directory, or of something in it."""
     folder = os.path.realpath(folder)
