@@ -152,7 +152,7 @@ def test_info_of_a_compressed_shard_and_of_odd_files(tmp_path):
     path = put(tmp_path / "a.tar.gz", gzip.compress(data))
     found = json.loads(done("info", path, "--json").stdout)
     assert (found["samples"], found["outside"], found["compressions"]) == (5, 2, {"gz": 1})
-    assert "2 files belong to no sample" in done("info", path).stdout
+    assert "2 files of no sample" in done("info", path).stdout
 
 
 # ls

@@ -185,9 +185,7 @@ class Summary:
         """Add a sample; ``at`` is the end of the one before. Return its end."""
         parts = self.parts
         for member in sample.members:
-            found = self.fields.get(member.field)
-            if found is None:
-                found = self.fields[member.field] = Field()
+            found = self.fields.setdefault(member.field, Field())
             found.add(member.size)
             padding = -member.size & (BLOCK - 1)
             parts["other"] += member.start - at
@@ -283,6 +281,5 @@ class Summary:
         parts = ", ".join(f"{names.get(name, name)} {count / whole:.1%}" for name, count in self.parts.items())
         lines = [f"bytes: {parts}"]
         if self.outside:
-            what = "file belongs" if self.outside == 1 else "files belong"
-            lines.append(f"{self.outside:,} {what} to no sample, and readers leave them out")
+            lines.append(f"{plural(self.outside, 'file')} of no sample, which readers leave out")
         return lines
