@@ -15,7 +15,7 @@ from wds_pipes.cli import main
 from wds_pipes.testing import make_shards
 
 # Options that mean something else in another command; their help says what.
-OTHERWISE = {"--by", "--decode", "--from", "--ignore", "--key", "--overwrite", "--value", "-o"}
+OTHERWISE = {"--by", "--decode", "--from", "--ignore", "--key", "--value", "-o"}
 
 
 def commands(group=main, name=""):
