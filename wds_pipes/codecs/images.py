@@ -128,25 +128,17 @@ def _in_mode(image: Any, mode: str, spec: str) -> Any:
     Raises:
         ValueError: its pixels have more bits, which would be cut.
     """
-    floats = f"{'torch' * spec.startswith('torch')}{mode.lower()}"
-    check_bits(image, spec, f": use {floats!r} (floats, value / 65535) or 'raw' (as stored)")
+    if _is_deep(image):
+        floats = f"{'torch' * spec.startswith('torch')}{mode.lower()}"
+        raise ValueError(
+            f"the image has 16 bits a pixel, of which {spec!r} would keep 8: use {floats!r} (floats, value / 65535) or "
+            "'raw' (as stored)"
+        )
+    if image.mode in ("I", "F"):
+        raise ValueError(f"the image has 32 bits a pixel, whose range {spec!r} does not know: use 'raw'")
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # else Pillow warns
     return image.convert(mode)
-
-
-def check_bits(image: Any, target: str, instead: str = "") -> None:
-    """Raise ValueError if the pixels of an image have more bits than ``target`` keeps.
-
-    Args:
-        image: the image.
-        target: the image spec, or the format.
-        instead: what keeps pixels of 16 bits, for the message.
-    """
-    if _is_deep(image):
-        raise ValueError(f"the image has 16 bits a pixel, of which {target!r} would keep 8{instead}")
-    if image.mode in ("I", "F"):
-        raise ValueError(f"the image has 32 bits a pixel, whose range {target!r} does not know: use 'raw'")
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -274,10 +266,8 @@ def _pixels(value: Any, name: str) -> Any:
 _ALPHA = ("PNG", "WEBP", "TIFF")
 
 
-def image_encoder(extension: str, quality: int = 95) -> Encoder:
-    """An encoder of arrays and PIL images to the format of an extension; the quality is that of
-    JPEG and WebP.
-    """
+def image_encoder(extension: str) -> Encoder:
+    """An encoder of arrays and PIL images to the format of an extension."""
     formats = {
         **dict.fromkeys(("jpg", "jpe", "jfif"), "JPEG"),
         **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
@@ -296,7 +286,7 @@ def image_encoder(extension: str, quality: int = 95) -> Encoder:
         if image.has_transparency_data and name not in _ALPHA and (name, image.mode) != ("GIF", "P"):
             raise ValueError(f"{name} would drop the transparency of the image: convert it, or write png")
         file = io.BytesIO()
-        image.save(file, name, **({"quality": quality} if name in ("JPEG", "WEBP") else {}))
+        image.save(file, name, **({"quality": 95} if name in ("JPEG", "WEBP") else {}))
         return file.getvalue()
 
     return encode
