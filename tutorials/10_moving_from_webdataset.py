@@ -327,7 +327,7 @@ assert batches[0] == batches[1] == [8] * 10
 #
 # | timm 1.0.31, `reader_wds.py` | here |
 # |---|---|
-# | `_info.json`: file names and lengths of a split | `ShardList(..., index="_info.json")` |
+# | `_info.json`: file names and lengths of a split | `ShardList(..., samples_per_shard=info["shard_lengths"])` |
 # | `SimpleShardList`, `detshuffle2`, islice by rank and worker | `ShardList(shuffle=True, seed=42)` |
 # | `tarfile_to_samples(handler=log_and_continue)` | `read`, above |
 # | `shuffle(bufsize, initial)` | `shuffle_buffer(8192)` |
@@ -354,7 +354,7 @@ def reader_wds(root, split, transform, *, is_training, batch_size, seed=42, targ
     with open(f"{root}/_info.json") as file:
         info = json.load(file)["splits"][split]
     urls = [f"{root}/{name}" for name in info["filenames"]]
-    pipe = read(urls, index=f"{root}/_info.json", shuffle=is_training, seed=seed)
+    pipe = read(urls, samples_per_shard=info["shard_lengths"], shuffle=is_training, seed=seed)
     if is_training:
         pipe = pipe.shuffle_buffer(8192)
     pipe = pipe.decode_by_ext("pil", on_error="skip").rename_fields({"image": "jpg;png;webp"}, on_error="skip")

@@ -76,10 +76,10 @@ class ShardList(ShardSource[ShardRef]):
             the path or URL of an index, or several, or a directory that contains one, or True for
             the directories of the shards. The format is recognized by content: ``index.json`` of
             wids, which also has sizes and MD5s, and which ``wds-pipes index`` writes;
-            ``sizes.json``; ``_info.json`` of timm; ``.idx`` of DALI, one for each shard;
-            ``X.tar.idx``, an index of offsets, for each ``X.tar``. An entry belongs to the shard
-            with the same base name or, if several have it, to the one whose path has the most in
-            common. An index may list more shards than ``urls``.
+            ``sizes.json`` of open_clip. A directory may instead have ``X.tar.idx``, an index of
+            offsets, for each ``X.tar``. An entry belongs to the shard with the same base name or,
+            if several have it, to the one whose path has the most in common. An index may list
+            more shards than ``urls``.
             Whatever says the numbers of samples, indexes of offsets are also used, if they are
             beside their shards, or in a directory passed here: ``wds-pipes index --offsets``,
             ``ShardWriter(offsets=True)`` and Megatron-Energon write them. With them, parts of a

@@ -4,8 +4,8 @@
 # - ``reader``: the members of a stream, ``members``, from its ``source``; ``headers`` and
 #   ``header_block``: parse headers; ``ends``: the end of a tar; ``recovery``: what damage is.
 # - ``keys``: a member's name as key and field; ``samples``: one sample from its bytes.
-# - ``index``, ``index_formats``, ``dali``: read indexes of counts; ``indexing``, ``index_file``,
-#   ``scanning``: make them.
+# - ``index``, ``index_formats``: read indexes of counts; ``indexing``, ``index_file``,
+#   ``scanning``, ``dali``: make indexes.
 # - ``offsets``: the index of offsets of a shard; ``shard_offsets``: those of a list of shards;
 #   ``located``: where their samples are.
 # - ``views``: selected samples; ``sample_numbers``: their numbers.

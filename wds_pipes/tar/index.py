@@ -24,7 +24,6 @@ from wds_pipes.tar.index_formats import (
     ShardFacts,
     base_name,
     check_named,
-    dali_name,
     folder_of,
     parts_of_path,
     path_of,
@@ -36,7 +35,7 @@ from wds_pipes.tar.offsets import OFFSETS, beside, unusable
 _Parts = tuple[str, ...]
 
 # File names of an index in the directory of its shards.
-_BESIDE = ("index.json", "sizes.json", "_info.json")
+_BESIDE = ("index.json", "sizes.json")
 
 
 # Reading
@@ -56,13 +55,8 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
     """
     found: list[list[tuple[str, ShardFacts]]] = []
     for index in read_indexes(urls, storage_options):
-        if not index.shards or index.of_stem:
+        if not index.shards:
             raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
-        if index.parts > 1:
-            raise ValueError(
-                f"index {redact(index.url)} lists {index.parts} splits, and one must be chosen: "
-                "name its shards, and pass the file as index="
-            )
         for url, _ in index.shards:
             check_named(index.url, url)
         found.append(index.shards)
@@ -171,7 +165,7 @@ def _look_in(
     """Add the index in a directory: the first kind that exists, in a fixed order. It is added to
     ``files`` if it has to be read.
 
-    An index of DALI, or of offsets, is one file per shard.
+    An index of offsets is one file per shard.
     """
     for name in _BESIDE:
         if exists(folder + name, storage_options):
@@ -181,13 +175,10 @@ def _look_in(
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
         indices += _by_sizes(each, storage_options)
         return
-    if exists(folder + dali_name(shards[0]), storage_options):
-        files += dict.fromkeys(folder + dali_name(shard) for shard in shards)
-        return
     shown = redact(folder) or "the working directory"
     raise ValueError(
-        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or "
-        f"{base_name(shards[0])}{OFFSETS} or {dali_name(shards[0])} for each shard. {MEND}"
+        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or {base_name(shards[0])}{OFFSETS} for each "
+        f"shard. {MEND}"
     )
 
 
@@ -202,7 +193,7 @@ def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
             raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
         if not size or size % 8:
             raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
-        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))], of_stem=True))
+        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))]))
     return found
 
 
@@ -283,7 +274,7 @@ class _Matcher:
         return found
 
     def _find(self, url: str) -> _Parts:
-        candidates = (base_name(url), base_name(url) + OFFSETS, dali_name(url))
+        candidates = (base_name(url), base_name(url) + OFFSETS)
         base = next((name for name in candidates if name in self._by_base), None)
         if base is None:
             names = [redact(name) for name, _ in self._entries.values()]

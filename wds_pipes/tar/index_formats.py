@@ -1,9 +1,8 @@
 """The formats of an index of shards.
 
 Rules:
-1. The format is detected by content: wids ``index.json``, ``sizes.json`` (open_clip),
-   ``_info.json`` (timm), DALI's ``.idx``. It is JSON or plain numbers, never pickle, and at most
-   ``MAX_INDEX_BYTES`` are read.
+1. The format is detected by content: wids ``index.json``, ``sizes.json`` (open_clip). It is
+   JSON, never pickle, and at most ``MAX_INDEX_BYTES`` are read.
 2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
    URL or one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name
    local files, and no index may name an open descriptor, a command, standard input or a chain of
@@ -17,7 +16,6 @@ import os
 import posixpath
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
 MAX_INDEX_BYTES = 64 << 20  # enough for 250 000 shards
-_READERS, _READAHEAD_BYTES = 16, 2 << 20  # index files read at a time, and the read-ahead for each
+_READAHEAD_BYTES = 2 << 20
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
 # A local index may name these too: ``wds-pipes index`` may have written it.
@@ -73,24 +71,16 @@ class Index(NamedTuple):
     Attributes:
         url: where the index is.
         shards: the URLs of the shards that it lists, and what it says about each.
-        parts: the number of splits that it lists.
-        of_stem: its shard is named like the index, except for the extension ``.idx``.
     """
 
     url: str
     shards: list[tuple[str, ShardFacts]]
-    parts: int = 1
-    of_stem: bool = False
 
 
 def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
     """Read several index files, in order."""
-    at_once = max(1, min(len(urls), _READERS))
-    opener = make_opener(storage_options, readahead_bytes=at_once * _READAHEAD_BYTES, connections=2 * at_once)
-    if len(urls) == 1:
-        return [_read(urls[0], opener)]
-    with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(lambda url: _read(url, opener), urls))
+    opener = make_opener(storage_options, readahead_bytes=_READAHEAD_BYTES, connections=2)
+    return [_read(url, opener) for url in urls]
 
 
 def make_opener(storage_options: Options, **reading: int) -> Opener:
@@ -105,9 +95,7 @@ def _read(url: str, opener: Opener) -> Index:
     shown = redact(url)
     try:
         with opener.open(url) as stream:
-            data = stream.read(64)
-            if not data.startswith(b"v1."):  # of a DALI index only the first line is needed
-                data += stream.read(MAX_INDEX_BYTES + 1 - len(data))
+            data = stream.read(MAX_INDEX_BYTES + 1)
     except ShardError as error:
         renamed = ShardError(str(error).replace("shard ", "index ", 1), url=shown)
         renamed.missing = error.missing
@@ -126,21 +114,14 @@ def _read(url: str, opener: Opener) -> Index:
 
 def _parse(url: str, data: bytes) -> Index:
     """Parse an index by its content. The message of a ValueError continues a sentence."""
-    dali = re.match(rb"v1\.\d+ (\d{1,18})(\s|$)", data)
-    if dali:
-        return Index(url, [(path_of(url), ShardFacts(int(dali[1])))], of_stem=True)
     if len(data) > MAX_INDEX_BYTES:
         raise ValueError(f"it has more than {MAX_INDEX_BYTES} bytes, so it is no index, or should be cut into several")
     try:
         content = json.loads(data)
     except ValueError as error:
-        raise ValueError(
-            f"it is neither JSON nor an index of DALI ({error}); its first bytes are {data[:24]!r}"
-        ) from error
+        raise ValueError(f"it is not JSON ({error}); its first bytes are {data[:24]!r}") from error
     if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
         return Index(url, list(_wids(url, content)))
-    if isinstance(content, dict) and isinstance(content.get("splits"), dict):
-        return Index(url, list(_timm(url, content["splits"])), parts=len(content["splits"]))
     if isinstance(content, dict) and content and not any(isinstance(value, (dict, list)) for value in content.values()):
         return Index(
             url,
@@ -149,7 +130,7 @@ def _parse(url: str, data: bytes) -> Index:
                 for name, value in content.items()
             ],
         )
-    raise ValueError("its content is in no known format (wids index.json, sizes.json, timm's _info.json, DALI's .idx)")
+    raise ValueError("its content is in no known format (wids index.json, sizes.json)")
 
 
 def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
@@ -158,7 +139,10 @@ def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]
     here = content.get("place") == place_of(url)
     if "datasets" in content:
         raise ValueError("it lists data sets, and not only shards: name the index of each, as a list")
-    for entry in _list("shardlist", content.get("shardlist")):
+    entries = content.get("shardlist")
+    if not isinstance(entries, list):
+        raise ValueError(f"its shardlist is {entries!r:.80}, not a list")
+    for entry in entries:
         if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
             raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
         name, size, digest = entry["url"], entry.get("filesize"), entry.get("md5sum") or None
@@ -175,29 +159,8 @@ def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]
         yield _join(url, name), facts
 
 
-def _timm(url: str, splits: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
-    for split, part in splits.items():
-        part = part if isinstance(part, dict) else {}
-        names, counts = _list("filenames", part.get("filenames")), _list("shard_lengths", part.get("shard_lengths"))
-        if len(names) != len(counts) or not all(isinstance(name, str) and name for name in names):
-            raise ValueError(
-                f"split {split!r:.80} has {len(names)} filenames and {len(counts)} shard_lengths, "
-                "or a filename that is none"
-            )
-        for name, count in zip(names, counts, strict=True):
-            yield _join(url, name), ShardFacts(_count(f"the length of {name!r}", count))
-
-
-def _list(what: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"its {what} is {value!r:.80}, not a list")
-    return value
-
-
 def _count(what: str, value: Any) -> int:
-    """A number that is not negative, also if it is a string of decimal digits."""
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
-        value = int(value)
+    """A number that is not negative."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{what} is {value!r:.80}, not a number of 0 or more")
     return value
