@@ -85,7 +85,7 @@ assert images.shape == (32, 3, 8, 8)
 
 # %% [markdown]
 # A notebook also displays a pipe: its steps with the options that you set. (`pipe.to_mermaid()`
-# returns a graph for a README, `pipe.to_dot()` one for Graphviz.)
+# returns a graph for a README.)
 
 # %%
 pipe

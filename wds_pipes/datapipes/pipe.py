@@ -241,10 +241,6 @@ class WdsPipe(Countable, Base[T_co]):
         """Return the chain as a Mermaid flowchart, which GitHub and notebooks draw in Markdown."""
         return graph.to_mermaid(self)
 
-    def to_dot(self) -> str:
-        """Return the chain as a graph in Graphviz's language (DOT)."""
-        return graph.to_dot(self)
-
     def _repr_html_(self) -> str:
         return graph.to_html(self)
 

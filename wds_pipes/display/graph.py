@@ -129,17 +129,24 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
     return str(Call(step.call.name, (*sources, *step.call.arguments)))
 
 
-def _boxes(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[tuple[int, str, list[tuple[int, str]]]]:
-    """Yield each step once, after its sources: its number, its text, and for each of its sources
-    the number and the arrow's label. ``numbers``: those of the pipes that were already yielded.
+def to_mermaid(pipe: IterDataPipe[Any]) -> str:
+    """Return the chain as a Mermaid flowchart."""
+    return "\n".join(["flowchart TD", *_flow(pipe, {})]) + "\n"
+
+
+def _flow(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[str]:
+    """Yield the lines of each step once, after those of its sources: its box, and an arrow from
+    each source. ``numbers``: those of the pipes that were already yielded.
     """
     step = step_of(pipe)
     for source in step.sources.values():
         if _identity(source) not in numbers:
-            yield from _boxes(source, numbers)
+            yield from _flow(source, numbers)
     number = numbers[_identity(pipe)] = len(numbers)
-    arrows = [(numbers[_identity(source)], name if step.branched else "") for name, source in step.sources.items()]
-    yield number, str(step.call), arrows
+    yield f'    step{number}["{_mermaid(str(step.call))}"]'
+    for name, source in step.sources.items():
+        label = f'|"{_mermaid(name)}"|' if step.branched and name else ""
+        yield f"    step{numbers[_identity(source)]} -->{label} step{number}"
 
 
 def _identity(pipe: IterDataPipe[Any]) -> int:
@@ -147,39 +154,9 @@ def _identity(pipe: IterDataPipe[Any]) -> int:
     return _identity(parts["_source"]) if "_stream" in parts and parts.get("_call") is None else id(pipe)
 
 
-def to_mermaid(pipe: IterDataPipe[Any]) -> str:
-    """Return the chain as a Mermaid flowchart."""
-    lines = ["flowchart TD"]
-    for number, text, sources in _boxes(pipe, {}):
-        lines.append(f'    step{number}["{_mermaid(text)}"]')
-        lines += [
-            f"    step{source} -->" + (f'|"{_mermaid(label)}"|' if label else "") + f" step{number}"
-            for source, label in sources
-        ]
-    return "\n".join(lines) + "\n"
-
-
 def _mermaid(text: str) -> str:
     """Encode text for Mermaid's quotes: special characters become entities with their numbers."""
     return "".join(f"#{ord(letter)};" if letter in _ENCODED else letter for letter in " ".join(text.split()))
-
-
-def to_dot(pipe: IterDataPipe[Any]) -> str:
-    """Return the chain as a graph in Graphviz's language (DOT)."""
-    lines = ["digraph pipeline {", "    node [shape=box, fontname=monospace];"]
-    for number, text, sources in _boxes(pipe, {}):
-        lines.append(f"    step{number} [label={_dot(text)}];")
-        lines += [
-            f"    step{source} -> step{number}" + (f" [label={_dot(label)}];" if label else ";")
-            for source, label in sources
-        ]
-    return "\n".join([*lines, "}"]) + "\n"
-
-
-def _dot(text: str) -> str:
-    """Encode and quote text for Graphviz."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
 
 
 def to_html(pipe: IterDataPipe[Any]) -> str:
