@@ -201,8 +201,8 @@ def test_the_codecs_of_installed_packages_are_found(installed):
 @pytest.mark.parametrize(
     ("extension", "why"),
     [
-        ("number", "plugged:number of package plugged 1.2, cannot be used: it is int, not wds_pipes.Codec"),
-        ("other", "it is a codec for 'plugged;two'"),
+        ("number", "plugged:number of package plugged 1.2, cannot be used: it is not a wds_pipes.Codec"),
+        ("other", "it is not a wds_pipes.Codec for this extension"),
         ("gone", "it cannot be imported: AttributeError: module 'plugged' has no attribute 'nothing'"),
         ("lost", "it cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"),
     ],

@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wds_pipes.codecs.codec import Codec
 from wds_pipes.core.checking import SEE, check_positions, reason, refused
 from wds_pipes.core.lane import Lane
@@ -22,10 +24,17 @@ from wds_pipes.errors import StateError
 from wds_pipes.stages import BatchSamples
 from wds_pipes.tar.writer import TarWriter
 
+
+def _picture(rng: random.Random, number: int) -> Any:
+    return np.frombuffer(rng.randbytes(8 * 8 * 3), np.uint8).reshape(8, 8, 3)
+
+
 _FIELDS: dict[str, Callable[[random.Random, int], Any]] = {
     "txt": lambda rng, number: f"text {number} " + "".join(rng.choices("abcdefgh ", k=rng.randrange(5, 40))),
     "cls": lambda rng, number: rng.randrange(10),
     "json": lambda rng, number: {"number": number, "weight": rng.random()},
+    **dict.fromkeys(("jpg", "png"), _picture),
+    "npy": lambda rng, number: np.array([rng.random() for _ in range(3)], np.float32),
 }
 
 
@@ -50,9 +59,13 @@ def make_shards(
         seed: the seed of the content.
     """
     os.makedirs(directory, exist_ok=True)
-    makers = (
-        dict(fields) if isinstance(fields, Mapping) else {name: _FIELDS.get(name) or _maker(name) for name in fields}
-    )
+    if not isinstance(fields, Mapping):
+        if unknown := set(fields) - _FIELDS.keys():
+            raise ValueError(
+                f"there is no ready-made content for {min(unknown)!r}: give a function, "
+                f"fields={{{min(unknown)!r}: lambda rng, number: ...}}"
+            )
+        fields = {name: _FIELDS[name] for name in fields}
     counts = [samples] * shards if isinstance(samples, int) else list(samples)
     if len(counts) != shards:
         raise ValueError(f"samples names {len(counts)} shards, and shards is {shards}")
@@ -60,26 +73,11 @@ def make_shards(
     for shard, count in enumerate(counts):
         path = Path(directory) / f"shard-{shard:06d}.tar"
         paths.append(str(path))
-        if count == 0:
-            path.write_bytes(bytes(10240))
-            continue
         with TarWriter(path, overwrite=True) as writer:
             for _ in range(count):
-                writer.write({"__key__": f"{number:08d}", **{name: make(rng, number) for name, make in makers.items()}})
+                writer.write({"__key__": f"{number:08d}", **{name: make(rng, number) for name, make in fields.items()}})
                 number += 1
     return paths
-
-
-def _maker(name: str) -> Callable[[random.Random, int], Any]:
-    import numpy as np
-
-    if name in ("jpg", "png"):
-        return lambda rng, number: np.frombuffer(rng.randbytes(8 * 8 * 3), np.uint8).reshape(8, 8, 3)
-    if name == "npy":
-        return lambda rng, number: np.array([rng.random() for _ in range(3)], np.float32)
-    raise ValueError(
-        f"there is no ready-made content for {name!r}: give a function, fields={{{name!r}: lambda rng, number: ...}}"
-    )
 
 
 def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]:

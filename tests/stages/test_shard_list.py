@@ -315,7 +315,6 @@ MANY = "[" * 100_000
         (b'{"shardlist": [{"url": "x-0.tar"}]}', "nsamples of 'x-0.tar' is None"),
         (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "filesize": "big"}]}', "filesize of 'x-0.tar' is 'big'"),
         (b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1, "md5sum": "abc"}]}', "not 32 hexadecimal digits"),
-        (b'{"wids_version": 1, "datasets": [{"source_url": "http://h/i.json"}]}', "lists data sets"),
         (
             b'{"shardlist": [{"url": "x-0.tar", "nsamples": 1}, {"url": "./x-0.tar", "nsamples": 2}]}',
             "says two things of shard",

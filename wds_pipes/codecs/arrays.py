@@ -7,7 +7,7 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,15 @@ def as_array(value: Any) -> npt.NDArray[Any]:
     return np.asarray(value)
 
 
-def _arrays(load: Callable[[], Any]) -> Any:
-    """Call ``load``; NotAllowedError if numpy would have to unpickle objects."""
+def decode_npy(data: bytes) -> Any:
+    """Decode an array; NotAllowedError if it holds Python objects."""
+    _check_npy(data)
     try:
-        return load()
+        return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except ValueError as error:
         if "Object arrays cannot be loaded" in str(error):
             raise NotAllowedError(f"it holds Python objects, and {UNPICKLING}") from error
         raise
-
-
-def decode_npy(data: bytes) -> Any:
-    """Decode an array; NotAllowedError if it holds Python objects."""
-    _check_npy(data)
-    return _arrays(lambda: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False))
 
 
 def _check_npy(data: bytes) -> None:
@@ -60,17 +55,21 @@ def _check_npy(data: bytes) -> None:
         raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
 
 
-def decode_npz(data: bytes, allow_pickle: bool = False) -> dict[str, Any]:
-    """Decode arrays by name; NotAllowedError if they hold Python objects that are not allowed."""
+def decode_npz(data: bytes) -> dict[str, Any]:
+    """Decode arrays by name; NotAllowedError if they hold Python objects."""
     check_zip(data)
-    if not allow_pickle:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = {entry.filename.removesuffix(".npy"): _read_entry(archive, entry) for entry in archive.infolist()}
-        return {
-            name: decode_npy(content) if content[:6] == b"\x93NUMPY" else content for name, content in entries.items()
-        }
-    with np.load(io.BytesIO(data), allow_pickle=allow_pickle) as arrays:
-        return {name: _arrays(lambda name=name: arrays[name]) for name in arrays.files}  # type: ignore[misc]
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = {entry.filename.removesuffix(".npy"): _read_entry(archive, entry) for entry in archive.infolist()}
+    return {name: decode_npy(content) if content[:6] == b"\x93NUMPY" else content for name, content in entries.items()}
+
+
+def pickled_arrays(data: bytes) -> Any:
+    """Decode an array, or arrays by name, which may hold Python objects."""
+    if data[:2] != b"PK":
+        return np.load(io.BytesIO(data), allow_pickle=True)
+    check_zip(data)
+    with np.load(io.BytesIO(data), allow_pickle=True) as arrays:
+        return dict(arrays)
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
@@ -219,16 +218,6 @@ def encode_torch(value: Any) -> bytes:
             "bytes, or write its state_dict()"
         ) from error
     return file.getvalue()
-
-
-def pickled_arrays(data: bytes) -> Any:
-    """Decode an array that may hold Python objects."""
-    return np.load(io.BytesIO(data), allow_pickle=True)
-
-
-def pickled_npz(data: bytes) -> Any:
-    """Decode arrays by name, which may hold Python objects."""
-    return decode_npz(data, allow_pickle=True)
 
 
 def pickled_tensors(data: bytes) -> Any:

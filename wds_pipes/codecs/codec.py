@@ -204,10 +204,8 @@ def _load(extension: str, points: tuple[EntryPoint, ...]) -> Codec:
         codec = points[0].load()
     except Exception as error:
         raise _broken(extension, points, f"it cannot be imported: {type(error).__name__}: {error}") from error
-    if not isinstance(codec, Codec):
-        raise _broken(extension, points, f"it is {type(codec).__name__}, not wds_pipes.Codec")
-    if extension not in codec.names:
-        raise _broken(extension, points, f"it is a codec for {codec.extensions!r}")
+    if not isinstance(codec, Codec) or extension not in codec.names:
+        raise _broken(extension, points, "it is not a wds_pipes.Codec for this extension")
     return codec
 
 

@@ -15,7 +15,7 @@ from wds_pipes.codecs import jpeg
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.jpeg import check_pixels, decode_jpeg
 from wds_pipes.codecs.names import IMAGE_FORMATS, Decoder, Encoder
-from wds_pipes.codecs.resizing import Pixels, Resize
+from wds_pipes.codecs.resizing import Pixels, Resize, scale_for
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
@@ -86,7 +86,7 @@ def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> P
         if _is_deep(image) and floats:
             return _deep(image, mode, resize)
         if resize is not None and image.format in ("JPEG", "MPO"):
-            denominator, rough = resize.scale(width, height)
+            denominator, rough = scale_for(resize, width, height)
             image.draft(None, (width // denominator, height // denominator))
             image.decoderconfig = (denominator, rough)
         converted = _in_mode(image, mode, spec)

@@ -6,7 +6,7 @@ import functools
 from importlib import import_module
 from typing import Any
 
-from wds_pipes.codecs.resizing import Pixels, Resize
+from wds_pipes.codecs.resizing import Pixels, Resize, scale_for
 
 # What simplejpeg and Pillow decode to the same pixels: mode of the result, colours of the file.
 _SAME = {("RGB", "YCbCr"), ("RGB", "RGB"), ("RGB", "Gray"), ("RGBA", "YCbCr"), ("RGBA", "RGB"), ("L", "Gray")}
@@ -62,7 +62,7 @@ def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) 
 
 def _options(resize: Resize, width: int, height: int) -> dict[str, Any]:
     """Return the options of simplejpeg for an image that is resized."""
-    denominator, rough = resize.scale(width, height)
+    denominator, rough = scale_for(resize, width, height)
     options = {"fastdct": True, "fastupsample": True} if rough else {}
     return {**options, "min_height": -(-height // denominator), "min_width": -(-width // denominator)}
 

@@ -109,14 +109,15 @@ class AudioReader:
 
     def __init__(self, data: bytes) -> None:
         self._data = bytes(data)
-        self._by_soundfile = _suits_soundfile(self._data)
+        self._by_soundfile = False
+        self.sample_rate: int
+        self.channels: int
         samples: int | None = None
-        if self._by_soundfile:
-            with _soundfile(self._data) as file:
-                self.sample_rate: int = file.samplerate
-                self.channels: int = file.channels
-                samples = file.frames
-        else:
+        if _format_of(self._data) in ("wav", "flac", "ogg"):
+            with contextlib.suppress(ValueError), _soundfile(self._data) as file:
+                self.sample_rate, self.channels, samples = file.samplerate, file.channels, file.frames
+                self._by_soundfile = True
+        if not self._by_soundfile:
             with _open(self._data, "audio") as container:
                 stream = container.streams.audio[0]
                 self.sample_rate, self.channels = stream.rate, stream.channels
@@ -191,17 +192,6 @@ class AudioReader:
                         place += block.shape[1]
         except av.FFmpegError as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
-
-
-def _suits_soundfile(data: bytes) -> bool:
-    """Whether soundfile decodes a file: rule 1."""
-    if _format_of(data) not in ("wav", "flac", "ogg"):
-        return False
-    try:
-        with _soundfile(data):
-            return True
-    except ValueError:
-        return False
 
 
 @contextlib.contextmanager
@@ -368,9 +358,7 @@ class VideoReader:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
         if not frames:
             raise ValueError(f"it has no frame in the clip, start={start}, duration={duration}")
-        if len({frame.shape for frame in frames}) > 1:
-            raise ValueError("its frames differ in size")
-        return np.stack(frames)
+        return np.stack(frames)  # ValueError: they differ in size
 
     def _frames(self, place: int, begin: Fraction, end: Fraction | None, max_bytes: int) -> list[Any] | None:
         """Decode the frames between two times, from the key frame on that FFmpeg finds for a place;

@@ -90,10 +90,6 @@ class Resize:
         left, top = round((self.width - new_width) / 2), round((self.height - new_height) / 2)
         return Place((0, 0, width, height), new_width, new_height, left, top)
 
-    def scale(self, width: int, height: int) -> Scale:
-        """Return how a JPEG of this size may be decoded."""
-        return _scale(self, width, height)
-
     def resize(self, array: Pixels, width: int, height: int) -> Pixels:
         """Resize an image.
 
@@ -152,7 +148,8 @@ class _Plan(NamedTuple):
 
 # Images of one size are common, and computing this takes 2 % of the time of decoding one.
 @functools.lru_cache(1024)
-def _scale(resize: Resize, width: int, height: int) -> Scale:
+def scale_for(resize: Resize, width: int, height: int) -> Scale:
+    """Return how a JPEG of this size may be decoded."""
     (left, top, right, bottom), new_width, new_height, *_ = resize.place(width, height)
     ratio = min((right - left) / new_width, (bottom - top) / new_height)
     most = min(ratio / _LEAST_RATIO, min(width, height) / _LEAST_SIDE)

@@ -132,7 +132,7 @@ TABLE: tuple[Row, ...] = (
         media_type="application/x-npz",
         example=lambda: {"a": _array(), "b": np.arange(3)},
         gives="dict of ndarrays",
-        unpickle=arrays.pickled_npz,
+        unpickle=arrays.pickled_arrays,
     ),
     Row(
         "ten;tenbin;tb",

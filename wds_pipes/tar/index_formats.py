@@ -137,8 +137,6 @@ def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]
     if content.get("wids_version", 1) != 1:
         raise ValueError(f"its wids_version is {content['wids_version']!r:.40}, and 1 is known here")
     here = content.get("place") == place_of(url)
-    if "datasets" in content:
-        raise ValueError("it lists data sets, and not only shards: name the index of each, as a list")
     entries = content.get("shardlist")
     if not isinstance(entries, list):
         raise ValueError(f"its shardlist is {entries!r:.80}, not a list")
