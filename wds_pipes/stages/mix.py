@@ -124,6 +124,7 @@ class Mix(Composite[Any]):
         self._running: list[Stage[Any]] = []
         self._drawn: list[Drawn] = []
         self._empty: list[int] = []
+        self._done: set[int] = set()  # the sources whose chains have ended
 
     @property
     def context(self) -> Context:
@@ -192,7 +193,7 @@ class Mix(Composite[Any]):
         for number, source in enumerate(running._running):
             if drawn[number].mark is None and source.counts_epochs:
                 drawn[number] = drawn[number]._replace(mark=source.mark())
-        running._drawn, running._empty = drawn, [0] * len(drawn)
+        running._drawn, running._empty, running._done = drawn, [0] * len(drawn), set()
         begin(running, mark)
         return running
 
@@ -213,7 +214,7 @@ class Mix(Composite[Any]):
 
     @property
     def inner(self) -> list[Stage[Any]]:
-        return self._running
+        return [chain for number, chain in enumerate(self._running) if number not in self._done]
 
     def _at(self, own: tuple[Any, ...] | None) -> Any:
         at = super()._at(own)
@@ -291,6 +292,7 @@ class Mix(Composite[Any]):
         mark = running.mark() if source.counts_epochs else None
         place = places[number] = place._replace(passes=place.passes + 1, mark=mark)
         self.retire(running)
+        self._done.add(number)
         if self._is_done():
             return False
         if self.exhausted == "drop" or empty:
@@ -300,6 +302,7 @@ class Mix(Composite[Any]):
             return False
         self._running[number] = source.open(self._lane(self.lane, source, place.passes))
         places[number] = place._replace(mark=None)
+        self._done.remove(number)
         return True
 
     def mark(self) -> Mark:
