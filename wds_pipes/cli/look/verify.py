@@ -250,8 +250,8 @@ def check(
         report.outside += checked.outside
         report.notes |= checked.notes
         compressed.append(checked.compressed)
-        checked.entries["shard"] = number
-        keys.append(checked.entries)
+        keys.append(checked.entries.copy())  # one that came from Ray is read-only
+        keys[-1]["shard"] = number
         for names, seen in checked.sets.items():
             if names in sets:
                 sets[names].count += seen.count
