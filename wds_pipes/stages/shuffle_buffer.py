@@ -16,7 +16,7 @@ from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
-from wds_pipes.core.running import END, Ended, Mark, Out
+from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
 
@@ -177,23 +177,6 @@ class ShuffleBuffer(ReadsAgain[Out]):
             items = chain(repeat(_LATER, ahead.later - soon), _begin(source), repeat(_LATER, soon), source.items)
         marks = deque([(first, self.earlier)])
         edge = first + step
-        number = first - 1  # of the sample that came last
-
-        def leave(place: int) -> Any:
-            """Return the sample at a place; END if it had left before this position."""
-            nonlocal left
-            sample, held[place] = held[place], None
-            left += 1
-            if left <= resumed:
-                if left == resumed:
-                    self.check_again()
-                return END
-            if ahead is not None and sample is _LATER:
-                self._come = number + 1 - first
-                sample = next(ahead.read)
-            at.left = left
-            return sample
-
         for start in count(first, block):
             new = np.arange(start, start + block)
             numbers, keys = (
@@ -210,8 +193,17 @@ class ShuffleBuffer(ReadsAgain[Out]):
             for number, item in zip(range(start, start + block), items, strict=False):
                 held[number % window] = item
                 while turn == number:
-                    if (sample := leave(next(places))) is not END:
-                        yield sample
+                    place = next(places)
+                    left += 1
+                    if left > resumed:
+                        if ahead is not None and held[place] is _LATER:
+                            self._come = number + 1 - first
+                            held[place] = next(ahead.read)
+                        at.left = left
+                        yield held[place]
+                    elif left == resumed:
+                        self.check_again()
+                    held[place] = None
                     turn = next(turns)
                 if number + 1 == edge:
                     # Every sample that leaves from here on has a key of at least `edge`, so it
@@ -230,8 +222,16 @@ class ShuffleBuffer(ReadsAgain[Out]):
             self.holds = len(numbers)
         rest = numbers[numbers <= number][leaving - len(list(places)) :]
         for place in (rest % window).tolist():
-            if (sample := leave(place)) is not END:
-                yield sample
+            left += 1
+            if left > resumed:
+                if ahead is not None and held[place] is _LATER:
+                    self._come = number + 1 - first
+                    held[place] = next(ahead.read)
+                at.left = left
+                yield held[place]
+            elif left == resumed:
+                self.check_again()
+            held[place] = None
         self.check_again(whole=False)
         at.first, self.earlier = left, source.mark()  # for the counts of the whole epoch
 
