@@ -113,6 +113,7 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: pipe.decode_by_ext("rgb9"), ValueError, "unknown spec 'rgb9'"),
         (lambda pipe: pipe.decode_by_ext("rgb", "pil"), ValueError, "images cannot be both"),
         (lambda pipe: pipe.decode_by_ext(max_image_pixels=0), ValueError, "max_image_pixels must be at least 1"),
+        (lambda pipe: pipe.decode_by_ext(len), TypeError, r"fn\(key, data\).*\{'ext': fn\}"),
         (lambda pipe: pipe.decode_by_ext(3), TypeError, "a spec is"),
         (lambda pipe: pipe.decode_by_ext(only="jpg cls"), TypeError, r"write only=\['jpg', 'cls'\]"),
         (lambda pipe: pipe.decode_by_ext(only=[]), ValueError, "only is empty"),

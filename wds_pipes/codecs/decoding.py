@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ class Decoding:
             if isinstance(spec, Mapping):
                 self._own.update(by_extension(spec, "decode"))
             elif callable(spec):
-                self._handlers.append(spec)
+                self._handlers.append(_checked(spec))
             elif not isinstance(spec, str):
                 raise TypeError(
                     f"a spec is a name, a dict of functions by extension, or a function fn(key, data), not {spec!r:.80}"
@@ -152,6 +153,20 @@ class Decoding:
             return self._known.get(extension)
         codec = plug_in(extension)
         return None if codec is None else codec.decode
+
+
+def _checked(handler: Handler) -> Handler:
+    """Return a function if it can be called with key and data."""
+    try:
+        inspect.signature(handler).bind("", b"")
+    except TypeError as error:
+        raise TypeError(
+            f"decode_by_ext() takes functions fn(key, data), not {handler!r:.80} ({error}); a function of the data "
+            "alone is passed by extension, as {'ext': fn}"
+        ) from error
+    except ValueError:  # some functions of C have no signature
+        pass
+    return handler
 
 
 def _first_result(handlers: Sequence[Handler], key: str, decode: Decoder | None) -> Decoder:
