@@ -670,7 +670,7 @@ def test_wrong_sources_are_refused_when_it_is_built(module):
     for sources, error, message in (({}, ValueError, "at least one source"), ([Given([])], TypeError, "by name")):
         with pytest.raises(error, match=message):
             module(sources)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="'a'"):
         module({"a": [1, 2]})
 
 

@@ -319,7 +319,7 @@ class MixedPipe(WdsPipe):
             build(
                 stages.Mix,
                 "mix",
-                ({name: stage_of(pipe, "mix()") for name, pipe in pipes.items()} or sources, *args),
+                ({name: stage_of(pipe, f"source {name!r} of mix()") for name, pipe in pipes.items()} or sources, *args),
                 options,
             )
         )
