@@ -1,7 +1,5 @@
 """Shards for the tests of remote ones."""
 
-import gc
-
 import pytest
 
 from wds_pipes.testing import make_shards
@@ -17,11 +15,3 @@ def local(tmp_path_factory):
         samples=40,
         fields={"bin": lambda rng, _: rng.randbytes(50_000), "cls": lambda rng, _: b"%d" % rng.randrange(10)},
     )
-
-
-@pytest.fixture
-def nothing_left():
-    """What earlier tests have left to the garbage collector, which may hold a share of the read
-    budget, is freed.
-    """
-    gc.collect()

@@ -19,7 +19,6 @@ import wds_pipes as wp
 from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.remote.budget import budget
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
 
 KIB = 1 << 10
 
