@@ -182,8 +182,8 @@ def remote(servers, request):
 
 
 def fresh(servers, name):
-    """A store whose proxy knows no rules and no requests, before the test and after it. What earlier
-    tests have left to the garbage collector is freed: its queues would share the connections.
+    """A store whose proxy knows no rules and no requests, before the test and after it. What tests
+    before it have left to the garbage collector is freed: its queues would share the connections.
     """
     gc.collect()
     try:

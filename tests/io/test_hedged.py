@@ -10,7 +10,6 @@ from waiting import wait_for
 from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.remote.budget import budget
 
-
 STEP, SIZE = 100 << 10, 30_000
 
 

@@ -19,7 +19,6 @@ import wds_pipes as wp
 from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.remote.budget import budget
 
-
 KIB = 1 << 10
 
 
