@@ -36,6 +36,10 @@ def text(item):
     return repr(item)
 
 
+def three(items):
+    return itertools.islice(items, 3)
+
+
 class OfStage:
     """A pipe of which check_resume does not know the stage, so that it does not check again what
     it checks of the stream of the same stage.
@@ -184,7 +188,7 @@ KINDS = {
     "interleave": lambda pipe: pipe.interleave_shards(2),
     "filter": lambda pipe: pipe.filter_samples(wanted),
     "threads": lambda pipe: pipe.map_samples(dict, threads=2),
-    "then": lambda pipe: pipe.then(iter, holds=0),
+    "then": lambda pipe: pipe.then(three),
     "take": lambda pipe: pipe.take_samples(9),
     "repeat": lambda pipe: pipe.repeat(2),
     "unbatch": lambda pipe: pipe.batch_samples(2).unbatch_samples(),
@@ -213,7 +217,7 @@ OF_ANY = {
     "batch, drop_last": lambda pipe: pipe.batch_samples(2, collate="list", drop_last=True),
     "take": lambda pipe: pipe.take_samples(3),
     "slice": lambda pipe: pipe.slice_samples(1, 9, 2),
-    "then": lambda pipe: pipe.then(iter, holds=0, keeps_count=True),
+    "then": lambda pipe: pipe.then(iter, keeps_count=True),
     "repeat": lambda pipe: pipe.repeat(2),
     "decode": lambda pipe: pipe.decode_by_ext(),
     "decode, threads": lambda pipe: pipe.decode_by_ext(threads=2, on_error="skip", max_errors=9),

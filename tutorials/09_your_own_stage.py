@@ -33,31 +33,65 @@ def samples(urls=urls):
 # `fn(sample, rng)` may draw random numbers, `filter_samples(fn)`, or torch's `.map(fn)`.
 #
 # If it makes several items of one sample, or depends on **more than one sample**, a generator
-# function may be enough: `then(fn)`. Whenever it takes a sample after a yield, it may remember at
-# most the last `holds` samples that it took. A resume gives it these again.
+# function is enough: `then(fn)`. `fn(samples)` takes as many samples as it needs, yields what it
+# makes of them, and returns. Then it is called again on the samples that follow.
 
 
 # %%
+def crops(samples):
+    """Two parts of each text: each call has at least one sample."""
+    text = next(samples)["txt"]
+    yield text[:8]
+    yield text[-8:]
+
+
 def sorted_by_length(samples):
-    """Chunks of four samples, each sorted: it remembers nothing when it takes the next chunk."""
-    while chunk := list(islice(samples, 4)):
-        yield from sorted(chunk, key=lambda sample: len(sample["txt"]))
+    """Chunks of four samples, each sorted."""
+    yield from sorted(islice(samples, 4), key=lambda sample: len(sample["txt"]))
 
 
-def pairs(samples):
-    """Each sample with the one before it, which it remembers."""
-    before = next(samples, None)
-    for sample in samples:
-        yield before["txt"], sample["txt"]
-        before = sample
-
-
-check_resume(lambda: samples().then(sorted_by_length, holds=0, keeps_count=True))
-check_resume(lambda: samples().shuffle_buffer(3).then(pairs, holds=1))
+check_resume(lambda: samples().then(crops))
+check_resume(lambda: samples().shuffle_buffer(3).then(sorted_by_length, keeps_count=True))
 
 # %% [markdown]
-# You need a stage if it must remember what the last few samples do not tell: how many there were, a
-# part of a sample, or random numbers.
+# Often a function sees that it is done only when it has taken one sample too many. It can put back
+# the last samples that it took: the next call gets them.
+
+
+# %%
+def packs(samples, characters=60):
+    """As many texts as there is room for."""
+    pack, length = [], 0
+    for sample in samples:
+        length += len(sample["txt"])
+        if pack and length > characters:
+            samples.put_back(sample)
+            break
+        pack.append(sample["txt"])
+    yield pack
+
+
+def windows(samples, size=3):
+    """Each sample with the two after it."""
+    window = list(islice(samples, size))
+    if len(window) == size:
+        yield [sample["txt"] for sample in window]
+        samples.put_back(*window[1:])
+
+
+print([len(pack) for pack in samples().then(packs)])
+check_resume(lambda: samples().then(packs))
+check_resume(lambda: samples().then(windows))
+
+# %% [markdown]
+# A state says where the current call began, and how often it has yielded. A resume calls the
+# function there again, and drops what that call had already yielded. So the function may remember
+# samples in one call, but nothing from one call to the next, and it must return after some
+# samples. A loop over all samples, such as `for sample in samples:` without an end, resumes exactly
+# too, but a resume reads all samples again. Write `for sample in islice(samples, 1000):`.
+#
+# You need a stage if it must remember what cannot be read again in one call: how many samples there
+# were, the keys of the last ones that have long been yielded, or random numbers.
 #
 # ## The contract
 #

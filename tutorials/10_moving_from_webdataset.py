@@ -34,7 +34,7 @@
 # | `.select(fn)` | `.filter_samples(fn)` | Samples left out are counted in `counts()`. |
 # | `.rsample(0.1)` | `.filter_samples(lambda sample, rng: rng.random() < 0.1)` | The same samples after a resume. |
 # | `.slice(100)`, `.slice(100, 200)` | `.take_samples(100)`, `.slice_samples(100, 200)` | The numbers count for all workers and ranks together, not for each. Reading ends after the last sample. |
-# | `.compose(fn)`, a generator function | `.then(fn, holds=0)` | `holds` says how many samples it remembers, so that it resumes exactly. |
+# | `.compose(fn)`, a generator function | `.then(fn)` | `fn` is called again whenever it returns. A resume reads again what one call takes, so let it return after some samples. |
 # | `.batched(64)` | `.batch_samples(64)` | Yields tensors, also of labels, or with `collate="keep"` arrays of arrays and numbers as webdataset does, and with `"numpy"`, `"columns"` or `"list"` arrays, columns of lists, or lists of samples; `collate=` also takes a function. `partial=False` is `drop_last=True`. |
 # | `.unbatched()` | `.unbatch_samples()` | |
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |

@@ -52,6 +52,7 @@ if _TYPE_CHECKING:
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_list import SampleRef
     from wds_pipes.stages.shard_ref import ShardRef
+    from wds_pipes.stages.then import PutBackIterator
     from wds_pipes.tar import ShardWriter, TarWriter
     from wds_pipes.tar.views import split_by_key
 
@@ -65,6 +66,7 @@ __all__ = [
     "FlatMap",
     "IndexedShards",
     "PipeLoader",
+    "PutBackIterator",
     "SampleError",
     "SampleList",
     "SampleOrder",
@@ -107,6 +109,7 @@ _MODULE_OF = {
     "FlatMap": "core.flat_map",
     "IndexedShards": "indexed",
     "PipeLoader": "loader.pipe_loader",
+    "PutBackIterator": "stages.then",
     "SampleError": "errors",
     "SampleList": "datapipes",
     "SampleOrder": "loader.sample_order",

@@ -203,7 +203,7 @@ def _resume(
 
 _HELP = (
     "What the stage needs to continue is not in its position: was something made in __init__ changed, or "
-    "mark() taken after it had read ahead? Does the function of then(fn) remember more items than its holds says? "
+    "mark() taken after it had read ahead? Does the function of then(fn) remember anything from one call to the next? "
     f"{SEE}"
 )
 

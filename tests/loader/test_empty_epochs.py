@@ -153,8 +153,8 @@ def test_a_rank_of_counted_shards_without_any_sample(empty):
 
 
 def test_what_leaves_out_all_samples_is_no_empty_source(urls, empty):
-    """Neither a step that drops them, nor one that reads none of them, nor a rank without any."""
-    for pipe in (chain(urls).then(drop_all, holds=0), chain(urls).then(read_none, holds=0)):
+    """Neither a step that drops them, nor a rank without any."""
+    for pipe in (chain(urls).then(drop_all), chain(urls).then(drop_one)):
         assert list(pipe) == list(wp.PipeLoader(pipe, lanes=2)) == []
     assert list(wp.PipeLoader(chain([urls[0], *empty]), rank=1, world_size=2, epoch_end="exact")) == []
 
@@ -163,8 +163,9 @@ def drop_all(samples):
     return (sample for sample in samples if not sample)
 
 
-def read_none(samples):
-    return iter(())
+def drop_one(samples):
+    next(samples)
+    return ()
 
 
 def download(sample):

@@ -166,7 +166,7 @@ def test_steps_that_keep_the_order(steps, urls, order, caplog):
         (lambda pipe: pipe.decode_by_ext(on_error="skip"), r"decode_by_ext\(on_error='skip'\) changes their number"),
         (lambda pipe: pipe.map_samples(dict, may_drop=True), r"map_samples\(\) may change their number"),
         (lambda pipe: pipe.filter(len), r"torch.Filter\(\) may change their number"),
-        (lambda pipe: pipe.then(iter, holds=0, keeps_count=True), r"then\(\) may change their order"),
+        (lambda pipe: pipe.then(iter, keeps_count=True), r"then\(\) may change their order"),
         (lambda pipe: pipe.repeat(2), r"repeat\(\) changes their number"),
         (lambda pipe: pipe.take_samples(9), r"take_samples\(\) may change their number"),
         (lambda pipe: own(OneOfAny, pipe), r"one_of_any\(\) may change their order"),

@@ -44,7 +44,6 @@ def test_it_is_a_method_with_help_and_pickles(name, urls):
         (lambda pipe: pipe.interleave_shards(2), lambda pipe: pipe.interleave_shards(3)),
         (lambda pipe: pipe.repeat(2), lambda pipe: pipe.repeat(3)),
         (lambda pipe: pipe.explode_records("jsonl"), lambda pipe: pipe.explode_records("jsonl", field="json")),
-        (lambda pipe: pipe.then(iter, holds=0), lambda pipe: pipe.then(iter, holds=1)),
     ],
 )
 def test_an_option_that_decides_the_samples_belongs_to_the_state(step, other, urls):
@@ -109,7 +108,6 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: pipe.explode_records("jsonl", field=3), TypeError, "a field is named by a string"),
         (lambda pipe: pipe.then(3), TypeError, "needs a function"),
         (lambda pipe: pipe.then(lambda: None), TypeError, r"needs fn\(items\).*functools.partial"),
-        (lambda pipe: pipe.then(iter, holds=-1), ValueError, "holds must be"),
         (lambda pipe: pipe.decode_by_ext("rgb9"), ValueError, "unknown spec 'rgb9'"),
         (lambda pipe: pipe.decode_by_ext("rgb", "pil"), ValueError, "images cannot be both"),
         (lambda pipe: pipe.decode_by_ext(max_image_pixels=0), ValueError, "max_image_pixels must be at least 1"),

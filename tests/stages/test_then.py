@@ -1,5 +1,6 @@
-"""then: a generator function as a step, exact where it holds what it says."""
+"""then: a generator function as a step, called again when it returns, and exact at every cut."""
 
+import contextlib
 import itertools
 from collections import deque
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import keys_of, samples, shuffled, through_json
+from pipelines import flat, key_of, keys_of, samples, shuffled, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -17,6 +18,10 @@ from wds_pipes.testing import check_resume
 
 
 def each(items):
+    yield next(items)
+
+
+def each_in_a_loop(items):
     yield from items
 
 
@@ -25,51 +30,73 @@ def even(items):
 
 
 def times(items, number=3):
-    for item in items:
-        for _ in range(int(item["__key__"]) % number):
-            yield item
+    item = next(items)
+    for _ in range(int(item["__key__"]) % number):
+        yield item
 
 
 def pairs(items):
-    before = next(items, None)
-    for item in items:
-        yield before, item
-        before = item
-
-
-def deltas(items):
-    """With an item before the first one."""
-    before = {"__key__": "none"}
-    for item in items:
-        yield before["__key__"], item["__key__"]
-        before = item
+    first = next(items)
+    for second in items:
+        yield first, second
+        items.put_back(second)
+        return
 
 
 def windows(items, size=3):
-    held = deque(maxlen=size)
-    for item in items:
-        held.append(item)
-        if len(held) == size:
-            yield keys_of(held)
+    window = list(itertools.islice(items, size))
+    if len(window) == size:
+        yield keys_of(window)
+        items.put_back(*window[1:])
 
 
-def sorted_chunks(items, size=4):
-    while chunk := list(itertools.islice(items, size)):
-        yield from sorted(chunk, key=lambda item: hash(item["__key__"][::-1]) % 7)
+def sorted_chunk(items, size=4):
+    chunk = list(itertools.islice(items, size))
+    yield from sorted(chunk, key=lambda item: hash(item["__key__"][::-1]) % 7)
+
+
+def length(item):
+    return int(item["__key__"]) % 5 + 1
 
 
 def packed(items, limit=9):
-    """As many samples as the sum of their last digits lets into a pack; one may be held."""
+    """As many samples as the sum of their lengths lets into a pack."""
     pack, size = [], 0
     for item in items:
-        length = int(item["__key__"]) % 5 + 1
-        if size + length > limit:
+        size += length(item)
+        if pack and size > limit:
+            items.put_back(item)
+            break
+        pack.append(item)
+    yield keys_of(pack)
+
+
+def packed_in_a_loop(items, limit=9):
+    """The same in one call: it holds a sample of the next pack when it yields."""
+    pack, size = [], 0
+    for item in items:
+        if size + length(item) > limit:
             yield keys_of(pack)
             pack, size = [], 0
         pack.append(item)
-        size += length
+        size += length(item)
     if pack:
         yield keys_of(pack)
+
+
+def running_sum(items):
+    total = 0
+    for item in items:
+        total += int(item["__key__"])
+        yield total
+
+
+def without_repeated(items, size=5):
+    seen = set()
+    for item in itertools.islice(items, size):
+        if int(item["__key__"]) % 4 not in seen:
+            seen.add(int(item["__key__"]) % 4)
+            yield item
 
 
 def framed(items):
@@ -82,39 +109,96 @@ def framed(items):
     yield "end again"
 
 
+def back_and_forth(items):
+    """It looks ahead, takes less than it has seen, and yields when items are put back."""
+    seen = list(itertools.islice(items, 4))
+    yield "seen", keys_of(seen)
+    items.put_back(*seen)
+    yield "back", next(items)["__key__"]
+    yield "two", keys_of(itertools.islice(items, int(seen[0]["__key__"]) % 2))
+
+
 FUNCTIONS = {
-    "each": (each, 0),
-    "a generator expression": (even, 0),
-    "expanding": (times, 0),
-    "pairs": (pairs, 1),
-    "deltas": (deltas, 1),
-    "windows": (windows, 2),
-    "larger than it must be": (windows, 5),
-    "sorted chunks": (sorted_chunks, 0),
-    "packing": (packed, 1),
-    "framed": (framed, 0),
-    "nothing": (lambda items: iter(()), 0),
-    "what takes nothing": (lambda items: iter(["alone", "still alone"]), 0),
+    "each": each,
+    "each, in a loop": each_in_a_loop,
+    "a generator expression": even,
+    "a list": lambda items: [keys_of(itertools.islice(items, 3))],
+    "expanding": times,
+    "pairs": pairs,
+    "windows": windows,
+    "wide windows": partial(windows, size=9),
+    "sorted chunks": sorted_chunk,
+    "packing": packed,
+    "packing, in a loop": packed_in_a_loop,
+    "a running sum": running_sum,
+    "without repeated ones": without_repeated,
+    "framed": framed,
+    "back and forth": back_and_forth,
+    "yields nothing": lambda items: iter(list(items)[:0]),
 }
+
+
+class Taken:
+    """An iterator over a list, with put_back."""
+
+    def __init__(self, items):
+        self.items, self.place = list(items), 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.place == len(self.items):
+            raise StopIteration
+        self.place += 1
+        return self.items[self.place - 1]
+
+    def put_back(self, *items):
+        self.place -= len(items)
+
+
+def called_again(fn, items):
+    """What a function yields, if it is called until there are no more items."""
+    items, made = Taken(items), []
+    while items.place < len(items.items):
+        made += fn(items)
+    return made
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_resumes_exactly(name, urls):
-    fn, holds = FUNCTIONS[name]
-    check_resume(lambda: samples(urls).then(fn, holds=holds))
-    check_resume(lambda: shuffled(urls).then(fn, holds=holds).shuffle_buffer(2))
-    check_resume(lambda: shuffled(urls).then(each, holds=0).then(fn, holds=holds).batch_samples(3, collate="list"))
+    fn = FUNCTIONS[name]
+    assert check_resume(lambda: samples(urls).then(fn))[0] == called_again(fn, samples(urls))
+    check_resume(lambda: shuffled(urls).then(fn).shuffle_buffer(2))
+    check_resume(lambda: shuffled(urls).map_samples(dict, threads=2).then(fn))
+    check_resume(lambda: shuffled(urls).then(each).then(fn).batch_samples(3, collate="list"))
 
 
-def random_machine(items, holds, table):
-    """What it yields depends on the last items, and on how they begin and end."""
-    last = deque(maxlen=holds)
+def of_table(table, *values):
+    return table[sum(values) % len(table)]
+
+
+def random_call(numbers, table):
+    """It takes and holds up to 50 items and more, yields on the way, and puts some of them back."""
+    held = []
+    for turn in range(1 + table[0] % 3):
+        held += itertools.islice(numbers, 1 + of_table(table, turn, len(held)))
+        for number in range(of_table(table, held[-1]) % 2):
+            yield turn, number, list(held)
+        back = min(len(held) - 1, of_table(table, held[-1], 1) % (turn + 50))
+        numbers.put_back(*held[len(held) - back :])
+        del held[len(held) - back :]
+        yield "back", turn
+
+
+def random_loop(numbers, table):
+    """What it yields depends on up to 50 items, and on how they begin and end."""
+    last = deque(maxlen=table[0])
     for number in range(table[0] % 3):
         yield "before", number
-    for item in items:
-        value = int(item["__key__"])
-        for number in range(table[(value + sum(last)) % len(table)] % 4):
+    for value in numbers:
+        for number in range(of_table(table, value, sum(last)) % 4):
             yield value, number, list(last)
         last.append(value)
     for number in range(table[-1] % 3):
@@ -122,96 +206,134 @@ def random_machine(items, holds, table):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, database=None)
-@given(holds=st.integers(0, 4), table=st.lists(st.integers(0, 11), min_size=1, max_size=6))
-def test_random_functions_resume_exactly(holds, table, urls):
-    fn = partial(random_machine, holds=holds, table=table)
-    assert check_resume(lambda: samples(urls).then(fn, holds=holds))[0] == list(fn(iter(samples(urls))))
+@pytest.mark.parametrize("fn", [random_call, random_loop])
+@settings(max_examples=60, deadline=None, database=None)
+@given(table=st.lists(st.integers(0, 50), min_size=1, max_size=6), size=st.integers(1, 60))
+def test_random_functions_resume_exactly(fn, table, size):
+    fn = partial(fn, table=table)
+    assert check_resume(lambda: Stream(Then(Given(range(size)), fn)))[0] == called_again(fn, range(size))
 
 
-def running_sum(items):
-    total = 0
-    for item in items:
-        total += int(item["__key__"])
-        yield total
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("fn", [packed, packed_in_a_loop, sorted_chunk])
+def test_an_epoch_goes_on_on_other_numbers_of_lanes(fn, num_workers, fifty):
+    """Each sample comes once, in some pack."""
+
+    def make(lanes):
+        pipe = shuffled(fifty).then(fn)
+        return wp.PipeLoader(
+            pipe, batch_size=2, collate="list", lanes=lanes, num_workers=num_workers, epoch_end="exact"
+        )
+
+    expected = sorted(keys_of(samples(fifty)))
+    for cut in range(1, 6):
+        came, state = [], None
+        for lanes, count in ((1, cut), (2, 2), (3, 2), (1, None)):
+            with contextlib.closing(make(lanes)) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                came += itertools.islice(loader, count)
+                state = through_json(loader.state_dict())
+        keys = flat(flat(came)) if fn is not sorted_chunk else keys_of(flat(came))
+        assert sorted(keys) == expected
 
 
-def without_repeated(items):
-    seen = set()
-    for item in items:
-        if int(item["__key__"]) % 4 not in seen:
-            seen.add(int(item["__key__"]) % 4)
-            yield item
+def of_memory():
+    """A function that remembers items from one call to the next."""
+    held = []
+
+    def fn(items):
+        held.extend(itertools.islice(items, 3))
+        yield from map(key_of, held[:2])
+        del held[:2]
+
+    return fn
 
 
-def first_three(items):
-    return itertools.islice(items, 3)
+def of_number():
+    """A function that counts its calls."""
+    calls = itertools.count()
+
+    def fn(items):
+        yield next(calls), next(items)["__key__"]
+
+    return fn
 
 
-@pytest.mark.parametrize(
-    ("fn", "holds"),
-    [
-        (running_sum, 0),
-        (running_sum, 3),
-        (without_repeated, 1),
-        (pairs, 0),
-        (windows, 1),
-        (packed, 0),
-        (first_three, 0),
-    ],
-)
-def test_check_resume_finds_what_holds_does_not_say(fn, holds, urls):
-    with pytest.raises((AssertionError, wp.StateError), match=r"then\(.*holds"):
-        check_resume(lambda: samples(urls).then(fn, holds=holds))
-
-
-@pytest.mark.parametrize(("fn", "holds"), [(sorted_chunks, 2), (sorted_chunks, 7), (packed, 3), (pairs, 0)])
-def test_a_number_that_is_too_large_or_too_small_is_found_in_the_first_epoch(fn, holds, urls):
-    with pytest.raises(wp.StateError, match=f"does not remember what holds={holds} says"):
-        list(samples(urls).then(fn, holds=holds))
-
-
-def test_without_holds_it_runs_and_has_no_state(urls):
-    pipe = samples(urls).then(pairs)
-    assert len(list(pipe)) == 13
-    with pytest.raises(wp.StateError, match=r"state of then\(\) cannot be known.*holds=0 if.*check_resume"):
-        pipe.state_dict()
-    loader = wp.PipeLoader(samples(urls).then(each), batch_size=2, num_workers=1)
-    assert len(list(loader)) == 7
-    with pytest.raises(wp.StateError, match=r"pass holds=0"):
-        loader.state_dict()
-    cut = wp.PipeLoader(samples(urls).then(each), batch_size=2).with_epoch(batches=2)
-    list(cut)
-    list(cut)
-    cut.close()
-    with pytest.raises(wp.StateError, match=r"pass holds=0"):
-        list(cut)
+@pytest.mark.parametrize("make", [of_memory, of_number])
+def test_check_resume_finds_what_is_remembered_from_one_call_to_the_next(make, urls):
+    with pytest.raises((AssertionError, wp.StateError), match=r"then\("):
+        check_resume(lambda: samples(urls).then(make()))
 
 
 def test_it_is_read_as_far_as_it_was_used(urls):
-    """A resume reads the held items and those since the last yield, from where they were."""
-    pipe = samples(urls, shuffle=False).then(partial(windows, size=3), holds=2)
+    """A resume reads the items of the current call, from where they were."""
+    pipe = samples(urls, shuffle=False).then(partial(windows, size=3))
     items = iter(pipe)
     for _ in range(9):
         next(items)
     state, taken = through_json(pipe.state_dict()), []
 
-    def counting(items):
-        yield from windows((taken.append(item["__key__"]) or item for item in items), size=3)
+    def counting(sample):
+        taken.append(sample["__key__"])
+        return sample
 
-    again = samples(urls, shuffle=False).then(counting, holds=2)
+    again = samples(urls, shuffle=False).map_samples(counting).then(partial(windows, size=3))
+    state["graph"] = again.state_dict()["graph"]
+    state["lanes"]["0"]["position"].insert(-1, {})
     again.load_state_dict(state)
     assert next(iter(again)) == next(items)
-    assert len(taken) == 4, "two that were held, the one of the last yield, and a new one"
+    assert len(taken) == 4, "the three of the current call, and a new one"
+
+
+def test_a_call_that_takes_many_items_is_logged(caplog, monkeypatch):
+    monkeypatch.setattr("wds_pipes.stages.then._MANY", 20)
+    for fn, said in ((each, 0), (partial(sorted_numbers, size=19), 0), (each_in_a_loop, 1)):
+        caplog.clear()
+        list(Stream(Then(Given(range(50)), fn)))
+        assert caplog.text.count("has taken 20 items, and a resume takes them all again") == said
+
+
+def sorted_numbers(items, size):
+    yield from sorted(itertools.islice(items, size))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda items: items.put_back(0, 2),
+        lambda items: items.put_back(1, 0),
+        lambda items: items.put_back([1]),
+        lambda items: items.put_back(0, 1, 2, 3),
+        lambda items: items.put_back(2, 2),
+    ],
+)
+def test_only_the_last_items_can_be_put_back(wrong):
+    """Others would be different ones after a resume."""
+
+    def fn(items):
+        list(itertools.islice(items, 3))
+        yield wrong(items)
+
+    with pytest.raises(ValueError, match="needs the last items that this call has taken"):
+        list(Stream(Then(Given(range(9)), fn)))
+
+
+@pytest.mark.parametrize("fn", [lambda items: iter("ab"), lambda items: [items.put_back(next(items))]])
+def test_a_function_that_takes_nothing(fn):
+    with pytest.raises(ValueError, match="returned and took no item, or put all of them back"):
+        list(Stream(Then(Given(range(9)), fn)))
+    assert list(Stream(Then(Given([]), fn))) == []
 
 
 def test_the_length_is_known_if_it_says_so(urls):
     pipe = samples(urls, samples_per_shard=[3, 0, 5, 2, 4])
-    assert len(wp.PipeLoader(pipe.then(sorted_chunks, holds=0, keeps_count=True), batch_size=4)) == 4
+    assert len(wp.PipeLoader(pipe.then(sorted_chunk, keeps_count=True), batch_size=4)) == 4
     with pytest.raises(TypeError, match=r"then\(\) may change their number"):
-        len(wp.PipeLoader(pipe.then(each, holds=0), batch_size=4))
+        len(wp.PipeLoader(pipe.then(each), batch_size=4))
     with pytest.raises(AssertionError, match="keeps_count = True, and has yielded"):
-        check_resume(lambda: pipe.then(times, holds=0, keeps_count=True))
+        check_resume(lambda: pipe.then(times, keeps_count=True))
 
 
 def test_wrong_functions(urls):
@@ -225,9 +347,9 @@ def test_wrong_functions(urls):
             yield item
 
     with pytest.raises(KeyError) as caught:
-        list(samples(urls, shuffle=False).then(broken, holds=0))
+        list(samples(urls, shuffle=False).then(broken))
     assert "raised by the function of then(), after it took sample '00000003' of shard" in caught.value.__notes__[0]
-    bad = samples(urls).map_samples(lambda sample: 1 / 0).then(each, holds=0)
+    bad = samples(urls).map_samples(lambda sample: 1 / 0).then(each)
     with pytest.raises(ZeroDivisionError) as caught:
         list(bad)
     assert len(caught.value.__notes__) == 1, "an error of a step before it is not one of the function"
@@ -254,7 +376,7 @@ def test_an_error_that_the_function_catches_is_raised(urls):
             yield pack
 
     for wait in (True, False):
-        pipe = samples(urls, shuffle=False).map_samples(careful).then(partial(catching, wait=wait), holds=0)
+        pipe = samples(urls, shuffle=False).map_samples(careful).then(partial(catching, wait=wait))
         items = iter(pipe)
         assert len(list(itertools.islice(items, 8))) == 8
         state = pipe.state_dict()
@@ -265,13 +387,13 @@ def test_an_error_that_the_function_catches_is_raised(urls):
 
 
 def test_a_function_that_yields_something_else_after_a_resume(urls):
-    pipe = samples(urls).then(partial(times, number=4), holds=0)
+    pipe = samples(urls).then(partial(times, number=4))
     items = iter(pipe)
     while pipe.state_dict()["lanes"]["0"]["position"][-1].get("yielded", 0) < 3:
         next(items)
-    again = samples(urls).then(partial(times, number=2), holds=0)
+    again = samples(urls).then(partial(times, number=2))
     again.load_state_dict(pipe.state_dict())
-    with pytest.raises(wp.StateError, match="yielded 1 items where it had yielded 3 before"):
+    with pytest.raises(wp.StateError, match="does not yield after the same items"):
         next(iter(again))
 
 
@@ -284,7 +406,7 @@ def test_the_function_is_closed_with_the_pipe():
         finally:
             closed.append(True)
 
-    stream = Stream(Then(Given(range(5)), careful, holds=0))
+    stream = Stream(Then(Given(range(5)), careful))
     items = iter(stream)
     assert next(items) == 0
     stream.close()

@@ -48,10 +48,11 @@ def backwards(value: Any) -> Any:
 
 def pairs_of(items: Any) -> Any:
     """Each sample with the one before it, for samples whose neighbours differ in a digit."""
-    before = next(items, None)
+    before = next(items)
     for item in items:
         yield {**item, "before": before["__key__"]}
-        before = item
+        items.put_back(item)
+        return
 
 
 def as_text(value: Any) -> bytes:
@@ -73,7 +74,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "MapFields": (({"text;txt": backwards},), {}),
     "RenameFields": (({"text": "text;txt"},), {}),
     "SelectFields": (("text;txt", "cls"), {}),
-    "Then": ((pairs_of,), {"holds": 1}),
+    "Then": ((pairs_of,), {}),
     "ToTuple": (("text;txt", "cls", "__key__"), {}),
     "Repeat": ((2,), {}),
     "SliceSamples": ((1, 9, 2), {}),

@@ -202,7 +202,7 @@ class Plan:
         """
         try:
             facts = self.of_all_ranks(at)
-        except StateError:  # then() without holds= has no state
+        except StateError:  # a step of torch's has no state
             return
         facts |= {"fingerprint": "", "data": self.recipe.data.identity, "sources": _sources(self.stage)}
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given

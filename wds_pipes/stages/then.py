@@ -1,4 +1,4 @@
-"""Then: a plain generator function as a step."""
+"""Then: a generator function as a step, called again and again."""
 
 from __future__ import annotations
 
@@ -6,92 +6,165 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from wds_pipes.core.options import check_count
+from wds_pipes.core.counts import logger
 from wds_pipes.core.reads_again import ReadsAgain
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import StateError
 from wds_pipes.stages.fields import identity
 
-_MOST = 1 << 20  # the most items that may be held: the stage keeps a mark for each
-_TRIED, _WINDOW = 1024, 16  # a larger number is not tried; and with how many items it is
+In = TypeVar("In")
+
+_MOST = 1 << 10  # how many items can be put back: a mark is kept for each
+_MANY = 10_000  # a warning is logged when one call has taken so many items
+
+
+class PutBackIterator(Iterator[In], Generic[In]):
+    """The items that a function of ``then`` takes: an iterator to which it can put items back."""
+
+    def __init__(self, source: Stage[In]) -> None:
+        self._source = source
+        self._ahead: deque[tuple[In, Mark]] = deque()  # read and not taken, with the marks before them
+        self._last: deque[tuple[int, Mark]] = deque(maxlen=_MOST)  # the ids of those taken, with the same marks
+        self._item: In | None = None  # the one taken last
+        self._taken = 0  # how many the current call has taken and not put back
+        self._failed: Exception | None = None  # the error of a step before
+
+    def __next__(self) -> In:
+        if not (self._ahead or self._read()):
+            raise StopIteration
+        self._item, before = self._ahead.popleft()
+        self._last.append((id(self._item), before))
+        self._taken += 1
+        if self._taken == _MANY:
+            logger.warning(
+                "one call of the function of then() has taken %d items, and a resume takes them all again: let the "
+                "function return after fewer. It is called again on the items that follow.",
+                _MANY,
+            )
+        return self._item
+
+    def put_back(self, *items: In) -> None:
+        """Put back the last items that were taken, in their order: they come again, also to the
+        next call.
+
+        Raises:
+            ValueError: they are not the last items that this call has taken.
+        """
+        for item in reversed(items):
+            taken, before = self._last.pop() if self._last else (None, None)
+            if taken != id(item) or before is None:
+                raise ValueError(
+                    "put_back() needs the last items that this call has taken, in their order, and not copies of "
+                    f"them; at most {_MOST:,}"
+                )
+            self._ahead.appendleft((item, before))
+            self._taken -= 1
+
+    def _read(self) -> bool:
+        """Read an item of the source; return whether there was one."""
+        before = self._source.mark()
+        try:
+            item = next(self._source.items, END)
+        except Exception as error:
+            self._failed = error
+            raise
+        if item is not END:
+            self._ahead.append((item, before))
+        return item is not END
+
+    def _call(self) -> Mark | None:
+        """Begin a call; return the position before its first item, or None if there is none."""
+        self._last.clear()
+        self._taken = 0
+        return self._ahead[0][1] if self._ahead or self._read() else None
 
 
 class Then(ReadsAgain[Any]):
     """Let a generator function make the items of the items before it (functional name: ``then``).
 
-    The function gets an iterator over the items and yields any number of items: pairs, windows,
-    crops, chunks that it sorts. It is called once in each epoch, and once for each part of an epoch
-    that PipeLoader gives to a lane; before ``interleave_shards``, once for each shard.
+    The function gets an iterator over the items, takes as many as it needs, and yields any number
+    of items. Whenever it returns, it is called again on the items that follow, until there are no
+    more. So write what is to be done with the next item, or with the next few::
 
-    A state holds no data, so a resume calls the function again on the items that it still needs.
-    For that, say with ``holds`` how many items it remembers at each time when it takes an item
-    after it has yielded:
+        def crops(samples):
+            yield from five_crops(next(samples))  # each call has at least one item
 
-    - ``holds=0``: none. All that it took before is yielded, or dropped for good::
+        def sorted_batches(samples):
+            chunk = sorted(islice(samples, 1000), key=length)
+            yield from (chunk[start : start + 8] for start in range(0, len(chunk), 8))
 
-          def crops(samples):
-              for sample in samples:
-                  yield from five_crops(sample)
+    What one call does not use, it gives to the next call by ``put_back``::
 
-    - ``holds=n``: no more than the last n items that it took. Called again on these alone, it must
-      come to remember the same. Here n is 1::
+        def packs(samples):  # of at most 512 tokens
+            pack, tokens = [], 0
+            for sample in samples:
+                tokens += len(sample["tokens"])
+                if pack and tokens > 512:
+                    samples.put_back(sample)
+                    break
+                pack.append(sample)
+            yield pack
 
-          def pairs(samples):
-              before = next(samples, None)
-              for sample in samples:
-                  yield before, sample
-                  before = sample
+        def windows(samples, size=3):
+            window = list(islice(samples, size))
+            if len(window) == size:
+                yield window
+                samples.put_back(*window[1:])
 
-    - ``holds=None``: not known. The step runs, and ``state_dict()`` raises an error.
+    A function may also remember items in one call, and forget them when it returns::
 
-    A number that is too large is wrong too, unless the function comes to remember the same: a
-    function that makes chunks of four, and remembers nothing between two of them, would begin its
-    chunks elsewhere with ``holds=2``. So the first epoch in each process calls the function once
-    more, on up to ``holds`` items and about the next 16, and raises an error if it then yields at
-    other items. (Numbers above 1,024 are not tried.) ``wds_pipes.testing.check_resume`` also
-    compares what it yields, at every place: use it. A function that depends on
-    all items before, such as a sum, or a set of the keys that it has seen, cannot resume this way:
-    write a ``Stage`` whose position has what it needs. Random numbers must depend on the items
-    alone: draw them in ``map_samples(fn(sample, rng))`` before this step.
+        def without_repeats(samples):
+            keys = set()
+            for sample in islice(samples, 5000):
+                if sample["__key__"] not in keys:
+                    keys.add(sample["__key__"])
+                    yield sample
+
+    There is nothing else to say or to count: a resume calls the function again where the current
+    call began, and drops what that call had already yielded. So the function must yield the same
+    for the same items, remember nothing from one call to the next, and return after a bounded
+    number of items. One that never returns, such as a loop over all samples, resumes exactly too,
+    but a resume reads all items again; a warning is logged after 10,000. Random numbers must depend
+    on the items alone: draw them in ``map_samples(fn(sample, rng))`` before this step.
+    ``wds_pipes.testing.check_resume`` finds a function that is not so.
+
+    The items end where an epoch ends, or a part of it that PipeLoader gives to a lane; before
+    ``interleave_shards``, where a shard ends.
 
     Args:
         source: any pipe.
-        fn: ``fn(items)``, a generator function, or any function that returns an iterator. If it has
-            further arguments, use ``functools.partial``.
-        holds: how many items it remembers, at most 2**20; see above.
+        fn: ``fn(items)``, a generator function, or any function that returns an iterable. ``items``
+            is a ``wds_pipes.PutBackIterator``. If it has further arguments, use
+            ``functools.partial``.
         keeps_count: whether it yields as many items as it takes, so that the length of an epoch
             stays known.
 
     Raises:
-        StateError: the state was requested and ``holds`` is None; the function does not remember
-            what ``holds`` says; or, after a resume, it did not yield what it had yielded before.
+        ValueError: a call returned without taking an item; or ``put_back`` got other items than
+            the last ones.
+        StateError: after a resume, the function did not yield what it had yielded before.
         Exception: an error of a step before this one, also if the function catches it.
 
-    Checkpoint: two numbers, whether the function has begun and ended, and an earlier position of
-    the source. A resume reads the items again that the function held, and those that it took after
-    them until it yielded last.
+    Checkpoint: four numbers, and the position of the source before the current call. A resume reads
+    the items again that this call took, and calls the function on them.
     """
 
     @dataclass(slots=True)
     class At(ReadsAgain.At):
-        begun: bool = False  # whether the function has taken an item
-        held: int = 0  # how many items after the saved position of the source it remembered, when it ...
-        yielded: int = 0  # ... took an item after a yield for the last time, and how often it has yielded since
-        ended: bool = False  # whether the function has returned
+        yielded: int = 0  # how often the current call has yielded
+        taken: int = 0  # how many items it had taken then, without those that it had put back
+        ahead: int = 0  # how many more were read: they are put back, or not taken again yet
 
     counts_items = True
-    order_options = ("holds",)
 
     def __init__(
         self,
         source: Stage[Any],
-        fn: Callable[[Iterator[Any]], Iterable[Any]],
+        fn: Callable[[PutBackIterator[Any]], Iterable[Any]],
         *,
-        holds: int | None = None,
         keeps_count: bool = False,
     ) -> None:
         super().__init__(source)
@@ -99,158 +172,57 @@ class Then(ReadsAgain[Any]):
             raise TypeError(f"then() needs a function, not {fn!r}")
         _check_signature(fn)
         self.fn = fn
-        self.holds = None if holds is None else check_count("holds", holds, least=0, most=_MOST)
         self.keeps_count = bool(keeps_count)  # type: ignore[misc]
-        self._tried = SimpleNamespace(done=holds is None or holds > _TRIED)  # all copies in a process have it
-
-    def problem(self, at: Any) -> str | None:
-        if at.held > (self.holds or 0) or (at.held and not at.begun):
-            return f"the function cannot hold {at.held} items"
-        return None
-
-    def check_resumable(self) -> None:
-        super().check_resumable()
-        if self.holds is None:
-            raise StateError(
-                "the state of then() cannot be known, as it does not say how many items its function remembers: pass "
-                "holds=0 if it remembers none when it takes an item after it has yielded, or holds=n if it remembers "
-                "at most the last n that it took. check_resume() tells whether the number is right."
-            )
 
     def had_items(self, at: Any) -> bool:
         return bool(at.yielded)
 
     def run(self) -> Iterator[Any]:
-        at, source, marks = self.at, self.source, deque[Mark](maxlen=self.holds or 0)
-        if at.ended:
-            return
-        self.earlier = source.mark()
-        again, left = at.begun, at.held  # whether items are read again, and how many
-        given, resumed = 0, at.yielded  # yields since the saved position, in this run and in the one before
-        item: Any = None
-        trial = None if self._tried.done or again or at.yielded else _Trial(self.fn, self.holds or 0)
-        failed: Exception | None = None
-
-        def take() -> Iterator[Any]:
-            nonlocal again, left, given, resumed, item, failed
-            while True:
-                before = source.mark()
-                if again:
-                    if not left:
-                        again, given = False, 0
-                    left -= 1
-                elif given or not at.begun:
-                    if given < resumed:
-                        failed = _unlike(given, resumed)
-                        raise failed
-                    if trial is not None and not self._tried.done and given:
-                        self._tried.done = trial.cut()
-                    self.earlier = marks[0] if marks else before
-                    at.begun, at.held, at.yielded, given, resumed = True, len(marks), 0, 0, 0
-                try:
-                    item = next(source.items, END)
-                except Exception as error:
-                    failed = error
-                    raise
-                if item is END:
-                    return
-                marks.append(before)
-                if trial is not None and not self._tried.done:
-                    trial.take(item)
-                yield item
-
+        at, items = self.at, PutBackIterator(self.source)
         made: Any = None
-        try:
-            made = _iterate(self.fn(take()))
-            for result in made:
-                if failed is not None:  # and the function has caught it
-                    raise failed
-                if again:
-                    continue
-                given += 1
-                if given == resumed:
-                    self.check_again()
-                if trial is not None:
-                    trial.yielded += 1
-                if given > resumed:
-                    at.yielded = given
-                    yield result
-        except Exception as error:
-            if error is not failed:
-                last = identity(item)
-                after = "" if last.key is None else f", after it took {last.name()}"
-                error.add_note(f"raised by the function of then(){after}")
-            raise
-        finally:
-            if hasattr(made, "close"):
-                made.close()
-        if failed is not None:
-            raise failed
-        if again or given < resumed:
-            raise _unlike(given, resumed)
-        if trial is not None and not self._tried.done:
-            self._tried.done = trial.cut(last=True)
-        at.held, at.yielded, at.ended = 0, 0, True
+        while begin := items._call():
+            self.earlier, given = begin, 0
+            try:
+                made = _iterate(self.fn(items))
+                for given, result in enumerate(made, 1):
+                    if items._failed is not None:  # and the function has caught it
+                        raise items._failed
+                    if given > at.yielded:
+                        at.yielded, at.taken, at.ahead = given, items._taken, len(items._ahead)
+                        yield result
+                    elif given == at.yielded:
+                        self._compare(items)
+            except Exception as error:
+                if error is not items._failed and not isinstance(error, StateError):
+                    last = identity(items._item)
+                    after = "" if last.key is None else f", after it took {last.name()}"
+                    error.add_note(f"raised by the function of then(){after}")
+                raise
+            finally:
+                if hasattr(made, "close"):
+                    made.close()
+            if items._failed is not None:
+                raise items._failed
+            if given < at.yielded:
+                raise _unlike()
+            if not items._taken:
+                raise ValueError(
+                    "the function of then() returned and took no item, or put all of them back: it would be called on "
+                    "the same items without end"
+                )
+            at.yielded = at.taken = at.ahead = 0
+        if at.yielded:
+            raise _unlike()
         self.earlier = None  # for the counts of the whole epoch
 
-
-class _Trial:
-    """Tries whether a function, called again on the last ``holds`` items that it took, yields after
-    the same ones of the next items: those are taken from its first call.
-    """
-
-    def __init__(self, fn: Callable[[Iterator[Any]], Iterable[Any]], holds: int) -> None:
-        self._fn, self._holds = fn, holds
-        self._items: list[Any] = []  # the held ones, then the next ones
-        self._given: list[int] = []  # how often the function had yielded when it took each of the next ones
-        self._begun = False
-        self.yielded = 0
-
-    def take(self, item: Any) -> None:
-        """The function takes an item, and may change it."""
-        self._items.append(item.copy() if type(item) in (dict, list) else item)
-        if self._begun:
-            self._given.append(self.yielded)
-        elif len(self._items) > self._holds + 1:
-            del self._items[0]
-
-    def cut(self, *, last: bool = False) -> bool:
-        """A state could begin here. Return whether the number was tried.
-
-        Raises:
-            StateError: it is wrong.
+    def _compare(self, items: PutBackIterator[Any]) -> None:
+        """Read as many items as had been read when the state was saved, and compare how many of
+        them the function has taken.
         """
-        if not self._begun and len(self._items) > self._holds:
-            self._begun, self.yielded, self._items = True, 0, self._items[1:]
-        elif self._begun and (last or len(self._given) >= _WINDOW):
-            if self._given and self._again() != self._given:
-                raise StateError(
-                    f"the function of then() does not remember what holds={self._holds} says: called again on the last "
-                    f"{self._holds} items that it had taken, it yields after other ones of the next items. Pass how "
-                    "many it remembers when it takes an item after it has yielded: 0 if it then has none."
-                )
-            return True
-        return last
-
-    def _again(self) -> list[int]:
-        """Return what ``_given`` is in a new call."""
-        given: list[int] = []
-        yielded = 0
-
-        def take() -> Iterator[Any]:
-            for place, item in enumerate(self._items):
-                if place >= self._holds:
-                    given.append(yielded)
-                yield item
-
-        try:
-            for _ in self._fn(take()):
-                yielded += 1
-                if len(given) == len(self._given):
-                    break
-        except Exception:  # the first call may have changed what is in the items
-            return self._given
-        return [count - given[0] for count in given]
+        whole = all(items._read() for _ in range(self.at.ahead - len(items._ahead)))
+        if not whole or items._taken != self.at.taken:
+            raise _unlike()
+        self.check_again()
 
 
 def _check_signature(fn: Callable[..., Any]) -> None:
@@ -270,8 +242,9 @@ def _iterate(made: Any) -> Iterator[Any]:
     return iter(made)
 
 
-def _unlike(given: int, resumed: int) -> StateError:
+def _unlike() -> StateError:
     return StateError(
-        f"the function of then() yielded {given} items where it had yielded {resumed} before the state was saved. It "
-        "must yield the same for the same items: check it with wds_pipes.testing.check_resume."
+        "the function of then() does not yield after the same items as it did before the state was saved. It must "
+        "yield the same for the same items, and remember nothing from one call to the next, and the steps before it "
+        "must return the same items: check them with wds_pipes.testing.check_resume."
     )
