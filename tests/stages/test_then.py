@@ -386,15 +386,38 @@ def test_an_error_that_the_function_catches_is_raised(urls):
         assert pipe.state_dict() == state
 
 
-def test_a_function_that_yields_something_else_after_a_resume(urls):
-    pipe = samples(urls).then(partial(times, number=4))
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (partial(times, number=4), partial(times, number=2)),  # fewer items
+        (partial(sorted_chunk, size=4), partial(sorted_chunk, size=3)),  # as many, after others
+        (sorted_chunk, lambda items: list(items)[:0]),
+    ],
+)
+def test_a_function_that_yields_something_else_after_a_resume(before, after, urls):
+    pipe = samples(urls).then(before)
     items = iter(pipe)
     while pipe.state_dict()["lanes"]["0"]["position"][-1].get("yielded", 0) < 3:
         next(items)
-    again = samples(urls).then(partial(times, number=2))
+    again = samples(urls).then(after)
     again.load_state_dict(pipe.state_dict())
     with pytest.raises(wp.StateError, match="does not yield after the same items"):
         next(iter(again))
+
+
+def test_a_resume_without_the_items_of_the_call_is_refused(urls):
+    pipe = samples(urls).filter_samples(key_of).then(each)
+    next(iter(pipe))
+    again = samples(urls).filter_samples(lambda sample: False).then(each)
+    again.load_state_dict(pipe.state_dict())
+    with pytest.raises(wp.StateError, match="the steps before it must return the same items"):
+        next(iter(again))
+
+
+def test_all_samples_are_counted_at_the_end_of_an_epoch(urls):
+    pipe = samples(urls, shuffle=False).filter_samples(lambda sample: int(sample["__key__"]) < 3).then(windows)
+    assert len(list(pipe)) == 1
+    assert pipe.counts()["filtered"] == 11
 
 
 def test_the_function_is_closed_with_the_pipe():

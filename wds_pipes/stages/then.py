@@ -48,7 +48,7 @@ class PutBackIterator(Iterator[In], Generic[In]):
 
     def put_back(self, *items: In) -> None:
         """Put back the last items that were taken, in their order: they come again, also to the
-        next call.
+        next call. They must be unchanged, as a resume reads them again.
 
         Raises:
             ValueError: they are not the last items that this call has taken.
@@ -179,12 +179,10 @@ class Then(ReadsAgain[Any]):
 
     def run(self) -> Iterator[Any]:
         at, items = self.at, PutBackIterator(self.source)
-        made: Any = None
         while begin := items._call():
             self.earlier, given = begin, 0
             try:
-                made = _iterate(self.fn(items))
-                for given, result in enumerate(made, 1):
+                for given, result in enumerate(_iterate(self.fn(items)), 1):
                     if items._failed is not None:  # and the function has caught it
                         raise items._failed
                     if given > at.yielded:
@@ -198,9 +196,6 @@ class Then(ReadsAgain[Any]):
                     after = "" if last.key is None else f", after it took {last.name()}"
                     error.add_note(f"raised by the function of then(){after}")
                 raise
-            finally:
-                if hasattr(made, "close"):
-                    made.close()
             if items._failed is not None:
                 raise items._failed
             if given < at.yielded:
