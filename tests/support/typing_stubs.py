@@ -99,7 +99,7 @@ HEAD = """# Written by tests/support/typing_stubs.py: do not edit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Generic, overload
 
@@ -116,6 +116,7 @@ from wds_pipes.io.urls import Urls
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.then import PutBackIterator
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.views import Selection

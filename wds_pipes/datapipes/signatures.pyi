@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Generic, overload
 
@@ -21,6 +21,7 @@ from wds_pipes.io.urls import Urls
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.then import PutBackIterator
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.views import Selection
@@ -174,9 +175,7 @@ class Methods(Generic[T_co]):
     def take_samples(self, n: int) -> WdsPipe[T_co]:
         """End each epoch after its first ``n`` samples."""
 
-    def then(
-        self, fn: Callable[[Iterator[Any]], Iterable[Any]], *, holds: int | None = None, keeps_count: bool = False
-    ) -> WdsPipe[Any]:
+    def then(self, fn: Callable[[PutBackIterator[Any]], Iterable[Any]], *, keeps_count: bool = False) -> WdsPipe[Any]:
         """Let a generator function make the items of the items before it."""
 
     def to_tuple(

@@ -171,7 +171,7 @@ class PipeLoader:
         options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
         call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
-        stage.root.check_resumable()
+        stage.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
         plan = Plan(
             stage,

@@ -15,7 +15,7 @@ from wds_pipes.core.running import close_running
 from wds_pipes.core.stage import Stage, State, functional_name
 from wds_pipes.core.state import MOST_LANES, STATE_VERSION
 from wds_pipes.core.stream import Stream
-from wds_pipes.errors import StateError, WdsError
+from wds_pipes.errors import WdsError
 from wds_pipes.loader.comparing import check_alike
 from wds_pipes.loader.global_order import InOrder, why_in_lanes
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
@@ -200,11 +200,11 @@ class Plan:
 
         ``cut`` is how many batches of this rank with_epoch() requests of an iteration.
         """
-        try:
-            facts = self.of_all_ranks(at)
-        except StateError:  # a step of torch's has no state
-            return
-        facts |= {"fingerprint": "", "data": self.recipe.data.identity, "sources": _sources(self.stage)}
+        facts = self.of_all_ranks(at) | {
+            "fingerprint": "",
+            "data": self.recipe.data.identity,
+            "sources": _sources(self.stage),
+        }
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
             facts |= {"epoch": None, "partition": None}

@@ -177,8 +177,6 @@ class Progress:
         self._runs += 1
         batches, lanes = plan.batches(at.partition), at.states
         resumed = bool(at.partition.history) or any(lane != NOT_BEGUN for lane in lanes.values())
-        if resumed:
-            plan.stage.check_resumable()  # with_epoch() goes on from a position, too
         begins = {
             number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], resumed)
             for number, lane in lanes.items()

@@ -6,7 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.reads_again import ReadsAgain
@@ -21,7 +21,7 @@ _MOST = 1 << 10  # how many items can be put back: a mark is kept for each
 _MANY = 10_000  # a warning is logged when one call has taken so many items
 
 
-class PutBackIterator(Iterator[In], Generic[In]):
+class PutBackIterator(Iterator[In]):
     """The items that a function of ``then`` takes: an iterator to which it can put items back."""
 
     def __init__(self, source: Stage[In]) -> None:
