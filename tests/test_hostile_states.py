@@ -199,6 +199,6 @@ def test_positions_that_no_stage_can_have(shards):
     mix = wp.mix({"a": pipe, "b": wp.ShardList(shards, seed=1).open_shards().load_tar().group_by_key()})
     after(mix, 4)
     state = mix.state_dict()
-    state["lanes"]["0"]["position"][0]["sources"]["a"]["draws"] += 5
+    state["lanes"]["0"]["position"][0]["chains"][0]["draws"] += 5
     with pytest.raises(wp.StateError, match=r"mix cannot have drawn \[7, 2\] times from its sources"):
         mix.load_state_dict(state)

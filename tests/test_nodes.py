@@ -20,8 +20,7 @@ from torchdata.nodes import (
 
 import wds_pipes as wp
 from wds_pipes import nodes
-from wds_pipes.core.lane import Context
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source
 
 CRITERIA = (
     StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
@@ -125,19 +124,16 @@ def test_repr_reads_as_the_chain(urls):
 # contract
 
 
-class Numbered(Stage):
+class Numbered(Source):
     """(epoch, number) from 0 on: a first stage whose items show their epoch."""
 
     @dataclass
     class At:
         given: int = 0
 
-    context = None
-    seed = 0
-
     def __init__(self, count):
         super().__init__()
-        self.count, self.context = count, Context()
+        self.count = count
 
     def run(self):
         while self.at.given < self.count:

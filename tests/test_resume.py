@@ -171,7 +171,7 @@ def test_every_stage_before_every_other(first, tmp_path):
             "InterleaveShards",
         ):
             continue  # the others take samples
-        if second == "InterleaveShards" and getattr(stages, first).whole_lanes:
+        if second == "InterleaveShards" and getattr(stages, first).scope == "lane":
             continue  # this must come after it
         if first == second and first in ("DecodeByExt", "InterleaveShards"):
             continue  # once is all they can be

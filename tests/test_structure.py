@@ -138,7 +138,7 @@ def test_private_names_stay_in_their_files():
 STEPS = {functional_name(getattr(stages, name)): name for name in stages.__all__}
 
 
-ASK = "asks which stage this is: add what you need to know to StageFacts (core/facts.py), and ask for that, not for"
+ASK = "asks which stage this is: let the stage say what you need to know, in wds_pipes.core, and ask for that, not for"
 
 
 def test_other_modules_know_no_stage():

@@ -179,6 +179,7 @@ class RepeatSamples(wp.Stage):
         given: int = 0
 
     order_options = ("times",)  # a state is refused if these differ
+    scope = "window"  # an item depends on its neighbours at most: see the end
 
     def __init__(self, source, times):
         super().__init__(source)
@@ -234,7 +235,7 @@ class DropRepeats(wp.Stage):
 
     tallies = ("filtered",)  # this field only counts: it appears in pipe.counts(), and run() never reads it
     order_options = ("window",)
-    counts_items = True  # `again` counts samples of the source
+    scope = "window"
 
     def __init__(self, source, window):
         super().__init__(source)
@@ -273,11 +274,9 @@ check_resume(lambda: samples(twice).shuffle_buffer(4).drop_repeats(8).shuffle_bu
 # ## A stage that holds nothing
 #
 # Most stages are simpler: when they yield, they have passed on everything that they have read. Then
-# they need no `earlier`. Declare this with `holds_nothing = True`; `PipeLoader` uses it when it
-# repartitions an epoch. If what a stage yields depends on how many samples it has had in its lane,
-# as in `take_samples`, also declare `whole_lanes = True`: then no lane is divided. Here is a stage
-# that joins texts until they have at least a given number of characters, and yields the result at
-# once.
+# they need no `earlier`. Declare this with `scope = "item"`; `PipeLoader` uses it when it
+# repartitions an epoch. Here is a stage that joins texts until they have at least a given number of
+# characters, and yields the result at once.
 
 
 # %%
@@ -290,7 +289,7 @@ class PackTexts(wp.Stage):
     nothing again.
     """
 
-    holds_nothing = True
+    scope = "item"
 
     def __init__(self, source, characters):
         super().__init__(source)
@@ -334,7 +333,7 @@ class DropSome(wp.Stage):
 
     tallies = ("filtered",)
     order_options = ("share",)
-    holds_nothing = True
+    scope = "item"
     counts_items = True  # the random numbers depend on `number`
 
     def __init__(self, source, share):
@@ -381,22 +380,24 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 # %% [markdown]
 # ## What a stage says of itself
 #
-# Attributes of the class tell the package what it cannot see. If you leave out the first three, nothing
+# Attributes of the class tell the package what it cannot see. If you leave out the first two, nothing
 # is wrong, but less is possible.
 #
 # - `keeps_count = True`: the stage yields as many samples as it takes. Then `len()` stays known, and
 #   all ranks get equally many batches. `check_resume` counts.
-# - `keeps_order = True`: the stage makes each sample of one sample alone, in their order. Then, over a
-#   `SampleList`, each training step has the same samples on any number of ranks.
-# - `holds_nothing = True`: when the stage yields, it has yielded or dropped for good all that it took.
-#   It remembers no sample, and sets no `earlier`. Then, after `batch_samples`, PipeLoader fills
-#   batches across the segments of a lane. `RepeatSamples` and `DropRepeats` must not set it.
+# - `scope`: what an item may depend on. `"lane"`, if you say nothing: on all items that the lane has
+#   had, as in `take_samples`; then no lane is divided on other numbers of ranks and workers.
+#   `"window"`, as in `RepeatSamples` and `DropRepeats`: on items shortly before or after; PipeLoader
+#   divides what is left of the lane. `"item"`, as in `PackTexts` and `DropSome`: on one item alone, or
+#   on neighbours that it takes together. When the stage yields, it remembers no sample, and it sets no
+#   `earlier`. Then, over a `SampleList`, each training step has the same samples on any number of
+#   ranks, and after `batch_samples` PipeLoader fills batches across the segments of a lane.
 #
-# One more you must set where it is true:
+# One more you must set if the scope is an item:
 #
 # - `counts_items = True`: the position or the random numbers count the items of the source, as in
-#   `DropRepeats` and `DropSome`. Then a state is refused if the items were different ones, because
-#   a `batch_samples` before the stage had another size.
+#   `DropSome`. Then a state is refused if the items were different ones, because a `batch_samples`
+#   before the stage had another size.
 #
 # Checklist:
 #

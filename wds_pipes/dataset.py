@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import hash64
@@ -58,8 +59,9 @@ class WdsDataset(Countable, IterableDataset[Any]):
         super().__init__()
         warn_of_ranks("as_dataset()")
         self._stream = _WorkerStream(stage)
-        stage.context.tell_end = LaneEnds()
-        stage.context.passed.news = stage.context.passed.news or WorkerNews()
+        context = Chain(stage).root.context
+        context.tell_end = LaneEnds()
+        context.passed.news = context.passed.news or WorkerNews()
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
@@ -129,8 +131,8 @@ def warn_of_copies(stage: Stage[Any]) -> None:
         worker is not None
         and worker.num_workers > 1
         and worker.id == 0
-        and stage.root.divides
-        and stage.context.made_in != os.getpid()
+        and Chain(stage).root.divides
+        and Chain(stage).root.context.made_in != os.getpid()
     ):
         warnings.warn(
             f"DataLoader does not see that there is a pipe in this dataset, so each of its {worker.num_workers} "
@@ -286,7 +288,7 @@ class _WorkerStream(Stream[Any]):
         self.turns = self.key = 0  # how many iterations began in this process, and the key of the last one
         # the latest iteration; and for each lane the key of its last iteration
         self.shared = SharedNumbers([0] * (1 + MAX_WORKERS))
-        self.tell(stage.context.epoch - 1)
+        self.tell(self.chain.root.context.epoch - 1)
 
     @property
     def latest(self) -> int:
@@ -317,7 +319,7 @@ class _WorkerStream(Stream[Any]):
 
     def settle(self) -> None:
         """Set the lane and the epoch of this process."""
-        context, worker = self.stage.context, worker_info()
+        context, worker = self.chain.root.context, worker_info()
         context.lane, context.lanes = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if context.lanes > MAX_WORKERS:
             raise ValueError(f"at most {MAX_WORKERS} workers are possible, not {context.lanes}")
@@ -325,7 +327,7 @@ class _WorkerStream(Stream[Any]):
             context.epoch = self.coming()
 
     def start_epoch(self) -> Position:
-        context = self.stage.context
+        context = self.chain.root.context
         process, latest = self.loaded
         if process != os.getpid() and self.latest != latest:  # workers of an earlier iteration had the state
             self._resume = False

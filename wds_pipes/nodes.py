@@ -30,11 +30,10 @@ except ModuleNotFoundError as error:
 
 from wds_pipes import stages
 from wds_pipes.core.hosts import build, make_skin, remade
-from wds_pipes.core.lane import Context, Lane
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Mark, begin, own_copy, running_copy
-from wds_pipes.core.stage import Stage, State, find_stage, functional_name
-from wds_pipes.core.state import read_flag
+from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name
 from wds_pipes.core.stream import Stream, StreamIterator
 from wds_pipes.core.suggest import unknown
 from wds_pipes.errors import StateError, WdsError
@@ -55,7 +54,7 @@ class WdsNode(Countable, BaseNode[Any]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        if not self._kind.is_source:
+        if not issubclass(self._kind, Source):
             if not args or not isinstance(args[0], BaseNode):
                 raise TypeError(
                     f"nodes.{self._kind.__name__}() needs a node as its source, not {args[0] if args else None!r}"
@@ -94,7 +93,7 @@ class WdsNode(Countable, BaseNode[Any]):
     def _tell_epoch(self) -> None:
         """Tell nodes that are not ours of a loaded epoch before it is given up: rule 4."""
         stream = self._stream
-        if stream.stage.counts_epochs and stream.will_resume and stream.position.delivered:
+        if stream.chain.root.counts_epochs and stream.will_resume and stream.position.delivered:
             self._items.open()
 
     def next(self) -> Any:
@@ -107,7 +106,7 @@ class WdsNode(Countable, BaseNode[Any]):
 
         After the last item of an epoch, it is the end of this epoch.
         """
-        if self._stream.stage.counts_epochs and self._stream.position.mark is None:
+        if self._stream.chain.root.counts_epochs and self._stream.position.mark is None:
             self._items.open()
         return self._stream.state_at(self._stream.position)
 
@@ -119,7 +118,7 @@ class WdsNode(Countable, BaseNode[Any]):
         self._stream.set_epoch(epoch)
 
     def __repr__(self) -> str:
-        return " > ".join(self._stream.stage.graph())
+        return " > ".join(self._stream.chain.graph())
 
 
 @dataclass(slots=True)
@@ -131,7 +130,7 @@ class _Loaded:
     unread: bool = False
 
 
-class ForeignNode(Stage[Any]):
+class ForeignNode(Source[Any]):
     """The items of a node that is not ours, such as one of torchdata's, as the source of a stage.
 
     Checkpoint: a copy of the node's own state, taken at each item. How much a resume reads again
@@ -146,25 +145,17 @@ class ForeignNode(Stage[Any]):
         fresh: bool = False  # no item was requested since the node was reset to the beginning of an epoch
 
     def __init__(self, node: BaseNode[Any]) -> None:
-        super().__init__()
+        self._ours = _below(node)
+        self._below = self._ours[0]._stream.chain.root if self._ours else None
+        super().__init__(self._below.seed if self._below else 0)
         self.node = node
         self._loaded = _Loaded()
-        self._ours = _below(node)
-        self._context = Context()
-
-    @property
-    def context(self) -> Context:
-        return self._context
-
-    @property
-    def seed(self) -> int:
-        return self._ours[0]._stream.stage.seed if self._ours else 0
 
     def which_data(self) -> Data:
-        return self._ours[0]._stream.stage.which_data() if len(self._ours) == 1 else Data()
+        return self._below.which_data() if self._below and len(self._ours) == 1 else Data()
 
     def number_of(self, url: str) -> str | None:
-        return self._ours[0]._stream.stage.number_of(url) if len(self._ours) == 1 else None
+        return self._below.number_of(url) if self._below and len(self._ours) == 1 else None
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Any]:
         running = running_copy(self)
@@ -202,15 +193,8 @@ class ForeignNode(Stage[Any]):
     def mark(self) -> Mark:
         return (own_copy(self.node.state_dict()), self.at.fresh), None
 
-    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
-        if len(entries) != 1 or entries[0].keys() - {"node", "fresh"}:
-            raise StateError(
-                "the state is damaged: it has no state of the node below this one. Use an untouched checkpoint."
-            )
-        return (entries[0].get("node"), read_flag(entries[0].get("fresh", False), "'fresh' of a node")), None
-
-    def graph(self, *, counted: bool = False) -> list[str]:
-        return [f"node({type(self.node).__name__})"]
+    def _label(self, *, counted: bool) -> str:
+        return f"node({type(self.node).__name__})"
 
 
 def _below(node: Any) -> list[WdsNode]:

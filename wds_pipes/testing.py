@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from wds_pipes.codecs.codec import Codec
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.checking import SEE, check_positions, reason, refused
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.numbered import Given
 from wds_pipes.core.running import begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.stream import Stream
@@ -90,8 +92,8 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     For a pipe of this package, these are checked too:
 
     - Positions hold only int, float, str, bool and None, no data of the samples, and do not grow
-      with the data; a mark does not change after it was taken. A stage that declares
-      ``keeps_count``, ``keeps_order`` or ``holds_nothing`` does what it declares.
+      with the data; a mark does not change after it was taken. What a
+      stage declares by ``keeps_count`` and ``scope`` is true.
     - A step after the pipeline may hold items when the pipeline ends. So the check is repeated with
       a ``batch_samples`` after it whose last batch is not full.
     - A process may run several lanes. So one pipeline is run as the only lane and as each of two
@@ -99,9 +101,8 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
       resume halfway.
     - An epoch may continue on another number of lanes. So a pipe that PipeLoader divides is stopped
       on one lane, and goes on on two, on three and on one again: each sample must come once, if it
-      has a ``__key__``. All items must, if a stage declares ``whole_lanes``. They need not after a
-      stage that declares ``counts_items`` and not ``whole_lanes``, as what it yields may differ in
-      other lanes.
+      has a ``__key__``. All items must, if the scope of a stage is the lane. They need not after a
+      stage whose scope is a window, as what it yields may differ in other lanes.
 
     Args:
         make: builds the pipeline, the same each time: an iterable that has ``state_dict()`` and
@@ -234,35 +235,18 @@ def _check_batches_after(make: Callable[[], Any], epochs: int, items: int) -> No
         raise
 
 
-class _Given(Stage[Any]):
-    """Copies of items instead of those of a chain."""
-
-    def __init__(self, source: Stage[Any], items: Sequence[Any]) -> None:
-        super().__init__(source)
-        self.items = iter(copy.deepcopy(items))
-
-    @property
-    def opened(self) -> int:
-        return 0
-
-    def mark(self) -> Any:
-        return (), None
-
-    def close(self) -> None:
-        """Nothing is open: its source does not run."""
-
-
 _TRIED = 16  # items of a stage that are made again
 
 
 def _check_order(stage: Stage[Any]) -> None:
-    """Make single items of each stage that declares ``keeps_order`` again, of nothing but the items
-    of its source that they are made of.
+    """Make single items of each stage that declares the scope of an item again, of nothing but the
+    items of its source that they are made of.
     """
-    for step in stage.chain:
-        for branch in step.branches.values():
-            _check_order(branch)
-        if not step.keeps_order or step.source is None or step.counts_items or step.changes_count():
+    chain = Chain(stage)
+    for branch in chain.root.branches.values():
+        _check_order(branch)
+    for step in chain:
+        if step.scope != "item" or step.source is None or step.counts_items or step.changes_count():
             continue
         size, name = step.items_per_batch or 1, functional_name(type(step))
         before = _open(step.source, _LANES[0])
@@ -270,22 +254,21 @@ def _check_order(stage: Stage[Any]) -> None:
             taken = list(islice(before.items, _TRIED * size))
         finally:
             before.close()
-        whole = _run_over(step, taken)
+        whole = _run_over(step, chain.root.seed, taken)
         for number in range(min(len(whole), len(taken) // size)):
-            alone = _run_over(step, taken[number * size : (number + 1) * size])
+            alone = _run_over(step, chain.root.seed, taken[number * size : (number + 1) * size])
             if not (len(alone) == 1 and same(alone[0], whole[number])):
                 raise AssertionError(
-                    f"{name} has keeps_order = True, and its item {number} depends on other items than number "
+                    f'{name} has scope = "item", and its item {number} depends on other items than number '
                     f"{number} of its source, or on how many came before: alone that one gives {alone!r:.200}, not "
-                    f"{whole[number]!r:.200}. Leave keeps_order out."
+                    f'{whole[number]!r:.200}. Declare scope = "window" or "lane".'
                 )
 
 
-def _run_over(step: Stage[Any], items: Sequence[Any]) -> list[Any]:
+def _run_over(step: Stage[Any], seed: int, items: Sequence[Any]) -> list[Any]:
     """Return what a stage makes of these items."""
-    assert step.source is not None
     running = running_copy(step)
-    running.lane, running.at, running.source = Lane(step.seed, 0), step.At(), _Given(step.source, items)
+    running.lane, running.at, running.source = Lane(seed, 0), step.At(), Given(iter(copy.deepcopy(items)))
     begin(running, None)
     try:
         return list(running.items)
@@ -329,7 +312,7 @@ def _check_rounds(
                         "run(). (Lists, dicts and sets made in __init__ are copied for each "
                         "lane; any other object is shared.)"
                     )
-        return [running.dump(running.mark()) for running in lanes]
+        return [Chain(running).dump(running.mark()) for running in lanes]
     finally:
         for running in lanes:
             running.close()
@@ -337,7 +320,8 @@ def _check_rounds(
 
 def _open(stage: Stage[Any] | None, lane: tuple[int, int], position: Any = None) -> Stage[Any]:
     assert stage is not None
-    return stage.open(Lane(stage.seed, 0, *lane), None if position is None else stage.load(position))
+    chain = Chain(stage)
+    return stage.open(Lane(chain.root.seed, 0, *lane), None if position is None else chain.load(position))
 
 
 def _shown(item: Any) -> str:

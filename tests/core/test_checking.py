@@ -107,7 +107,7 @@ def test_a_mistake_in_the_position_is_named(kind, said):
 @pytest.mark.parametrize("around", [lambda chain: wp.mix({"a": chain}), lambda chain: chain.interleave_shards(2)])
 def test_also_before_a_step_that_runs_chains(around, tmp_path):
     """A mix and interleave_shards have positions of whole chains in theirs."""
-    held = wp.register_stage(type("HeldBefore", (HeldText,), {}))
+    held = wp.register_stage(type("HeldBefore", (HeldText,), {"scope": "window"}))
     urls = make_shards(tmp_path, shards=2, samples=3)
     with pytest.raises(AssertionError, match="the position of held_before has data in its field 'previous'"):
         check_resume(lambda: around(held(wp.ShardList(urls).open_shards().load_tar().group_by_key())))
@@ -139,7 +139,7 @@ class Ends(Stage):
 class Repeats(Stage):
     """Mistake: it holds the item that it repeats."""
 
-    holds_nothing = True
+    scope = "item"
     At = at(given=0)
 
     def run(self):
@@ -157,7 +157,8 @@ class Repeats(Stage):
 class Numbers(Stage):
     """Mistake: each item has its number in the lane."""
 
-    keeps_count = keeps_order = True
+    keeps_count = True
+    scope = "item"
     At = at(given=0)
 
     def run(self):
@@ -169,10 +170,10 @@ class Numbers(Stage):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Numbers, "numbers has keeps_order = True, and its item 1 depends on other items than number 1 of"),
+        (Numbers, 'numbers has scope = "item", and its item 1 depends on other items than number 1 of'),
         (SomeKept, "some_kept has keeps_count = True, and has yielded 23 items of the 24 that it took. "),
         (Ends, "ends has keeps_count = True, and ended before its source. "),
-        (Repeats, "repeats has holds_nothing = True, and its mark() returns an earlier position of its source. "),
+        (Repeats, 'repeats has scope = "item", and its mark() returns an earlier position of its source. '),
     ],
 )
 def test_a_wrong_declaration_is_named(kind, said):

@@ -106,10 +106,7 @@ def test_the_same_data_at_another_place_resume_exactly(make, here, there, monkey
         for root in (".", f"file://{here}", there):
             resumed = loaded(make(root), state)
             found = moves(caplog)
-            # the position of a mix names its data
-            assert len(found) == (
-                any(lane["position"] for lane in state["lanes"].values()) or "data" in state or "beginning" in state
-            )
+            assert len(found) == 1
             assert all(f"'{root}/birds/" in line for line in found)
             assert facts(resumed) == rest
         _, again, rest = cut_again(make(there), state, 2)
@@ -391,6 +388,6 @@ def test_a_damaged_id_is_refused(data, here):
     with pytest.raises(wp.StateError, match="damaged: the id of its data"):
         shuffled(here).load_state_dict({**shuffled(here).state_dict(), "data": data})
     state = mixed(here).state_dict()
-    state["lanes"]["0"]["position"][0]["sources"]["birds"]["recipe"][3] = data
+    state["sources"]["birds"]["data"] = data
     with pytest.raises(wp.StateError, match="damaged: the id of its data"):
         mixed(here).load_state_dict(state, moved=True)

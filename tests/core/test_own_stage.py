@@ -107,7 +107,7 @@ class EveryThird(wp.Stage):
 def test_a_step_of_the_users_that_does_not_keep_the_count_is_named(urls):
     """Beside samples_per_shard, which may be wrong as well."""
     counted = wp.register_stage(EveryThird)(pipe(urls, samples_per_shard=5))
-    said = r"than samples_per_shard says.* Or every_third\(\) has keeps_count = True, and yields.* Or tag_samples\(\)"
+    said = r"than samples_per_shard says.* Or tag_samples\(\) has keeps_count = True, and yields.* Or every_third\(\)"
     with pytest.raises(wp.ShardError, match=said):
         list(wp.PipeLoader(counted, batch_size=3, rank=0, world_size=2))
 
@@ -247,11 +247,11 @@ class SkipFirst(wp.Stage):
                 yield sample
 
 
-class SkipFirstOfWhole(SkipFirst):
-    whole_lanes = True
+class SkipFirstOfItems(SkipFirst):
+    scope = "item"
 
 
-class SkipFirstForgotten(SkipFirstOfWhole):
+class SkipFirstForgotten(SkipFirst):
     tallies = ("skipped",)
 
 
@@ -260,7 +260,7 @@ def skipping(urls, kind):
 
 
 def test_a_position_with_the_name_of_a_count_stays_on_other_lanes(urls):
-    make = lambda: skipping(urls, SkipFirstOfWhole)  # noqa: E731
+    make = lambda: skipping(urls, SkipFirst)  # noqa: E731
     first, second = (wp.PipeLoader(make(), lanes=lanes) for lanes in (1, 2))
     items = iter(first)
     came = [next(items) for _ in range(3)]
@@ -270,7 +270,7 @@ def test_a_position_with_the_name_of_a_count_stays_on_other_lanes(urls):
     check_resume(make)
 
 
-@pytest.mark.parametrize("kind", [SkipFirst, SkipFirstForgotten])
+@pytest.mark.parametrize("kind", [SkipFirstOfItems, SkipFirstForgotten])
 def test_check_resume_finds_what_is_lost_on_other_lanes(kind, urls):
     with pytest.raises(AssertionError, match="on two, on three and on one again, .* were lost"):
         check_resume(lambda: skipping(urls, kind))

@@ -103,7 +103,7 @@ def test_a_loaded_state_is_not_dropped(build, urls):
 
 
 def loaded_node(pipe):
-    node = shuffled(pipe._stream.stage.root.urls).as_node()
+    node = shuffled(pipe._stream.chain.root.urls).as_node()
     node.reset(pipe.state_dict())
     return node
 

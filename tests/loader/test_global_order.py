@@ -115,7 +115,8 @@ def order(urls):
 
 
 class OneOfOne(wp.Stage):
-    keeps_count = keeps_order = True
+    keeps_count = True
+    scope = "item"
 
     def run(self):
         for sample in self.source.items:
@@ -132,11 +133,11 @@ class OneOfOneBatch(OneOfOne):
 class OneOfAny(OneOfOne):
     """It does not say that it keeps the order."""
 
-    keeps_order = False
+    scope = "window"
 
 
 class OfTheLane(OneOfOne):
-    whole_lanes = True
+    scope = "lane"
 
 
 def own(kind, pipe):
@@ -408,8 +409,9 @@ def test_lanes_that_no_run_leaves(lane, delivered, ended, urls):
 def test_a_place_that_is_not_that_of_the_batches(inside, urls):
     """Samples would be lost or repeated."""
     state = a_state(urls, 5, lanes=2)
-    assert state["lanes"]["0"]["position"][0] == {"inside": 6}
-    state["lanes"]["0"]["position"][0]["inside"] = inside
+    [first, *_] = state["lanes"]["0"]["position"][0]["chains"][0]["position"]
+    assert first == {"inside": 6}
+    first["inside"] = inside
     with pytest.raises(wp.StateError, match=f"lane 0 gave 6 samples, and the next one is number {inside}"):
         loader(urls, lanes=2).load_state_dict(state)
 

@@ -1263,8 +1263,8 @@ def lane(state, **changes):
 
 def moved(state, number, **changes):
     """A state with another position of one stage."""
-    position = [dict(entry) for entry in state["lanes"]["1"]["position"]]
-    position[number] = {**position[number], **changes}
+    position = through_json(state["lanes"]["1"]["position"])
+    position[0]["chains"][0]["position"][number] |= changes
     return lane(state, position=position)
 
 

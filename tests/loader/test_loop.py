@@ -20,6 +20,7 @@ class StampEpoch(wp.Stage):
     """Writes the epoch of the data into each sample."""
 
     keeps_count = True
+    scope = "item"
 
     def run(self):
         for sample in self.source.items:
@@ -489,5 +490,5 @@ wp.register_stage(PairSamples)
 
 
 def test_a_batching_step_of_the_users_that_may_hold_samples_is_named(urls):
-    with pytest.raises(ValueError, match=r"full, and pair_samples\(\) ends with each epoch.*holds_nothing = True"):
+    with pytest.raises(ValueError, match=r"full, and pair_samples\(\) ends with each epoch.*scope = .item."):
         wp.PipeLoader(samples(urls).pair_samples(), epoch_end="loop")

@@ -120,7 +120,7 @@ def test_golden_draws():
     mixed = numbers({"a": 5, "b": 2, "c": 1})
     epochs = [names(itertools.islice(mixed, 40)) for _ in range(2)]
     lane = numbers({"a": 5, "b": 2, "c": 1})
-    lane.stage.context.lane, lane.stage.context.lanes = 1, 2
+    lane.chain.root.context.lane, lane.chain.root.context.lanes = 1, 2
     assert [*epochs, names(itertools.islice(lane, 40))] == GOLDEN_MIX
 
 
@@ -129,7 +129,7 @@ def test_rare_sources_come_at_another_place_in_each_lane():
     places = set()
     for lane in range(16):
         mixed = numbers({"a": 99, "b": 1}, 10_000)
-        mixed.stage.context.lane, mixed.stage.context.lanes = lane, 16
+        mixed.chain.root.context.lane, mixed.chain.root.context.lanes = lane, 16
         places.add(names(itertools.islice(mixed, 100)).index("b"))
     assert len(places) >= 12
     assert max(places) - min(places) > 40
@@ -479,8 +479,6 @@ def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three, b
         {"draws": True},
         {"draws": 3, "since": 4},
         {"weight": 3},
-        {"recipe": []},
-        {"recipe": None},
         {"position": {}},
         {"position": [{}, {}]},
         {"position": [1, {}, {}, {}]},
@@ -492,13 +490,24 @@ def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three, b
 def test_damaged_states_are_refused(three, change):
     pipe = wp.mix({"a": samples(three["a"])})
     state = pipe.state_dict()
-    state["lanes"]["0"]["position"][0]["sources"]["a"] |= change
+    state["lanes"]["0"]["position"][0]["chains"] = [{"name": "a", "weight": "1", **change}]
     with pytest.raises(wp.StateError, match="the state is damaged"):
         pipe.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    "position", [[{}], [{"sources": []}], [{"sources": {"a": None}}], [{"sources": {}, "ahead": -1}]]
+    "change", [{"seed": None}, {"fingerprint": 1}, {"steps": None}, {"sources": []}, {"shards": -1}]
+)
+def test_damaged_recipes_of_sources_are_refused(three, change):
+    pipe = wp.mix({"a": samples(three["a"])})
+    state = pipe.state_dict()
+    state["sources"]["a"] |= change
+    with pytest.raises(wp.StateError, match="the state is damaged: .*'a'|the state is damaged: 'sources'"):
+        pipe.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "position", [[{"last": "a"}], [{"chains": {}}], [{"chains": [None]}], [{"chains": [{"name": "b", "draws": 1}]}]]
 )
 def test_damaged_positions_are_refused(three, position):
     pipe = wp.mix({"a": samples(three["a"])})
@@ -632,8 +641,8 @@ def test_state_is_small_and_by_name(three):
     next(iter(mixed))
     [entry] = mixed.state_dict()["lanes"]["0"]["position"]
     assert entry["last"] in "ab"
-    assert {name: source["weight"] for name, source in entry["sources"].items()} == {"a": "3", "b": "1"}
-    assert sum(source.get("draws", 0) for source in entry["sources"].values()) == 1
+    assert {source["name"]: source["weight"] for source in entry["chains"]} == {"a": "3", "b": "1"}
+    assert sum(source.get("draws", 0) for source in entry["chains"]) == 1
     assert len(json.dumps(entry)) < 2 * 200
     assert mixed.state_dict()["lanes"]["0"]["url"].split("/")[-2] == entry["last"]
 

@@ -113,7 +113,7 @@ def test_a_missing_shard_is_raised_or_skipped_and_counted(some, caplog):
     stream = Stream(LoadTar(OpenShards(ShardList(some), on_error="skip")))
     with caplog.at_level(logging.WARNING, "wds_pipes"):
         assert len(list(stream)) == 12
-    assert stream.stage.dump(stream.position.mark)[1] == {"skipped_shards": 3}
+    assert stream.chain.dump(stream.position.mark)[1] == {"skipped_shards": 3}
     assert len(caplog.records) == 3
 
 

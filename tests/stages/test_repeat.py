@@ -23,7 +23,8 @@ SIZES = [7, 5, 8, 9, 6, 7, 8]
 class StampRepetition(wp.Stage):
     """Writes the epoch of the data into each sample, which is another one in each repetition."""
 
-    keeps_count = holds_nothing = True
+    keeps_count = True
+    scope = "item"
 
     def run(self):
         for sample in self.source.items:

@@ -13,6 +13,7 @@ from pipelines import FIFTY, flat, keys_of, samples, through_json
 from sources import Given
 
 import wds_pipes as wp
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, ShuffleBuffer, TakeSamples
@@ -89,14 +90,14 @@ def test_after_the_end_nothing_is_requested():
     marks = [running.mark()]
     assert list(running.items) == []
     marks.append(running.mark())
-    dumped = [through_json(stage.dump(mark)) for mark in marks]
+    dumped = [through_json(Chain(stage).dump(mark)) for mark in marks]
     assert dumped == [[{"number": 2}, {"read": 2}], [{"number": 2}, {"read": 2, "at end": True}]]
     source.taken[:] = [0, 0, 0]
     for position in dumped:
-        again = stage.open(Lane(0, 0), stage.load(position))
+        again = stage.open(Lane(0, 0), Chain(stage).load(position))
         again.start()
         assert list(again.items) == []
-        assert stage.dump(again.mark()) == dumped[1]
+        assert Chain(stage).dump(again.mark()) == dumped[1]
     assert source.taken == [0, 0, 0]
 
 
@@ -211,7 +212,7 @@ def test_a_position_that_cannot_be_is_refused(urls):
     assert "take_samples at 1" in wp.describe_state(pipe.state_dict())
     stage = TakeSamples(Given(range(9)), 5)
     with pytest.raises(wp.StateError, match="lane 1 has read 3 samples, up to place 2"):
-        list(stage.open(Lane(0, 0, 1, 2), stage.load([{"number": 3}, {"read": 3}])).items)
+        list(stage.open(Lane(0, 0, 1, 2), Chain(stage).load([{"number": 3}, {"read": 3}])).items)
 
 
 class Numbered(wp.Stage):
@@ -223,7 +224,7 @@ class Numbered(wp.Stage):
     class At:
         number: int = 0
 
-    keeps_count = holds_nothing = whole_lanes = True
+    keeps_count = True
 
     def run(self):
         for sample in self.source.items:

@@ -29,6 +29,7 @@ class StampLane(wp.Stage):
     """Keys with the epoch of the data in which they come."""
 
     keeps_count = True
+    scope = "item"
 
     def run(self):
         for sample in self.source.items:

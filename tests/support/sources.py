@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.lane import Context
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source
 
 
-class Given(Stage[Any]):
+class Given(Source[Any]):
     """Yields ``items`` in their order; ``taken`` counts them over all runs.
 
     Lane l of n yields every n-th item, from number l.
@@ -22,12 +21,11 @@ class Given(Stage[Any]):
     class At:
         number: int = 0
 
-    context = seed = None
     shared = ("given", "taken")
 
     def __init__(self, items: Sequence[Any], *, seed: int = 0) -> None:
-        super().__init__()
-        self.given, self.seed, self.context, self.taken = items, seed, Context(), [0]
+        super().__init__(seed)
+        self.given, self.taken = items, [0]
 
     def run(self) -> Iterator[Any]:
         own = self.given[self.lane.number :: self.lane.of]

@@ -29,8 +29,7 @@ class _Renamed(ast.NodeTransformer):
 
 def given(kind: type[Stage]) -> str:
     """The type of a stage's items."""
-    base = kind.__orig_bases__[0]
-    [gives] = typing.get_args(base)
+    [gives] = next(filter(None, map(typing.get_args, kind.__orig_bases__)))
     if isinstance(gives, typing.TypeVar):
         return "T_co"
     return (

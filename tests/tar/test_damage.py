@@ -240,7 +240,7 @@ def test_on_error_skip_counts_one_damaged_place(tmp_path, name):
     bad, good = put(tmp_path / "x.tar", data), put(tmp_path / "y.tar", WHOLE)
     stream = Stream(GroupByKey(load([bad, good], max_member_bytes=1000, on_error="skip")))
     keys = [sample["__key__"] for sample in stream]
-    *_, entry, last = stream.stage.dump(stream.position.mark)
+    *_, entry, last = stream.chain.dump(stream.position.mark)
     assert keys[-2:] == ["a", "b"]
     assert entry["damaged"] >= 1
     assert last.get("skipped", 0) + len(keys) - 2 <= 2
@@ -556,7 +556,7 @@ def outcome(path, data: bytes, on_error: str):
                 found.append({name: value for name, value in sample.items() if name != "__url__"})
         except (ShardError, SampleError):
             told = True
-    position = stream.stage.dump(stream.position.mark) if stream.position.mark else [{}] * 4
+    position = stream.chain.dump(stream.position.mark) if stream.position.mark else [{}] * 4
     told = told or bool(caught) or position[2].get("damaged", 0) > 0 or position[3].get("skipped", 0) > 0
     return found, told
 
@@ -741,7 +741,7 @@ class Counts:
 
     def __iter__(self):
         for item in self.stream:
-            position = self.stream.stage.dump(self.stream.position.mark)
+            position = self.stream.chain.dump(self.stream.position.mark)
             yield (
                 item,
                 [

@@ -1,11 +1,12 @@
 """Chains of stages and their positions: pure Python, without torch, files or threads.
 
-- ``stage`` is the contract of a stage. Bases: ``tolerant`` for stages that can meet bad data,
-  ``reads_again`` for those that read items again at a resume, ``flat_map`` for those that make
-  several items of one, ``composite`` for those that run chains.
+- ``stage`` is the contract of a stage, and ``chain`` answers what concerns a whole chain: it has
+  the forms of a position, and a drawing of them. Bases: ``tolerant`` for stages that can meet bad
+  data, ``reads_again`` for those that read items again at a resume, ``flat_map`` for those that
+  make several items of one, ``Composite`` in ``chain`` for those that run chains.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
-  ``facts`` is what a stage says of itself, and ``checking`` checks that it is true. ``numbered``
-  serves steps that find items by their numbers.
+  ``checking`` checks what a stage says of itself. ``numbered`` serves steps that find items by
+  their numbers.
 - ``state`` reads saved states, ``recipe`` is what a state and a chain must have in common,
   ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts
   of samples, and ``lane`` says which part of an epoch a chain yields.

@@ -5,8 +5,7 @@ Rules:
 1. What is checked here cannot be seen in the items: a position that holds data also resumes, but it
    grows with the data, and it is written to every checkpoint.
 2. A message names the stage and the field.
-3. A stage that writes its position itself (it runs chains, or overrides ``load_mark``) may hold
-   anything in it.
+3. A stage that runs chains, and a node that is not ours, may hold anything in their positions.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
+from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import END, Mark, frozen
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.running import END, Mark
+from wds_pipes.core.stage import Reports, Source, Stage, functional_name
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 
@@ -40,25 +40,22 @@ def check_positions(recipe: Stage[Any]) -> None:
 
     Raises:
         AssertionError: a position has what it must not have, or a stage declares ``keeps_count`` or
-            ``holds_nothing`` wrongly.
+            ``scope`` wrongly.
     """
-    top: list[Stage[Any]] = []  # the steps after the last one that runs chains, and that one
-    for step in recipe.chain:
-        top.append(step)
-        if step.runs_chains:
-            break
-    _check(recipe, len(top))
-    for inner in [top[-1].source, *top[-1].branches.values()]:
+    chain = Chain(recipe)
+    _check(recipe)
+    for inner in [chain.placed[0].source, *(chain.root.branches.values() if chain.placed[0] is chain.root else ())]:
         if inner is not None:
             check_positions(inner)
 
 
 def refused(stage: Stage[Any] | None, state: str) -> str:
     """Return which stage of a chain refuses its entry of a state that its own pipeline wrote."""
-    for lane in json.loads(state)["lanes"].values() if stage is not None else ():
-        for number, step in enumerate(reversed(list(stage.chain)), 1):  # type: ignore[union-attr]
+    steps = [] if stage is None else Chain(stage).placed
+    for lane in json.loads(state)["lanes"].values():
+        for number, step in enumerate(steps, 1):
             try:
-                step.load(lane["position"][:number])
+                Chain(step).load(lane["position"][:number])
             except StateError:
                 return f"problem() or the types of At of {functional_name(type(step))} refuse"
     return "the pipeline refuses"
@@ -69,20 +66,21 @@ def reason(error: StateError) -> str:
     return str(error).removeprefix("the state is damaged: ").removesuffix(" Use an untouched checkpoint.").rstrip(".")
 
 
-def _check(recipe: Stage[Any], count: int) -> None:
-    """Run an epoch of a chain, and check its last ``count`` stages."""
-    running = recipe.open(Lane(recipe.seed, 0))
-    steps = [step for step, _ in zip(running.chain, range(count), strict=False)]
+def _check(recipe: Stage[Any]) -> None:
+    """Run an epoch of a chain, and check its stages, from the last that runs chains on."""
+    chain = Chain(recipe)
+    running = recipe.open(Lane(chain.root.seed, 0))
+    steps, never_ends = Chain(running).placed[::-1], chain.never_ends
     taps = []
     for step in steps:
         step.items = tap = _Tap(step)
         taps.append(tap)
     sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     try:
-        for _ in islice(running.items, _ENDLESS if recipe.never_ends else None):
+        for _ in islice(running.items, _ENDLESS if never_ends else None):
             for step, given in zip(steps, [*taps[1:], None], strict=True):
                 _check_mark(step, given, sizes)
-        for step, taken, given in zip(steps, taps, () if recipe.never_ends else taps[1:], strict=False):
+        for step, taken, given in zip(steps, taps, () if never_ends else taps[1:], strict=False):
             _check_count(step, taken, given)
     finally:
         running.close()
@@ -101,12 +99,12 @@ def _check_mark(step: Stage[Any], given: _Tap | None, sizes: dict[tuple[str, str
             f"of its source (None if there is none); it returns {mark!r:.100}. {SEE}"
         )
     own, before = mark
-    if step.holds_nothing and step.source is not None and before not in _positions(step, given):
+    if step.scope == "item" and step.source is not None and before not in _positions(step, given):
         raise AssertionError(
-            f"{name} has holds_nothing = True, and its mark() returns an earlier position of its source. "
-            "Leave holds_nothing out: a stage that reads items again holds them."
+            f'{name} has scope = "item", and its mark() returns an earlier position of its source. Declare '
+            'scope = "window": a stage that reads items again holds them.'
         )
-    if step.runs_chains or type(step).load_mark is not Stage.load_mark:  # rule 3
+    if isinstance(step, Composite) or (isinstance(step, Source) and step.counts_epochs):  # rule 3
         return
     if len(own) != len(step._defaults):
         raise AssertionError(
@@ -146,7 +144,8 @@ def _positions(step: Stage[Any], given: _Tap | None) -> list[Mark]:
     those that it holds for its threads. They are two if it has seen the end of its source.
     """
     assert step.source is not None
-    held, now = step.held_items, [] if step.held_items else [step.source.mark()]
+    held = step.held_items if isinstance(step, Reports) else 0
+    now = [] if held else [step.source.mark()]
     return now if given is None or len(given.marks) <= held else [*now, given.marks[-1 - held]]
 
 
@@ -168,7 +167,7 @@ class _Tap(Iterator[Any]):
             raise
         self.count += 1
         self._last.append(item)
-        self.marks.append(frozen(self._step.mark()))
+        self.marks.append(self._step.mark())
         return item
 
     def close(self) -> None:

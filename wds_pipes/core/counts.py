@@ -13,6 +13,8 @@ logger = logging.getLogger("wds_pipes")
 
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always reported
 TROUBLE = ("skipped_shards", "damaged", "padded")  # reported only if they are not 0
+# what a stage that runs chains also counts of those that are done
+OF_CHAINS = ("batched", "limited")
 # the prefix of the counts of single stages that have max_errors; only the lanes of states have
 # these
 LIMITED = "errors in "
@@ -111,6 +113,11 @@ class Network(NamedTuple):
     stall_seconds: float = 0.0
     hedged: int = 0
 
+    @classmethod
+    def of_all(cls, used: Iterable[Network]) -> Network:
+        """Return the sum over several chains or stages."""
+        return cls(*map(sum, zip(NO_NETWORK, *used, strict=True)))
+
 
 NO_NETWORK = Network()
 
@@ -139,7 +146,7 @@ def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[
 
 def check_tallies(name: str, tallies: Iterable[str], fields: Iterable[str]) -> None:
     """Raise TypeError unless ``Stage.tallies`` are fields of ``At`` with the names of counts."""
-    if wrong := set(tallies) - {*COUNTED, *TROUBLE}.intersection(fields):
+    if wrong := set(tallies) - {*COUNTED, *TROUBLE, *OF_CHAINS}.intersection(fields):
         names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
         raise TypeError(f"{name}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}")
 

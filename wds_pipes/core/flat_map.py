@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,15 +27,12 @@ class FlatMap(ReadsAgain[Out]):
         taken: int = 0  # items that were made of the current item
 
     expands = True
-
-    def unfinished(self) -> str | None:
-        if type(self).expand is FlatMap.expand:
-            return f"{type(self).__name__} defines no expand(self, item), which returns the items made of one"
-        return super().unfinished()
+    scope = "window"
 
     def had_items(self, at: Any) -> bool:
         return bool(at.taken)
 
+    @abstractmethod  # see ``wds_pipes.core.stage.unfinished``
     def expand(self, item: Any) -> Iterable[Out]:
         """Return the items that are made of an item; the same ones each time, since a resume
         makes them again.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-from wds_pipes.core.stage import Stage, shown_signature
+from wds_pipes.core.stage import Stage, shown_signature, unfinished
 from wds_pipes.core.suggest import check_options
 
 Skin = TypeVar("Skin")
@@ -54,8 +54,8 @@ def build(kind: type[Stage[Any]], name: str, args: tuple[Any, ...], options: dic
     """
     check_options(name, kind.__init__, options)
     stage = cast(Callable[..., Stage[Any]], kind)(*args, **options)
-    if (unfinished := stage.unfinished()) is not None:
-        raise TypeError(unfinished)
+    if (missing := unfinished(stage)) is not None:
+        raise TypeError(missing)
     return stage
 
 

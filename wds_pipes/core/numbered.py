@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
-from wds_pipes.core.counts import Lack, Network
+from wds_pipes.core.counts import Network
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import Mark, Out, running_copy
-
-if TYPE_CHECKING:
-    from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage
 
 
 class Numbered(ABC, Generic[Out]):
     """The items that a chain yields after a position, by their numbers from there: 0 is the next
-    one. ``Stage.numbered`` returns it.
+    one. ``Chain.numbered`` returns it.
 
     Attributes:
         count: how many there are, to the end of the lane.
@@ -35,7 +34,7 @@ class Numbered(ABC, Generic[Out]):
 
     @abstractmethod
     def opened(self, number: int) -> int:
-        """Return what ``Stage.opened`` is when an item is the next one."""
+        """Return what ``Chain.opened`` is when an item is the next one."""
 
     @abstractmethod
     def read(self, numbers: Iterable[int]) -> Iterator[Out]:
@@ -48,20 +47,21 @@ class Numbered(ABC, Generic[Out]):
 
     @abstractmethod
     def stall_clock(self) -> Callable[[], float]:
-        """Return what ``Stage.stall_clock`` returns."""
+        """Return what ``Chain.stall_clock`` returns."""
 
 
 class NumberedItems(Numbered[Any]):
-    """The items of a step that makes each of one item of its source: see ``Stage.one_of_each``.
+    """The items of a step that makes each of one item of its source.
 
     Args:
         step: the step, not running.
         own: its own values in the position.
+        lane: the lane.
         before: the items of its source.
     """
 
-    def __init__(self, step: Stage[Any], own: tuple[Any, ...], before: Numbered[Any]) -> None:
-        self._step, self._own, self._before, self.count = step, own, before, before.count
+    def __init__(self, step: Stage[Any], own: tuple[Any, ...], lane: Lane, before: Numbered[Any]) -> None:
+        self._step, self._own, self._lane, self._before, self.count = step, own, lane, before, before.count
 
     @property
     def bytes_read(self) -> int:  # type: ignore[override]
@@ -78,7 +78,8 @@ class NumberedItems(Numbered[Any]):
 
     def read(self, numbers: Iterable[int]) -> Iterator[Any]:
         step = running_copy(self._step)
-        step.at, step.source = step._at(None), _Given(self._before.read(numbers))  # type: ignore[assignment]
+        step.lane, step.at = self._lane, step._at(None)
+        step.source = Given(self._before.read(numbers))
         step.items = step.run()
         try:
             yield from step.items
@@ -93,19 +94,17 @@ class NumberedItems(Numbered[Any]):
         return self._before.stall_clock()
 
 
-class _Given:
-    """What a running step uses of its source, for items without a position."""
-
-    chain: tuple[Stage[Any], ...] = ()
-    opened = 0
-    lack = Lack()  # what the steps before leave out is not known
+class Given(Stage[Any]):
+    """Items without a position, as the source of a running step. What the steps before leave out
+    is not known.
+    """
 
     def __init__(self, items: Iterator[Any]) -> None:
+        super().__init__()
         self.items = items
+
+    def run(self) -> Iterator[Any]:
+        return self.items
 
     def mark(self) -> Mark:
         return (), None
-
-    def close(self) -> None:
-        """Stop reading the items."""
-        self.items.close()  # type: ignore[attr-defined]

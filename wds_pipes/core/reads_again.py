@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import Mark, Out
 from wds_pipes.core.stage import Stage, functional_name
@@ -59,12 +60,12 @@ class ReadsAgain(Stage[Out]):
             raise StateError(
                 f"{functional_name(type(self))}() reads samples again that came before the state was saved, and the "
                 "steps before it skip other data now than they did then: other samples would be lost. Restore the "
-                f"shards, or start the epoch anew.{self.source.lack.first_skip}"
+                f"shards, or start the epoch anew.{Chain(self.source).lack.first_skip}"
             )
 
     def _skips(self, mark: Mark | None) -> int:
         """Return how much the steps before had skipped at a position of the source."""
-        counts = self.source.counts(mark, 0)
+        counts = Chain(self.source).counts(mark, 0)
         return sum(counts.get(name, 0) for name in _SKIPPED)
 
     def mark(self) -> Mark:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.moved import MEND, Data, Move
-from wds_pipes.core.stage import Stage, State
-from wds_pipes.core.state import SEGMENTS, Saved, SavedLane, damaged, read_state
-from wds_pipes.core.words import shown
+from wds_pipes.core.stage import State
+from wds_pipes.core.state import SEGMENTS, Saved, SavedSource, read_state
 from wds_pipes.errors import StateError
 
 
 class Recipe(NamedTuple):
-    """What a chain and a state have in common: see ``Stage.which_data`` and ``Stage.graph``."""
+    """What a chain and a state have in common: see ``Chain.data`` and ``Chain.graph``.
+
+    Attributes:
+        samples: the fingerprint of the numbers of samples, if the epoch is partitioned by them.
+        sources: the recipes of the chains that it mixes, by name.
+        without: names of sources that a state may have, and the mix does not.
+    """
 
     seed: int
     graph: tuple[str, ...]
     data: Data
-    samples: str | None = None  # the fingerprint of the numbers of samples, if the epoch is partitioned by them
+    samples: str | None = None
+    sources: dict[str, Recipe] = {}  # noqa: RUF012 - never changed
+    without: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, chain: Chain, *, counted: bool = False) -> Recipe:
+        """Return the recipe of a chain; ``counted``: a step after it counts its items."""
+        root, graph = chain.root, tuple(chain.graph(counted=counted))
+        sources = {name: cls.of(Chain(branch), counted=True) for name, branch in root.branches.items()}
+        without: frozenset[str] = getattr(root, "without", frozenset())
+        return cls(root.seed, graph, chain.data, sources=sources, without=without)
 
     @property
     def of_data(self) -> dict[str, Any]:
@@ -28,6 +45,22 @@ class Recipe(NamedTuple):
         """
         data = self.data
         return {"shards": data.shards, "fingerprint": data.fingerprint, **({"data": data.id} if data.id else {})}
+
+    @property
+    def of_sources(self) -> dict[str, Any]:
+        """The entry of a state that says what the mixed chains are; none if it mixes none."""
+        if not self.sources:
+            return {}
+        sources = {
+            name: {"seed": source.seed, "steps": source.steps, **source.of_data, **source.of_sources}
+            for name, source in self.sources.items()
+        }
+        return {"sources": sources}
+
+    @property
+    def steps(self) -> str:
+        """A hash of the graph."""
+        return blake2b("\0".join(self.graph).encode(), digest_size=4).hexdigest()
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
@@ -54,7 +87,39 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
         raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
+    check_sources(saved.sources, recipe, move)
     return saved
+
+
+def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) -> None:
+    """Check that the sources of a mix in a state are those of a recipe. A recipe may have more.
+
+    Raises:
+        StateError: a source is missing, or was another pipeline.
+    """
+    if gone := sorted(saved.keys() - recipe.sources.keys() - recipe.without):
+        raise StateError(
+            f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. "
+            f"If that is meant, pass mix(..., without={gone!r:.500})."
+        )
+    for name in saved.keys() & recipe.sources.keys():
+        then, now = saved[name], recipe.sources[name]
+        facts, problem = [], move.problem(Data(then.fingerprint, then.data), now.data)
+        if then.seed != now.seed:
+            facts.append(f"its seed was {then.seed} and is {now.seed}")
+        if then.shards != now.data.shards:
+            facts.append(f"it had {then.shards} shards and has {now.data.shards}")
+        elif problem is not None:
+            facts.append(problem)
+        if then.steps != now.steps:
+            facts.append(f"its steps were others than {' > '.join(now.graph)}")
+        if facts:
+            raise StateError(
+                f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. "
+                "Build it as it was, or give it another name to begin it at its "
+                f"beginning (and pass without=[{name!r}]).{'' if problem is None else f' {MEND}'}"
+            )
+        check_sources(then.sources, now, move)
 
 
 def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
@@ -81,15 +146,3 @@ def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
 def _is_parts(step: str) -> bool:
     """Return whether an entry of a graph is a step that PipeLoader adds to a chain."""
     return step.partition("(")[0] == SEGMENTS
-
-
-def check_lane(lane: SavedLane, number: int, stage: Stage[Any]) -> list[dict[str, Any]]:
-    """Return the position of a lane in a state.
-
-    Raises:
-        StateError: the position does not have one entry for each stage.
-    """
-    position = lane.position
-    if position is None or len(position) != len(stage.dump(None)):
-        raise damaged(f"the position of lane {number} is {shown(position)}")
-    return position

@@ -6,10 +6,7 @@ import copy
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-if TYPE_CHECKING:
-    from wds_pipes.core.stage import Stage
+from typing import Any, NamedTuple, TypeVar
 
 Mark = tuple[tuple[Any, ...], Any]
 Out = TypeVar("Out")
@@ -26,17 +23,7 @@ class Ended(NamedTuple):
     before: Any
 
 
-def frozen(mark: Any) -> Any:
-    """Return a mark that was just taken as one that never changes: without the lists that the marks
-    of a stage may share.
-    """
-    if isinstance(mark, tuple):
-        parts = map(frozen, mark)
-        return type(mark)(*parts) if hasattr(mark, "_fields") else tuple(parts)
-    return mark.copy() if isinstance(mark, list) else mark
-
-
-def close_running(stage: Stage[Any]) -> None:
+def close_running(stage: Any) -> None:
     """Close a running chain.
 
     If it is in the middle of ``next()``, in another thread or below a signal handler, it is closed
@@ -52,7 +39,7 @@ def close_running(stage: Stage[Any]) -> None:
 _CONTAINERS = frozenset({list, dict, set, bytearray, deque, defaultdict, OrderedDict, Counter})
 
 
-_Running = TypeVar("_Running", bound="Stage[Any]")
+_Running = TypeVar("_Running", bound=Any)
 
 
 def running_copy(stage: _Running) -> _Running:
@@ -70,7 +57,7 @@ def running_copy(stage: _Running) -> _Running:
     return running
 
 
-def begin(running: Stage[Any], mark: Mark | None) -> None:
+def begin(running: Any, mark: Mark | None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
     the stage had ended there.
     """
@@ -94,14 +81,14 @@ class Items(chain[Out]):
         """Close the generator of the stage; ``begin`` replaces this by the generator's method."""
 
 
-def _at_end(running: Stage[Any]) -> Iterator[Any]:
+def _at_end(running: Any) -> Iterator[Any]:
     _stay(running, Ended(*running.mark()))
     yield from ()
 
 
-def _stay(running: Stage[Any], mark: Ended) -> None:
+def _stay(running: Any, mark: Ended) -> None:
     # replaced only at the end, so that mark() costs nothing more before it
-    running.mark = lambda: mark  # type: ignore[method-assign]
+    running.mark = lambda: mark
 
 
 def own_copy(value: Any, copies: dict[int, Any] | None = None) -> Any:

@@ -10,8 +10,9 @@ Rules:
 3. A stage that has read ahead keeps an ``earlier`` position of its source, which ``mark`` returns,
    and drops the items that it had already yielded when it is opened there again. Its docstring says
    how much it may read again. ``ReadsAgain`` is the base of such stages.
-4. A mark is a nest of tuples, ``(own values, mark of the source)``: cheap enough to take for each
-   item. Dicts are built only when a state is requested.
+4. A position has three forms. Live: ``at`` of each running stage. A mark: a nest of tuples, ``(own
+   values, mark of the source)``, cheap enough to take for each item. JSON: a dict for each stage,
+   which ``wds_pipes.core.chain`` makes of a mark when a state is requested.
 5. The stream commits a position when an item is returned, not before: a state is correct at any
    time, also after an exception.
 6. A state that does not fit is refused with a message; no stage ever starts again silently.
@@ -20,30 +21,28 @@ Rules:
    does this for all stages. A step after the stage may still hold items when the stage ends, so
    states can be taken at that point.
 8. Each running copy has its own lists, dicts, sets and deques: see ``running_copy``.
+9. What concerns a whole chain is no part of a stage: ``Chain`` answers it. A first stage is a
+   ``Source``; a stage that has something to report while it runs is also a ``Reports``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import COUNTED, check_tallies
-from wds_pipes.core.facts import StageFacts
-from wds_pipes.core.lane import Lane
-from wds_pipes.core.moved import Move
-from wds_pipes.core.numbered import Numbered, NumberedItems
-from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
-from wds_pipes.core.state import damaged, is_count, read_finite
-from wds_pipes.core.words import shown
+from wds_pipes.core.counts import NO_NETWORK, Lack, Network, check_tallies
+from wds_pipes.core.lane import Context, Lane, LaneFacts
+from wds_pipes.core.moved import Data
+from wds_pipes.core.options import check_seed
+from wds_pipes.core.running import Mark, Out, begin, running_copy
 
 State = dict[str, Any]
 
-_ENDED = "at end"  # the key that marks an ended stage in a state; no field of a position can have this name
-
-
+_SCOPES = ("item", "window", "lane")
 _known: dict[str, type[Stage[Any]]] = {}  # all stages that are defined, by their functional names
 
 
@@ -93,7 +92,7 @@ def _read_defaults(kind: type[Stage[Any]]) -> dict[str, Any]:
     return {field.name: field.default for field in fields(at)}
 
 
-class Stage(StageFacts, Generic[Out]):
+class Stage(Generic[Out]):
     """One step of a pipeline.
 
     You write: ``__init__`` (options), ``At`` (the position), ``run`` (the generator); sometimes
@@ -110,53 +109,53 @@ class Stage(StageFacts, Generic[Out]):
             refused if they differ.
         tallies: names of the fields of ``At`` that only count samples for ``counts()``: delivered,
             filtered, skipped, dropped. ``run`` never reads them: they may begin at 0 again.
+        scope: what an item of the stage may depend on. A scope that is too wide costs only what it
+            allows; one that is too narrow loses or repeats samples when an epoch is repartitioned.
+
+            - ``"item"``: on one item of the source alone, or for a batch on neighbours. When the
+              stage yields, it has yielded or dropped for good all that it took: it remembers no
+              item, and its ``mark`` returns the source's current position, but for items that it
+              reads ahead with their positions, as ``threads=`` do. Then it may run over several
+              sources in a row: after ``batch_samples``, PipeLoader fills batches across the
+              segments of a lane. Over a ``SampleList``, PipeLoader yields the same global batches
+              on any number of ranks and workers.
+            - ``"window"``: on items that came shortly before or after. PipeLoader may divide the
+              rest of the lane.
+            - ``"lane"``: on all items that its lane has had. PipeLoader does not divide the rest of
+              the lane. So it is for a stage that does not say.
+        keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
+            so that the length of an epoch stays known.
         counts_items: whether the position or the random numbers of the stage count the items of its
             source. Then a state is refused if an item was another number of samples when it was
             saved, such as after another size of ``batch_samples`` before this stage.
-        holds_nothing: whether the stage, when it yields, has yielded or dropped for good all that
-            it took: it remembers no item, and its ``mark`` returns the source's current position.
-            Items that it holds for its threads do not count (``held_items``), if ``mark`` and
-            ``opened`` return what those of the source returned before them.
-            Then it may run over several sources in a row: after ``batch_samples``, PipeLoader fills
-            batches across the segments of a lane. False where it could be True costs only this;
-            True where it should be False loses or repeats samples when an epoch is repartitioned.
-        whole_lanes: whether what the stage yields depends on the samples that its lane has had, so
-            that PipeLoader may not divide the rest of the lane.
-        shared: names of attributes with a large list, dict or set that never changes: the running
-            copies share it. Of any other list, dict or set, each copy has its own.
+        depth: how many stages come before it.
         expands: whether it makes several items of one: see ``FlatMap``.
-        keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
-            so that the length of an epoch stays known. ``check_resume`` counts.
-        keeps_order: whether the stage makes each item of one item of its source (or each batch of
-            neighbours) alone, in their order, whatever the lane is. Then, over a ``SampleList``,
-            PipeLoader yields the same global batches on any number of ranks and workers.
-            ``check_resume`` tries it.
-        one_of_each: whether it makes each item of one item of its source, whatever came before, and
-            its position is only the counts of what it leaves out. Then it may be applied to items
-            in another order: see ``numbered``.
         gives: what its items are: ``"shards"``, ``"members"``, ``"references"`` (to samples) or
             ``"samples"``; None: the same as the items of its source.
-        ends_reading: whether the time of this stage and of the stages before it counts as reading
-            in ``PipeLoader.stats``.
-        runs_chains: whether its running copy runs chains of its own, so that its source is only a
-            recipe.
-        is_source: whether it is the first stage of a chain, and takes no source.
-        divides: whether PipeLoader can divide its epochs into lanes.
-        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
-        has_global_order: whether it can yield any stripe of one order of an epoch: see ``Stripe``.
-        on_error, max_errors: see ``Tolerant``.
-        error_kind: the error that it raises for bad data.
-        counts_itself: whether it overrides ``counts``, because it runs chains of its own.
-        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
+        items_per_batch: how many items the stage puts into a batch; None: it makes no batches.
+        shared: names of attributes with a large list, dict or set that never changes: the running
+            copies share it. Of any other list, dict or set, each copy has its own.
+
+    ``check_resume`` tries what a stage says of itself here.
     """
 
     @dataclass(slots=True)
     class At:
         """The position: numbers and strings whose defaults are the beginning."""
 
+    order_options: ClassVar[tuple[str, ...]] = ()
+    tallies: ClassVar[tuple[str, ...]] = ()
+    scope: str = "lane"
+    keeps_count: bool = False
+    expands: ClassVar[bool] = False
+    gives: ClassVar[str | None] = None
+    shared: ClassVar[tuple[str, ...]] = ()
+
     _defaults: ClassVar[dict[str, Any]] = {}  # of the fields of At
     _beginning: ClassVar[tuple[Any, ...]] = ()  # their defaults
+    _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of ``tallies`` in At
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
+    _ends: bool | None = None  # whether its epoch has an end; None: as that of its source
     source: Stage[Any] | None
     lane: Lane
     at: Any
@@ -175,6 +174,8 @@ class Stage(StageFacts, Generic[Out]):
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
         check_tallies(cls.__name__, vars(cls).get("tallies", ()), cls._defaults)
+        if cls.scope not in _SCOPES:
+            raise TypeError(f"{cls.__name__}.scope must be one of {', '.join(map(repr, _SCOPES))}, not {cls.scope!r}")
         cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in cls.tallies)
 
     def __init__(self, source: Stage[Any] | None = None) -> None:
@@ -182,24 +183,7 @@ class Stage(StageFacts, Generic[Out]):
             raise TypeError(f"{type(self).__name__} needs a stage as its source, not {type(source).__name__}")
         self.source = source
 
-    def unfinished(self) -> str | None:
-        """Return what the class of this stage still needs, for a message; None if nothing."""
-        kind = type(self)
-        if kind.run is Stage.run:
-            return f"{kind.__name__} defines no run(self), a generator that yields the items"
-        if "source" not in vars(self):
-            return f"{kind.__name__}.__init__ must call super().__init__(source)"
-        names: Any = kind.order_options
-        if isinstance(names, str):
-            return f"{kind.__name__}.order_options is the string {names!r}, not a tuple of names: write ({names!r},)"
-        for name in names:
-            if not hasattr(self, name):
-                return f"{kind.__name__}.order_options names {name!r}, and __init__ sets no self.{name}"
-        for name in vars(self):
-            if callable(getattr(kind, name, None)):
-                return f"{kind.__name__}.__init__ sets self.{name}, which is a method of Stage: give it another name"
-        return None
-
+    @abstractmethod  # see ``unfinished``
     def run(self) -> Iterator[Out]:
         """Yield the items after ``self.at``."""
         raise NotImplementedError
@@ -214,8 +198,7 @@ class Stage(StageFacts, Generic[Out]):
         """
         own, before = mark or (None, None)
         running = running_copy(self)
-        running.lane = lane
-        running.at = self._at(own)
+        running.lane, running.at = lane, self._at(own)
         if self.source is not None:
             running.source = self.source.open(lane, before)
         begin(running, mark)
@@ -245,161 +228,230 @@ class Stage(StageFacts, Generic[Out]):
         if self.source is not None:
             self.source.close()
 
-    def changes_count(self) -> str | None:
-        """Return why the stage may yield another number of items than it takes, for a message; None
-        if it does not.
-        """
-        return None if self.keeps_count else f"{self.graph()[-1].partition('(')[0]}() may change their number"
-
-    def changes_order(self) -> str | None:
-        """Return why items may come in another order than those of the source, for a message; None
-        if they do not.
-        """
-        kept = self.keeps_order and not self.whole_lanes
-        return None if kept else f"{self.graph()[-1].partition('(')[0]}() may change their order"
-
-    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Out] | None:
-        """Return access to the items that the chain yields in a lane after ``mark`` by their
-        numbers; None: they cannot be read without those before them. The items, and the positions
-        between them, must be exactly those of the running chain.
-        """
-        if not self.one_of_each or self.changes_count() or self.source is None or not mark or isinstance(mark, Ended):
-            return None
-        before = self.source.numbered(lane, mark[1])
-        return before and NumberedItems(self, mark[0], before)
-
-    def graph(self, *, counted: bool = False) -> list[str]:
-        """Return the chain as text, from its first stage: names, and the options that decide the
-        order.
-
-        Args:
-            counted: a stage after this one depends on the numbers of its items, so options that
-                decide what one item is are included too.
-        """
-        before = self.source.graph(counted=counted or self.counts_items) if self.source is not None else []
-        chosen = {name: getattr(self, name) for name in self.order_options}
-        options = ", ".join(
-            f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
-        )
-        return [*before, f"{functional_name(type(self))}({options})" if options else functional_name(type(self))]
-
-    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        """Return what became of the samples up to ``mark``, after ``delivered`` items were
-        yielded.
-        """
-        counts = dict.fromkeys(COUNTED, 0)
-        counts["delivered"] = delivered
-        stage: Stage[Any] | None = self
-        expanded = False  # batches before a step that takes them apart do not count
-        while stage is not None and mark is not None:
-            if stage.counts_itself and stage is not self:
-                inner = stage.counts(mark, counts["delivered"])
-                if expanded:
-                    inner["delivered"] = counts["delivered"]
-                return {
-                    **counts,
-                    **{name: counts.get(name, 0) + count for name, count in inner.items()},
-                    "delivered": inner["delivered"],
-                }
-            own, mark = mark
-            for place, name in stage._tallies:
-                value = own[place]
-                if name == "delivered":
-                    counts[name] = counts[name] if expanded else value
-                elif value:
-                    counts[name] = counts.get(name, 0) + value
-                    if stage.limited is not None and name == stage.counter:  # type: ignore[attr-defined]
-                        counts[stage.limited] = counts.get(stage.limited, 0) + value
-            expanded = expanded or stage.expands
-            stage = stage.source
-        return counts
-
-    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
-        """Return a mark as JSON types: one dict for each stage, from the first, without values that
-        are still the default.
-        """
-        entries = self.dump_mark(mark)
-        # else the source's entry says so, and this stage gets nothing from it
-        if isinstance(mark, Ended) and not isinstance(mark.before, Ended):
-            entries[-1][_ENDED] = True
-        return entries
-
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
-        """Return the mark that ``dump`` wrote.
-
-        Raises:
-            StateError: the chain can never be at this position.
-        """
-        if _ENDED not in entries[-1]:
-            return self.load_mark(entries)
-        if entries[-1][_ENDED] is not True:
-            raise damaged(f"{functional_name(type(self))} cannot stand at {_ENDED}={shown(entries[-1][_ENDED])}")
-        *before, entry = entries
-        return Ended(*self.load_mark([*before, {name: value for name, value in entry.items() if name != _ENDED}]))
-
-    def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
-        """Return what ``dump`` returns, without whether the stage has ended."""
-        own, before = mark or ((), None)
-        entries = self.source.dump(before) if self.source is not None else []
-        first = not own or own == self._beginning  # the common case
-        entries.append(
-            {}
-            if first
-            else {
-                name: value
-                for (name, default), value in zip(self._defaults.items(), own, strict=False)
-                if value != default
-            }
-        )
-        return entries
-
-    def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:
-        """Return what ``dump`` wrote, adapted to the shards of this chain, if these are the same
-        data as those of the state.
-
-        Raises:
-            StateError: they are other data.
-        """
-        *before, entry = entries
-        return [*(self.source.relocate(before, move) if self.source is not None else []), entry]
-
-    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return what ``dump`` wrote, without counts of samples, for a caller that counts only what
-        comes after it.
-        """
-        *before, entry = entries
-        own = {name: value for name, value in entry.items() if name not in self.tallies}
-        return [*(self.source.uncounted(before) if self.source is not None else []), own]
-
-    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
-        """Return the mark that ``dump_mark`` wrote.
-
-        Raises:
-            StateError: the values do not have the types of ``At``, or ``problem`` refuses them.
-        """
-        *before, entry = entries
-        known = self._defaults
-        for name, value in entry.items():
-            if name not in known or not _alike(known[name], value):
-                raise damaged(f"{functional_name(type(self))} cannot stand at {shown(name)[1:-1]}={shown(value)}")
-        own = tuple(entry.get(name, default) for name, default in known.items())
-        if entry and (problem := self.problem(self._at(own))) is not None:
-            raise damaged(f"{functional_name(type(self))} cannot stand at {shown(entry)}: {problem}")
-        return own, self.source.load(before) if self.source is not None else None
-
     def problem(self, at: Any) -> str | None:
         """Return why ``at``, a position from a state, is impossible for this stage, for a message;
         None if it is possible. The types of its values were checked before.
         """
         return None
 
+    @classmethod
+    def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
+        """Return a description of a position in a state, of which ``entry`` has the values that are
+        not the default; None: there is nothing to say.
+        """
+        return None
 
-def _alike(default: object, value: object) -> bool:
-    """Return whether ``value`` has a type that can stand in the place of ``default``."""
-    if default is None:
+    @property
+    def depth(self) -> int:
+        return 0 if self.source is None else self.source.depth + 1
+
+    @property
+    def counts_items(self) -> bool:
+        return self.scope != "item"
+
+    @property
+    def items_per_batch(self) -> int | None:
+        return None
+
+    def batches_of(self, count: int) -> int:
+        """Return how many batches the stage makes of ``count`` items."""
+        return count
+
+    def changes_count(self) -> str | None:
+        """Return why the stage may yield another number of items than it takes, for a message; None
+        if it does not.
+        """
+        return None if self.keeps_count else f"{self._label(counted=False).partition('(')[0]}() may change their number"
+
+    def _label(self, *, counted: bool) -> str:
+        """Return the stage as the graph of a state names it, with the options that decide the
+        order.
+
+        Args:
+            counted: a stage after this one depends on the numbers of its items, so options that
+                decide what one item is are included too.
+        """
+        chosen = {name: getattr(self, name) for name in self.order_options}
+        options = ", ".join(
+            f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
+        )
+        return f"{functional_name(type(self))}({options})" if options else functional_name(type(self))
+
+
+# the methods that a class must define, if a base has them
+_NEEDED = {
+    "run": "(self), a generator that yields the items",
+    "expand": "(self, item), which returns the items made of one",
+}
+
+
+def unfinished(stage: Stage[Any]) -> str | None:
+    """Return what the class of a stage still needs, for a message; None if nothing."""
+    kind = type(stage)
+    for name, what in _NEEDED.items():
+        if getattr(getattr(kind, name, None), "__isabstractmethod__", False):
+            return f"{kind.__name__} defines no {name}{what}"
+    if "source" not in vars(stage):
+        return f"{kind.__name__}.__init__ must call super().__init__(source)"
+    names: Any = kind.order_options
+    if isinstance(names, str):
+        return f"{kind.__name__}.order_options is the string {names!r}, not a tuple of names: write ({names!r},)"
+    for name in names:
+        if not hasattr(stage, name):
+            return f"{kind.__name__}.order_options names {name!r}, and __init__ sets no self.{name}"
+    for name in vars(stage):
+        if callable(getattr(kind, name, None)):
+            return f"{kind.__name__}.__init__ sets self.{name}, which is a method of Stage: give it another name"
+    return None
+
+
+class Reports:
+    """A stage that has something to report while it runs. ``Chain`` sums up the reports.
+
+    Attributes:
+        network: its use of the network in this process.
+        bytes_so_far: how many bytes of shards it has read.
+        held_items: about how many items it holds.
+        opened: how many of the ranges of its lane had been begun when it took what it yields now;
+            None: as many as its source has begun.
+        limited: the name of the count that ``max_errors`` limits; None if there is no limit.
+        counter: the field of ``At`` with this count.
+    """
+
+    limited: str | None = None
+    counter: ClassVar[str] = "skipped"
+
+    @property
+    def network(self) -> Network:
+        return NO_NETWORK
+
+    @property
+    def bytes_so_far(self) -> int:
+        return 0
+
+    @property
+    def held_items(self) -> int:
+        return 0
+
+    @property
+    def opened(self) -> int | None:
+        return None
+
+    def stall_clock(self) -> Callable[[], float]:
+        """Return a function that returns for how many seconds the stage has waited for bytes from
+        stores in this process. Only differences between two calls have a meaning.
+        """
+        return float  # float() is 0.0
+
+    def lack(self, before: Lack) -> Lack:
+        """Return why the chain yielded nothing, since it was opened; ``before``: the same of the
+        stages before this one.
+        """
+        return before
+
+
+class Source(Reports, Stage[Out]):
+    """The first stage of a chain.
+
+    Attributes:
+        seed: from which all random decisions of the chain derive.
+        context: the iteration context of the chain.
+        storage_options: how to reach the storage; None: nothing was passed.
+        divides: whether PipeLoader can divide its epochs into lanes.
+        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
+        divides_items: whether it divides its items over the lanes itself.
+        has_global_order: whether it can yield any stripe of one order of an epoch: see ``Stripe``.
+        counts_epochs: whether it reads from something that counts epochs itself: then only a mark
+            says where an epoch begins.
+        branches: the chains that it mixes, by name.
+    """
+
+    keeps_count = True
+    scope = "item"
+    divides: ClassVar[bool] = False
+    divides_shards: ClassVar[bool] = False
+    has_global_order: ClassVar[bool] = False
+    counts_epochs: bool = False
+    seed: int = 0
+    context: Context
+    storage_options: dict[str, Any] | None = None
+    source: None
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.seed, self.context = check_seed(seed), Context()
+
+    @property
+    def sample_counts(self) -> Sequence[int] | None:
+        """How many samples each shard has; None if unknown."""
+        return None
+
+    @property
+    def samples_fingerprint(self) -> str | None:
+        """A hash of these numbers of samples; None if they are unknown."""
+        return None
+
+    @property
+    def branches(self) -> Mapping[str, Stage[Any]]:
+        return {}
+
+    @property
+    def divides_items(self) -> bool:
         return True
-    if isinstance(default, float):
-        return read_finite(value) is not None
-    if isinstance(default, int) and not isinstance(default, bool):
-        return is_count(value, least=min(default, 0))
-    return isinstance(value, type(default))
+
+    def which_data(self) -> Data:
+        """Return which shards the chain reads, in a form that also identifies them if they are
+        moved: see ``wds_pipes.core.moved``.
+        """
+        return Data()
+
+    def number_of(self, url: str) -> str | None:
+        """Return an id of the shard with this URL in the chain, which does not change if shards are
+        moved; None if no list has it.
+        """
+        return None
+
+    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
+        """Return the URL of the shard at a position with these values (none of them: the
+        beginning), for messages; None if there is none.
+        """
+        return None
+
+    def check_resumable(self) -> None:
+        """Raise StateError if the position of this chain cannot be known exactly."""
+
+    def epoch_shards(self, seed: int, epoch: int) -> list[tuple[int, int, int]]:
+        """Return the shards in the order of an epoch, each as its number and a range of samples. A
+        range that ends at -1 means all samples, if their number is unknown.
+        """
+        raise NotImplementedError
+
+    def epochs_differ(self) -> str | None:
+        """Return why epochs may differ in length, for a message; None if they do not."""
+        return None
+
+    def lane_in(self, lane: Lane, epoch: int) -> Lane:
+        """Return a lane in another epoch, with the shards that it has."""
+        return replace(lane, epoch=epoch)
+
+    def place_in(self, lane: Lane) -> Callable[[int], int] | None:
+        """Return a function from the number of an item in a lane, from 0 on, to its place in the
+        one order of the epoch; None: the lane has no stripe of it.
+        """
+        return None
+
+    def taken(self, entry: dict[str, Any]) -> int:
+        """Return how many items of a lane with a stripe came before a position in a state."""
+        raise NotImplementedError
+
+    def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return how many ranges of its lane are done at a position in a state, and the same
+        position in the lane without these ranges.
+        """
+        return entry.get("next", 0), {name: value for name, value in entry.items() if name != "next"}
+
+    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Return the options as the text of a pipeline shows them, and the text after the first of
+        them.
+        """
+        return options, ""

@@ -18,7 +18,7 @@ from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 SEGMENTS = "segments"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.segments``
 
 # The bounds of a state. A number from a state is checked against these before a list of this size
@@ -30,6 +30,7 @@ MOST_RANKS = MOST_LANES  # each rank has at least one lane
 # weeks
 MOST_PARTITIONS = 10_000
 
+_MOST_NESTED = 20  # mixes in mixes
 _DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
 # as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
 _LANE = re.compile("0|[1-9][0-9]{0,6}")
@@ -45,6 +46,17 @@ class SavedLane(NamedTuple):
     position: list[dict[str, Any]] | None
     ended: bool
     counts: dict[str, int]
+
+
+class SavedSource(NamedTuple):
+    """What a state says of a chain that a mix reads from: see ``Recipe``."""
+
+    seed: int
+    shards: int | None
+    fingerprint: str
+    data: str
+    steps: str
+    sources: dict[str, SavedSource]
 
 
 class Saved(NamedTuple):
@@ -72,6 +84,7 @@ class Saved(NamedTuple):
     samples: str | None
     partition: dict[str, Any] | None
     data: str
+    sources: dict[str, SavedSource]
 
 
 def damaged(what: str) -> StateError:
@@ -206,7 +219,27 @@ def read_state(state: object) -> Saved:
         samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
         partition=read_dict(state["partition"], "'partition'") if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",
+        sources=_read_sources(state),
     )
+
+
+def _read_sources(state: dict[str, Any], depth: int = 0) -> dict[str, SavedSource]:
+    """Return what a state, or its entry of a source, says of the sources of a mix."""
+    found, entries = {}, read_dict(state.get("sources", {}), "'sources'")
+    if depth > _MOST_NESTED:
+        raise damaged(f"it has mixes within mixes, {depth} deep")
+    for name, value in entries.items():
+        what = f"source {shown(name)}"
+        entry = read_dict(value, what)
+        found[name] = SavedSource(
+            read_count(entry.get("seed"), f"the seed of {what}", least=-(1 << 63)),
+            None if entry.get("shards") is None else read_count(entry["shards"], f"the number of shards of {what}"),
+            read_text(entry.get("fingerprint"), f"the fingerprint of {what}"),
+            read_data(entry["data"]) if "data" in entry else "",
+            read_text(entry.get("steps"), f"the steps of {what}"),
+            _read_sources(entry, depth + 1),
+        )
+    return found
 
 
 def _meant(state: object) -> str:

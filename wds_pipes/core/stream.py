@@ -8,13 +8,14 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import error_of_nothing, public_counts
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
-from wds_pipes.core.recipe import Recipe, check_lane, check_recipe
+from wds_pipes.core.recipe import Recipe, check_recipe
 from wds_pipes.core.running import Ended, Mark, Out, close_running
 from wds_pipes.core.stage import Stage, State
-from wds_pipes.core.state import MOST, STATE_VERSION
+from wds_pipes.core.state import MOST, STATE_VERSION, damaged
 from wds_pipes.core.words import some
 from wds_pipes.errors import SampleError, StateError
 
@@ -41,7 +42,7 @@ class Stream(Generic[Out]):
     """
 
     def __init__(self, stage: Stage[Out]) -> None:
-        self.stage = stage
+        self.stage, self.chain = stage, Chain(stage)
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
         self._resume = False
@@ -62,7 +63,7 @@ class Stream(Generic[Out]):
         if self._resume and self.position.epoch == epoch and not anew:
             return
         self._stop_live("set_epoch() was called: continue with a new iter()")
-        context = self.stage.context
+        context = self.chain.root.context
         context.epoch = epoch
         context.passed.tell(epoch)
         self.at, self._resume = Position(epoch), False
@@ -70,7 +71,7 @@ class Stream(Generic[Out]):
     @property
     def position(self) -> Position:
         """The current position of the stream."""
-        return Position(*self.at) if self.at is not None else Position(self.stage.context.epoch)
+        return Position(*self.at) if self.at is not None else Position(self.chain.root.context.epoch)
 
     @property
     def will_resume(self) -> bool:
@@ -80,7 +81,7 @@ class Stream(Generic[Out]):
     def seek(self, position: Position) -> None:
         """Make the next ``iter()`` continue from ``position``."""
         self._stop_live("a state was loaded: continue with a new iter()")
-        context = self.stage.context
+        context = self.chain.root.context
         self.at, self._resume = position, True
         context.epoch = position.epoch
         context.passed.tell(None)
@@ -88,7 +89,7 @@ class Stream(Generic[Out]):
 
     def start_epoch(self) -> Position:
         """Return the position from which the iteration that starts now continues."""
-        context = self.stage.context
+        context = self.chain.root.context
         lane, lanes, times = self._loaded_for
         if self._resume and (lane, lanes) != (context.lane, context.lanes):
             raise StateError(
@@ -133,7 +134,7 @@ class Stream(Generic[Out]):
         the epoch, everything is counted.
         """
         position = self.position if position is None else position
-        return public_counts(self.stage.counts(position.mark, position.delivered))
+        return public_counts(self.chain.counts(position.mark, position.delivered))
 
     def state_dict(self) -> State:
         """Return the position as a small new dict of plain JSON types. It belongs to the last item
@@ -146,20 +147,21 @@ class Stream(Generic[Out]):
         """Return the state that continues from ``position``; at the end of an epoch, the rest of
         the epoch is empty.
         """
-        recipe, context = self.recipe, self.stage.context
+        recipe, context = self.recipe, self.chain.root.context
         return {
             "version": STATE_VERSION,
             "epoch": position.epoch,
             "seed": recipe.seed,
             **recipe.of_data,
             **({} if recipe.samples is None else {"samples": recipe.samples}),
+            **recipe.of_sources,
             "graph": list(recipe.graph),
             "lane_count": context.lanes,
             "lanes": {
                 str(context.lane): {
-                    "url": self.stage.where(position.mark, context.lane_in(recipe.seed, position.epoch)),
+                    "url": self.chain.where(position.mark, context.lane_in(recipe.seed, position.epoch)),
                     "delivered": position.delivered,
-                    "position": self.stage.dump(position.mark),
+                    "position": self.chain.dump(position.mark),
                 }
             },
             "counts": self.counts(position),
@@ -168,11 +170,10 @@ class Stream(Generic[Out]):
     @cached_property
     def recipe(self) -> Recipe:
         """What never changes; StateError if the position of the chain cannot be known."""
-        self.stage.check_resumable()
-        root = self.stage.root
+        self.chain.root.check_resumable()
+        root = self.chain.root
         samples = root.samples_fingerprint if root.has_global_order else None  # which depends on their numbers
-        graph = tuple(self.stage.graph())
-        return Recipe(self.stage.seed, graph, self.stage.which_data(), samples)
+        return Recipe.of(self.chain)._replace(samples=samples)
 
     def load_state_dict(self, state: State, *, moved: bool = False) -> None:
         """Make the next ``iter()`` continue from ``state``.
@@ -186,7 +187,7 @@ class Stream(Generic[Out]):
             StateError: the state was made by another version, over other shards, with another seed
                 or another chain of stages. The message says what differs.
         """
-        move, context = Move(moved), self.stage.context
+        move, context = Move(moved), self.chain.root.context
         saved = check_recipe(state, self.recipe, move)
         lane = saved.lanes.get(context.lane)
         if saved.lane_count != context.lanes or lane is None:
@@ -195,7 +196,9 @@ class Stream(Generic[Out]):
                 f"the state holds {held}, and this process gives lane {context.lane} of "
                 f"{context.lanes}: keep the number of workers."
             )
-        mark = self.stage.load(self.stage.relocate(check_lane(lane, context.lane, self.stage), move))
+        if lane.position is None:
+            raise damaged(f"lane {context.lane} has no position")
+        mark = self.chain.load(lane.position)
         self.seek(Position(saved.epoch, lane.delivered, mark))
         if context.lane == 0:  # only one of several workers logs it
             move.log()
@@ -259,9 +262,9 @@ class StreamIterator(Generic[Out]):
         stream._stop_live(
             "a newer one was started, and a pipe has one at a time; build a second pipe to iterate twice at once"
         )
-        position, stage = stream.start_epoch(), stream.stage
+        position, root = stream.start_epoch(), stream.chain.root
         self._epoch, self._delivered = position.epoch, position.delivered
-        self._running = stage.open(stage.context.lane_in(stage.seed, position.epoch), position.mark)
+        self._running = stream.stage.open(root.context.lane_in(root.seed, position.epoch), position.mark)
         self._items, self._mark = self._running.items, self._running.mark
         stream._live = weakref.ref(self)
 
@@ -275,8 +278,8 @@ class StreamIterator(Generic[Out]):
         """Commit the end of the epoch. If all samples lack the fields that are kept, or there are
         none, stop with an error instead, and return the error.
         """
-        running, context = cast(Stage[Out], self._running), self._stream.stage.context
-        mark, lack = running.mark(), running.lack
+        running, context = cast(Stage[Out], self._running), self._stream.chain.root.context
+        mark, lack = running.mark(), Chain(running).lack
         counts = self._stream.counts(Position(self._epoch, self._delivered, mark))
         explained, empty = lack.explains(counts), False
         if context.tell_end is not None and (explained or not any(counts.values())):

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.errors import WdsError, causes
+from wds_pipes.core.stage import Reports, Stage, functional_name
+from wds_pipes.errors import SampleError, WdsError, causes
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
 _MOST_TEXT = 500  # how much of the message of the first one is kept
@@ -23,13 +23,16 @@ _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 OnError = str | Mapping[type[BaseException], str] | Callable[[Exception], str]
 
 
-class Tolerant(Stage[Out]):
+class Tolerant(Reports, Stage[Out]):
     """A stage that can meet bad data: ``on_error`` says which errors to raise, and which to skip:
     to count, and to continue, up to ``max_errors``. ``"skip"`` raises what is not the fault of one
     shard or sample: see ``is_of_data``.
 
     Here ``max_errors`` limits what one running chain skips. PipeLoader applies it to what all lanes
     of a rank together skip in an epoch.
+
+    Attributes:
+        error_kind: the error that it raises for bad data.
     """
 
     @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Tolerant(Stage[Out]):
         skipped: int = 0
 
     tallies: ClassVar[tuple[str, ...]] = ("skipped",)
+    error_kind: ClassVar[type[WdsError]] = SampleError
     source: Stage[Any]
 
     def __init__(self, source: Stage[Any], on_error: OnError, max_errors: int | None) -> None:
@@ -54,6 +58,7 @@ class Tolerant(Stage[Out]):
 
     @property
     def may_lose(self) -> bool:
+        """Whether the stage leaves out damaged data, by options that are no part of the graph."""
         return self.may_skip
 
     def changes_count(self) -> str | None:
@@ -62,13 +67,10 @@ class Tolerant(Stage[Out]):
         shown = "on_error='skip'" if self.on_error == "skip" else "on_error=..."
         return f"{functional_name(type(self))}({shown}) changes their number"
 
-    counter: ClassVar[str] = "skipped"
     happened: ClassVar[int] = 0  # how much all of them in this process have skipped
     _first_skip = ""  # while running: the message of the first error that was skipped
 
-    @property
-    def lack(self) -> Lack:
-        before = super().lack
+    def lack(self, before: Lack) -> Lack:
         return before if before.skipped else before._replace(skipped=self._first_skip)
 
     def skips(self, error: Exception) -> bool:

@@ -15,7 +15,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
-from wds_pipes.core.stage import Stage, State, functional_name, shown_signature
+from wds_pipes.core.chain import Chain
+from wds_pipes.core.stage import Source, Stage, State, functional_name, shown_signature
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe, as_stage, find_ours, pipe_class
 from wds_pipes.dataset import as_dataset
@@ -70,7 +71,7 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
 if not TYPE_CHECKING:
     for _name in stages.__all__:
         _stage = getattr(stages, _name)
-        globals()[_name] = pipe_class(_stage) if _stage.is_source or _stage is stages.Mix else register_stage(_stage)
+        globals()[_name] = pipe_class(_stage) if issubclass(_stage, Source) else register_stage(_stage)
 
 mix = Mix  # noqa: F405
 
@@ -103,7 +104,7 @@ def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:
         raise TypeError(f"an IterDataPipe is needed, not {type(pipe).__name__}")
     if find_ours(pipe) is None:
         raise StateError("this chain has no pipe of wds_pipes in it, so its state cannot be known")
-    as_stage(pipe).check_resumable()
+    Chain(as_stage(pipe)).root.check_resumable()
     name = type(pipe).__name__.removesuffix("IterDataPipe")
     mend = "use the method, pipe.map(), .filter(), .batch() or .collate()"
     raise StateError(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
 from wds_pipes.core.hosts import add_pipes, build, make_skin, remade, stage_of
-from wds_pipes.core.stage import Stage, State, functional_name
+from wds_pipes.core.stage import Source, Stage, State, functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
@@ -76,7 +76,7 @@ class WdsPipe(Countable, Base[T_co]):
     def __init__(self, *args: Any, **options: Any) -> None:
         given = args  # with pipes; args gets stages instead
         name = _written(self._kind)
-        if not self._kind.is_source:
+        if not issubclass(self._kind, Source):
             if not args or not isinstance(args[0], IterDataPipe):
                 raise TypeError(f"{name}() needs a pipe as its source, not {args[0] if args else None!r}")
             self._source = args[0]  # torch's walk over the graph looks for it
@@ -208,7 +208,7 @@ class WdsPipe(Countable, Base[T_co]):
 
     def _is_first(self) -> bool:
         source = self.__dict__.get("_source")
-        return (source is None or find_ours(source) is None) and self._stream.stage.root.divides_items
+        return (source is None or find_ours(source) is None) and self._stream.chain.root.divides_items
 
     @property
     def apply_sharding(self) -> Callable[..., None]:
@@ -230,10 +230,10 @@ class WdsPipe(Countable, Base[T_co]):
         return self._count_epoch
 
     def _count_epoch(self, seed: int) -> None:
-        count_epoch(self, self._stream.stage.context)
+        count_epoch(self, self._stream.chain.root.context)
 
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
-        context = self._stream.stage.context
+        context = self._stream.chain.root.context
         context.lane, context.lanes = instance_id, num_of_instances
         context.passed.starts = None  # no workers are started, or this is one
 
@@ -253,9 +253,9 @@ class WdsPipe(Countable, Base[T_co]):
 def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or continue from a loaded state, at the first ``next()``."""
     refuse_stateful_dataloader()
-    stage = self._stream.stage
+    stage, context = self._stream.stage, self._stream.chain.root.context
     _refuse_loaded(itertools.islice(walk(self), 1, None), "a pipe that reads from it")
-    if stage.context.lanes == 1:
+    if context.lanes == 1:
         if worker_info() is None:
             warn_of_ranks("a pipe")
         else:
@@ -284,9 +284,14 @@ for _method, _name in _TORCHS.items():
 WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: torch's metaclass does not hook what is set here
 
 
+def _reads_pipes(kind: type[Stage[Any]]) -> bool:
+    """Whether a stage's pipe reads from other pipes, which are its first argument."""
+    return not issubclass(kind, Source) or kind is stages.Mix
+
+
 def _written(kind: type[Stage[Any]]) -> str:
     """Return the name that a caller writes to build a stage's pipe."""
-    return kind.__name__ if kind.is_source else functional_name(kind)
+    return functional_name(kind) if _reads_pipes(kind) else kind.__name__
 
 
 def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], options: dict[str, Any]) -> graph.Call:
@@ -294,8 +299,10 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     number of shards.
     """
     signature = _signature(kind)  # type: ignore[arg-type]  # mypy takes the __hash__ of instances
-    values, said = stage.shown_options(signature.bind(*args, **options).arguments)
-    if not kind.is_source:
+    values, said = signature.bind(*args, **options).arguments, ""
+    if isinstance(stage, Source):
+        values, said = stage.shown_options(values)
+    if _reads_pipes(kind):
         del values[next(iter(signature.parameters))]
     call = graph.Call.of(_written(kind), signature, values)
     return call._replace(arguments=(f"{call.arguments[0]} {said}", *call.arguments[1:])) if said else call

@@ -20,9 +20,8 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from wds_pipes.core.lane import Context
 from wds_pipes.core.moved import Data
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source, Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.errors import StateError
@@ -69,7 +68,7 @@ def _copied(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
 class TorchStep(Stage[Any]):
     """A pipe of torch's that holds no item when it yields, over a stage of ours."""
 
-    holds_nothing = True
+    scope = "item"
 
     def __init__(self, source: Stage[Any], pipe: IterDataPipe[Any]) -> None:
         super().__init__(source)
@@ -81,16 +80,15 @@ class TorchStep(Stage[Any]):
         pipe.datapipe = self.source.items  # type: ignore[attr-defined]
         yield from pipe
 
-    def graph(self, *, counted: bool = False) -> list[str]:
-        assert self.source is not None
+    def _label(self, *, counted: bool) -> str:
         size = f"({self.items_per_batch})" if counted and self.items_per_batch is not None else ""
-        return [*self.source.graph(counted=counted), f"torch.{_name(self.pipe)}{size}"]
+        return f"torch.{_name(self.pipe)}{size}"
 
 
 class TorchMap(TorchStep):
     """torch's map or collate, which make one item of each."""
 
-    keeps_count = keeps_order = True
+    keeps_count = True
 
 
 class TorchBatch(TorchStep):
@@ -102,7 +100,7 @@ class TorchBatch(TorchStep):
         dropped: int = 0
 
     tallies = ("delivered", "dropped")
-    keeps_count = keeps_order = True
+    keeps_count = True
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
@@ -142,7 +140,7 @@ class _Counted:
             yield item
 
 
-class TorchSource(Stage[Any]):
+class TorchSource(Source[Any]):
     """A chain that ends in a pipe of torch's, as the first stage of ours. Rules 2 and 3.
 
     Args:
@@ -158,15 +156,6 @@ class TorchSource(Stage[Any]):
         super().__init__()
         self.pipe = pipe
         self._ours = ours
-        self._context = Context()
-
-    @property
-    def context(self) -> Context:
-        return self._context
-
-    @property
-    def seed(self) -> int:
-        return 0
 
     @property
     def divides_items(self) -> bool:

@@ -87,7 +87,7 @@ def step_of(pipe: IterDataPipe[Any]) -> Step:
     if call is None and "_stream" in parts:  # a wrapper around a pipe of torch's
         return step_of(found[0])
     sources = {str(number): source for number, source in enumerate(found)}
-    if call is not None and (branches := parts["_stream"].stage.branches):
+    if call is not None and (branches := getattr(parts["_stream"].stage, "branches", None)):
         return Step(call, dict(zip(branches, found, strict=True)), False, _summary(pipe), branched=True)
     if call is not None:
         return Step(call, sources, call.name[0].islower(), _summary(pipe))

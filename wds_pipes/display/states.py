@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
+from wds_pipes.core.chain import PARTS, POSITION
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
-from wds_pipes.core.state import SEGMENTS, Saved, read_position, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, read_dict, read_position, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -43,14 +44,15 @@ def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
                 yield from _states_in(part, depth + 1)
 
 
-def _unnested(position: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the entries of a position, those of the steps before a ``repeat`` from its entry."""
-    entries = list(position)
-    for number in reversed(range(len(entries))):
-        before = entries[number].get("position")
-        if isinstance(before, list) and len(before) == number:
-            entries[:number] = read_position(before, "the position of a lane")
-    return entries
+def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names of the steps of a chain, each with its entry of a position; also of the steps
+    before a step that runs one chain, from its entry.
+    """
+    before, placed = names[: -len(position)], names[-len(position) :]
+    parts = position[0].get(PARTS, []) if position else []
+    if before and len(parts) == 1 and POSITION in read_dict(parts[0], "a chain"):
+        yield from _placed(before, read_position(parts[0][POSITION], "the position of a lane"))
+    yield from zip(placed, position, strict=False)
 
 
 def _describe(state: Saved) -> str:
@@ -62,7 +64,7 @@ def _describe(state: Saved) -> str:
         if lane.position and lane.url is None and not lane.delivered and state.shards is not None:
             facts.append("it has no shard")
         else:
-            for name, entry in zip(names, _unnested(lane.position or []), strict=False):
+            for name, entry in _placed(names, lane.position or []):
                 kind = find_stage(name)
                 facts.append(None if kind is None else kind.describe(entry, told))
         facts.append(f"{plural(lane.delivered, 'item')} delivered")

@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.lane import Lane, Stripe
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source, Stage
 from wds_pipes.core.state import SavedLane, damaged, read_count
 from wds_pipes.core.words import shown
 from wds_pipes.loader.partition import Partition, Segment
@@ -70,10 +71,10 @@ class InOrder(Partition):
             full=mode != "exact",
         )
 
-    def segments(self, number: int, source: Stage[Any]) -> list[Segment]:
+    def segments(self, number: int, source: Source[Any]) -> list[Segment]:
         return [Segment(number, 0)]
 
-    def lane(self, segment: Segment, source: Stage[Any], seed: int, epoch: int) -> Lane:
+    def lane(self, segment: Segment, source: Source[Any], seed: int, epoch: int) -> Lane:
         padding = False if self.pads else None
         return Lane(seed, epoch, segment.number, self.lanes, padding=padding, stripe=self.stripe)
 
@@ -99,8 +100,8 @@ def why_in_lanes(stage: Stage[Any]) -> str | None:
     """Return why the epochs of a chain over a ``SampleList`` have no global order, for a message;
     None if they have one.
     """
-    reasons = [step.changes_count() or step.changes_order() for step in stage.chain]
-    return next(filter(None, reversed(reasons)), None)
+    reasons = (step.changes_count() or changes_order(step) for step in Chain(stage))
+    return next(filter(None, reasons), None)
 
 
 def is_in_order(partition: dict[str, Any] | None) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.stream import Stream
@@ -33,9 +34,9 @@ def in_batches(
                 "drop_last, collate and mix_lanes go with batch_size; without it the items of the pipe are the batches"
             )
         return stage
-    if stage.batches is not None:
+    if (batches := Chain(stage).batches) is not None:
         warnings.warn(
-            f"the pipe gives batches of {stage.batches} already, and batch_size={batch_size} makes batches of "
+            f"the pipe gives batches of {batches} already, and batch_size={batch_size} makes batches of "
             "these: leave one of the two out. If it is meant, write the second one as "
             f".batch_samples({batch_size}), too.",
             stacklevel=5,
@@ -56,7 +57,8 @@ def in_batches(
 
 def batching(stage: Stage[Any]) -> list[Stage[Any]]:
     """The steps of a chain that make batches, in order."""
-    after = itertools.takewhile(lambda step: not step.expands, stage.chain)  # it takes batches apart
+    # a step that expands takes batches apart
+    after = itertools.takewhile(lambda step: not step.expands, reversed(Chain(stage).steps))
     return [step for step in after if step.items_per_batch is not None][::-1]
 
 
@@ -69,11 +71,11 @@ def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
 
 def why_uncounted(stage: Stage[Any], *, repeats: bool = False) -> str | None:
     """Why the number of samples of a lane is not known, and what to do; None if it is known.
-    ``repeats``: the caller takes ``Stage.epoch_repeats`` into account.
+    ``repeats``: the caller takes ``repeat(n)`` into account.
     """
     if changes := _changes(stage, repeats=repeats):
         return changes
-    if stage.root.sample_counts is None:
+    if Chain(stage).root.sample_counts is None:
         return (
             "the samples of the shards are not counted: pass ShardList(index=...), or "
             "samples_per_shard=, a number or a list of them"
@@ -83,14 +85,19 @@ def why_uncounted(stage: Stage[Any], *, repeats: bool = False) -> str | None:
 
 def _changes(stage: Stage[Any], *, repeats: bool) -> str | None:
     """Why a step may yield another number of items than it takes; None if no step does."""
-    steps = (step for step in stage.chain if step.epoch_repeats == 1 or not repeats)
+    steps = (step for step in reversed(Chain(stage).steps) if not (repeats and _repeats(step) > 1))
     return next(filter(None, (step.changes_count() for step in steps)), None)
+
+
+def _repeats(step: Stage[Any]) -> int:
+    """How many times a step yields the epoch of its source."""
+    return step.epoch_repeats if isinstance(step, Composite) else 1
 
 
 def _items(stage: Stage[Any], count: int) -> int:
     """How many items the steps of a chain make of this number of samples or shards."""
-    for step in reversed(list(stage.chain)):
-        count = step.batches_of(count * step.epoch_repeats)
+    for step in Chain(stage):
+        count = step.batches_of(count * _repeats(step))
     return count
 
 
@@ -123,7 +130,8 @@ class Countable:
 
 
 def _sample_count(stage: Stage[Any]) -> int:
-    source = stage.root
+    chain = Chain(stage)
+    source = chain.root
     counts = source.sample_counts
     if not source.divides_shards:
         why = f"{source.changes_count()}; a pipe that begins with ShardList(index=...) has a sample_count()"
@@ -134,7 +142,7 @@ def _sample_count(stage: Stage[Any]) -> int:
     elif changes := why_uncounted(stage, repeats=True):
         why = f"{changes}. Before this step, an epoch has {sum(counts):,} samples"
     else:
-        return sum(counts) * math.prod(step.epoch_repeats for step in stage.chain)
+        return sum(counts) * math.prod(map(_repeats, chain))
     raise TypeError(f"sample_count() is not known: {why}.")
 
 
@@ -157,26 +165,28 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     """
     if why := _unknown(stage) or _uneven(stage, ranks_are_divided):
         raise TypeError(f"len() is not known: {why}")
-    counts = stage.root.sample_counts
-    if counts is None or stage.items_are not in _SAMPLES:
-        return _items(stage, stage.which_data().shards or 0)
+    chain = Chain(stage)
+    counts = chain.root.sample_counts
+    if counts is None or chain.items_are not in _SAMPLES:
+        return _items(stage, chain.data.shards or 0)
     return _items(stage, sum(counts))
 
 
 def _unknown(stage: Stage[Any]) -> str | None:
-    source = stage.root
+    chain = Chain(stage)
+    source = chain.root
     if not source.divides_shards:
         return source.changes_count()
-    if stage.items_are in _SAMPLES:
+    if chain.items_are in _SAMPLES:
         return source.epochs_differ() or why_uncounted(stage, repeats=True)
-    if stage.items_are == "members":
+    if chain.items_are == "members":
         return "the index counts samples, not members: add group_by_key()"
     return _changes(stage, repeats=True)
 
 
 def _uneven(stage: Stage[Any], ranks_are_divided: bool) -> str | None:
     """Why this process may get another number of items than one process that reads all."""
-    context = stage.context
+    context = Chain(stage).root.context
     mend = "use wds_pipes.PipeLoader, whose len() is right on any number of workers and ranks"
     if context.lanes > 1:
         return f"this process gives part {context.lane} of {context.lanes} of the epoch: {mend}"

@@ -8,7 +8,7 @@ from collections import Counter
 from wds_pipes.core.counts import sum_counts
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import Saved, are_all, damaged, read_state
+from wds_pipes.core.state import Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.ranks import Rank
@@ -109,10 +109,14 @@ def _check_run(states: list[State], saved: list[Saved], moved: bool, *more: str)
             )
 
 
-def of_other_shards(one: Saved, other: Saved, moved: bool) -> bool:
+def of_other_shards(one: Saved | SavedSource, other: Saved | SavedSource, moved: bool) -> bool:
     """Whether two states are of different shards, or of the same in another order."""
     data = Data(one.fingerprint, one.data)
-    return Move(moved).problem(Data(other.fingerprint, other.data), data) is not None
+    return (
+        Move(moved).problem(Data(other.fingerprint, other.data), data) is not None
+        or one.sources.keys() != other.sources.keys()
+        or any(of_other_shards(source, other.sources[name], moved) for name, source in one.sources.items())
+    )
 
 
 def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:

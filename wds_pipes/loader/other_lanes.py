@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.checking import SEE
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.loader.pipe_loader import PipeLoader
@@ -23,16 +24,16 @@ def check_other_lanes(make: Callable[[], Any]) -> None:
     """
     if not isinstance(pipe := make(), WdsPipe):
         return
-    stage = pipe._stream.stage
-    steps = list(stage.chain)
-    whole = any(step.whole_lanes for step in steps)
+    chain = Chain(pipe._stream.stage)
+    steps = chain.steps[::-1]
+    whole = any(step.scope == "lane" for step in steps)
     # steps of which another lane may leave out, or make, other items: its batches are others, too
     batched = max((place for place, step in enumerate(steps) if step.items_per_batch is not None), default=0)
     drops = any(step.items_per_batch is not None and not step.batches_of(1) for step in steps)
     differ = drops or any(
         not step.keeps_count and (step.counts_items or place < batched) for place, step in enumerate(steps)
     )
-    if not stage.root.divides or stage.never_ends or (differ and not whole):
+    if not chain.root.divides or chain.never_ends or (differ and not whole):
         return
 
     def loader(lanes: int) -> PipeLoader:
@@ -57,7 +58,7 @@ def check_other_lanes(make: Callable[[], Any]) -> None:
             raise AssertionError(
                 f"cut at {cut}: on one lane, then on two, on three and on one again, {len(wrong)} samples were lost or "
                 f"came too often, such as {name} ({-count:+}). A step whose items depend on those that its lane has "
-                "had declares whole_lanes = True, and in tallies are only fields of At that run() never reads. "
+                'had declares scope = "lane", and in tallies are only fields of At that run() never reads. '
                 f"{SEE}"
             )
 

@@ -19,7 +19,7 @@ Rules:
    and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
    turn. Unopened shards are divided as in rule 1; if the samples are counted, they are divided so
    that the lanes become as equal as possible. The lanes of a mix, and of a chain with a step that
-   needs whole lanes (``Stage.whole_lanes``), are not divided: each continues as a whole, as a
+   needs whole lanes (its ``scope`` is ``"lane"``), are not divided: each continues as a whole, as a
    remainder.
 """
 
@@ -32,10 +32,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
+from wds_pipes.core.chain import PARTS, POSITION, Chain
 from wds_pipes.core.counts import COUNTED, public_counts, sum_counts
 from wds_pipes.core.lane import Lane, Stripe
-from wds_pipes.core.moved import Move
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source
 from wds_pipes.core.state import (
     MOST_LANES,
     MOST_PARTITIONS,
@@ -62,7 +62,7 @@ class Segment:
         generation: the generation of that partition: how often the epoch had been repartitioned.
         start: the first of the lane's ranges.
         stop: the one after the last; None: up to the last of the lane.
-        position: where to begin, as ``Stage.dump`` wrote it; None: at the beginning.
+        position: where to begin, as ``Chain.dump`` wrote it; None: at the beginning.
         samples: how many samples it has; None: not known.
     """
 
@@ -133,7 +133,7 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     )
 
 
-ShardRange = tuple[int, int, int]  # a range of the samples of a shard, see ``Stage.epoch_shards``
+ShardRange = tuple[int, int, int]  # a range of the samples of a shard, see ``Source.epoch_shards``
 Shares = list[list[list[ShardRange]]]  # of each lane, of each partition of an epoch, from the first one on
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopened shards; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Partition
@@ -164,7 +164,7 @@ class Partition:
     stripe: Stripe | None = None
 
     @classmethod
-    def first(cls, lanes: int, source: Stage[Any], epoch: int) -> Partition:
+    def first(cls, lanes: int, source: Source[Any], epoch: int) -> Partition:
         """Return the partition at the beginning of an epoch.
 
         If samples are counted, the sizes of lanes differ by at most one.
@@ -174,13 +174,13 @@ class Partition:
         total = sum(stop - start for _, start, stop in source.epoch_shards(source.seed, epoch))
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
-    def of_epoch(self, ahead: int, source: Stage[Any], epoch: int) -> Partition:
+    def of_epoch(self, ahead: int, source: Source[Any], epoch: int) -> Partition:
         """Return the partition of the epoch that is ``ahead`` epochs after this one."""
         if not ahead:
             return self
         return self.later[ahead - 1] if ahead <= len(self.later) else Partition.first(self.lanes, source, epoch)
 
-    def segments(self, number: int, source: Stage[Any]) -> list[Segment]:
+    def segments(self, number: int, source: Source[Any]) -> list[Segment]:
         """Return the segments of lane ``number``: its remainders, then its share of the unopened
         shards.
         """
@@ -192,7 +192,7 @@ class Partition:
             Segment(number, len(self.history), samples=None if self.sizes is None else self.sizes[number]),
         ]
 
-    def lane(self, segment: Segment, source: Stage[Any], seed: int, epoch: int) -> Lane:
+    def lane(self, segment: Segment, source: Source[Any], seed: int, epoch: int) -> Lane:
         """Return the lane under whose number a segment is read, with the segment's ranges."""
         if not source.divides_shards:  # a mix: each of its sources divides its own
             return Lane(seed, epoch, segment.number, len(self.history[0][1]) if self.history else self.lanes)
@@ -206,7 +206,7 @@ class Partition:
             tuple(shares[segment.number][segment.start : segment.stop]),
         )
 
-    def shares(self, source: Stage[Any], seed: int, epoch: int) -> list[list[ShardRange]]:
+    def shares(self, source: Source[Any], seed: int, epoch: int) -> list[list[ShardRange]]:
         """Return the shares of the lanes, of the ranges that no lane of an earlier partition has
         opened.
         """
@@ -251,7 +251,7 @@ class Partition:
         return pickle.dumps(entry)
 
     @classmethod
-    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int, move: Move) -> Partition:
+    def from_json(cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int) -> Partition:
         """Return the partition that ``as_json`` wrote.
 
         Args:
@@ -259,16 +259,15 @@ class Partition:
             entry: what ``as_json`` returned.
             stage: the stage that runs the segments of a lane.
             epoch: the epoch.
-            move: whether the shards may have moved, see ``wds_pipes.core.moved``.
 
         Raises:
             StateError: ``entry`` cannot be a partition of this epoch.
         """
-        partition = cls._one_from_json(lanes, entry, stage, epoch, move)
+        partition = cls._one_from_json(lanes, entry, stage, epoch)
         later: list[Partition] = []
         lanes_so_far = partition.lanes_so_far
         for ahead, one in enumerate(read_list(entry.get("later", []), "the later epochs of its partition"), 1):
-            later.append(cls._one_from_json(lanes, read_dict(one, "its partition"), stage, epoch + ahead, move))
+            later.append(cls._one_from_json(lanes, read_dict(one, "its partition"), stage, epoch + ahead))
             lanes_so_far += later[-1].lanes_so_far
             if lanes_so_far > MOST_LANES:
                 raise damaged(f"its partitions are of {lanes_so_far} lanes, and at most {MOST_LANES} can be")
@@ -280,13 +279,10 @@ class Partition:
         return self.lanes + sum(len(opened) for _, opened in self.history)
 
     @classmethod
-    def _one_from_json(
-        cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int, move: Move
-    ) -> Partition:
+    def _one_from_json(cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int) -> Partition:
         """Return the partition of one epoch, without later epochs."""
-        recipe = stage.source
-        assert recipe is not None
-        stages = len(recipe.dump(None))
+        chain = Chain(stage.source)
+        root, stages = chain.root, len(chain.placed)
         history: list[tuple[Sizes, tuple[int, ...]]] = []
         earlier, lanes_so_far = read_list(entry.get("history"), "the history of its partition"), lanes
         if not len(earlier) <= MOST_PARTITIONS:
@@ -315,38 +311,31 @@ class Partition:
         for remainder in remainders:
             if remainder.generation >= len(history) or remainder.number >= len(history[remainder.generation][1]):
                 raise damaged("its partition continues lanes that did not exist")
-            if stage.root.divides_shards and not (
+            if root.divides_shards and not (
                 remainder.stop is not None
                 and remainder.start < remainder.stop <= history[remainder.generation][1][remainder.number]
             ):
                 raise damaged("its partition continues shards that were not opened")
-        remainders = tuple(
-            remainder
-            if remainder.position is None
-            else replace(remainder, position=recipe.relocate(remainder.position, move))
-            for remainder in remainders
-        )
-        partition = replace(partition, remainders=remainders)
         for remainder in remainders:
             if remainder.position is not None:
-                recipe.load(remainder.position)
-        counted = stage.root.sample_counts is not None
+                chain.load(remainder.position)
+        counted = root.sample_counts is not None
         if not all((sizes is not None) == counted for sizes in (partition.sizes, *(sizes for sizes, _ in history))):
             raise damaged(
                 "its partition does not say how many samples each lane has"
                 if counted
                 else "its partition says how many samples each lane has, of uncounted shards"
             )
-        if stage.root.divides_shards:
-            partition.shares(stage.root, stage.seed, epoch)  # raises if the number of samples differs
+        if root.divides_shards:
+            partition.shares(root, root.seed, epoch)  # raises if the number of samples differs
         return partition
 
 
 # the last ones of each source, and of what: they are requested for each lane of a partition
-_last: WeakKeyDictionary[Stage[Any], tuple[Any, Shares]] = WeakKeyDictionary()
+_last: WeakKeyDictionary[Source[Any], tuple[Any, Shares]] = WeakKeyDictionary()
 
 
-def _shares(source: Stage[Any], *of: Any) -> Shares:
+def _shares(source: Source[Any], *of: Any) -> Shares:
     """Return the ranges of each lane of each partition of an epoch (seed and number), from the
     first partition on.
     """
@@ -355,7 +344,7 @@ def _shares(source: Stage[Any], *of: Any) -> Shares:
     return _last[source][1]
 
 
-def _divide_all(source: Stage[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> Shares:
+def _divide_all(source: Source[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> Shares:
     ranges = [shard_range for shard_range in source.epoch_shards(*epoch) if shard_range[2]]  # without empty shards
     earlier_shares = []
     for earlier, opened in history:
@@ -407,12 +396,13 @@ def repartition(
     Returns:
         the new partition.
     """
-    source, depth, uncounted = stage.root, stage.depth, stage.uncounted
+    chain = Chain(stage)
+    source = chain.root
     if not source.divides_shards:
         return _hand_on(old, lanes, states, stage)
-    shares, remainders, opened = old.shares(source, stage.seed, epoch), [], []
+    shares, remainders, opened = old.shares(source, source.seed, epoch), [], []
     counts = sum_counts((old.counts, *(states[number]["counts"] for number in range(old.lanes))))
-    whole = any(step.whole_lanes for step in stage.chain)  # each lane counts as having opened its whole share
+    whole = any(step.scope == "lane" for step in chain)  # each lane counts as having opened its whole share
     for number in range(old.lanes):
         state = states[number]
         share, position = shares[number], state["position"]
@@ -420,7 +410,7 @@ def repartition(
         handed = segments[:-1]  # the segments that are not divided
         if whole and share:
             handed.append(replace(segments[-1], stop=len(share)))
-        at = {} if position is None else position[depth]
+        at = {} if position is None else position[0]
         place, given = at.get("segment", 0), at.get("opened", 0)
         if (place == len(segments) - 1 and given > len(share)) or (place > len(segments) and not at.get("padded")):
             raise damaged(f"lane {number} has opened {given} shards of segment {place}")
@@ -432,7 +422,9 @@ def repartition(
         else:
             last = place == len(segments) - 1
             opened.append(len(share) if whole else given if last else 0)
-            remainder = _remainder(segments[place], uncounted(position[:depth]), opened[-1] if last else None)
+            remainder = _remainder(
+                segments[place], inner_position(stage, position), opened[-1] if last else None, stage
+            )
             if remainder is not None:
                 if old.sizes is not None:
                     later = [
@@ -471,11 +463,11 @@ def repartition_loop(
         Each sample that is left of these epochs comes once, before a lane begins the next epoch.
     """
     ahead = {
-        number: 0 if state["position"] is None else state["position"][stage.depth].get("epoch", 0)
+        number: 0 if state["position"] is None else state["position"][0].get("epoch", 0)
         for number, state in states.items()
     }
     first, last = min(ahead.values()), max(len(old.later), *ahead.values())
-    spread, whole = last - first, old.of_epoch(len(old.later) + 1, stage.root, epoch).samples()
+    spread, whole = last - first, old.of_epoch(len(old.later) + 1, Chain(stage).root, epoch).samples()
     partitions: list[Partition] = []
     if spread * lanes <= MOST_LANES:
         known = [one.samples() for one in (old, *old.later)]
@@ -487,7 +479,7 @@ def repartition_loop(
                     done = sum(samples[number] for samples in known[:place] if samples)
                     done += max(0, place - len(known)) * whole[number]
                 entries[number] = _in_epoch(state, ahead[number] - place, done)
-            one = old.of_epoch(place, stage.root, epoch + place)
+            one = old.of_epoch(place, Chain(stage).root, epoch + place)
             partitions.append(_of_epoch(one, lanes, entries, stage, epoch + place))
     if not partitions or (spread and sum(one.lanes_so_far for one in partitions) > MOST_LANES):
         raise StateError(
@@ -516,7 +508,7 @@ def _of_epoch(
     it.
     """
     if not old.history and all(state["position"] is None and not state["ended"] for state in states.values()):
-        return Partition.first(lanes, stage.root, epoch)
+        return Partition.first(lanes, Chain(stage).root, epoch)
     return replace(repartition(old, lanes, states, stage, epoch), counts={}, later=())
 
 
@@ -540,30 +532,43 @@ def _hand_on(old: Partition, lanes: int, states: dict[int, dict[str, Any]], stag
     The old lanes go to the new lanes in turn, as remainders. They are not divided, since the
     proportions hold within each lane.
     """
-    depth, remainders = stage.depth, []
+    source, remainders = Chain(stage).root, list[Segment]()
     counts = sum_counts((old.counts, *(states[number]["counts"] for number in range(old.lanes))))
     for number in range(old.lanes):
         state = states[number]
         if state["ended"]:
             continue
-        position, segments = state["position"], old.segments(number, stage.root)
+        position, segments = state["position"], old.segments(number, source)
         if position is not None:
-            first = position[depth].get("segment", 0)
+            first = position[0].get("segment", 0)
             segments = segments[first:]
-            segments[:1] = [replace(segment, position=stage.uncounted(position[:depth])) for segment in segments[:1]]
+            segments[:1] = [replace(segment, position=inner_position(stage, position)) for segment in segments[:1]]
         remainders += segments
     return Partition(lanes, None, (*old.history, (None, (0,) * old.lanes)), tuple(remainders), counts)
 
 
-def _remainder(segment: Segment, position: list[dict[str, Any]], opened: int | None) -> Segment | None:
+def inner_position(stage: Segments[Any], position: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the position in the open segment of a lane at a position, without counts."""
+    chain = Chain(stage.source)
+    for part in position[0].get(PARTS, []):
+        if POSITION in part:
+            return chain.uncounted(part[POSITION])
+    return chain.dump(None)
+
+
+def _remainder(
+    segment: Segment, position: list[dict[str, Any]], opened: int | None, stage: Segments[Any]
+) -> Segment | None:
     """Return the remainder of a segment; None if it is finished.
 
     Args:
         segment: the segment.
         position: its position, without counts, where the remainder begins.
         opened: how many of its ranges were opened, up to which the remainder goes; None: all.
+        stage: the stage that runs the segments of a lane.
     """
-    start, stop = segment.start + position[0].pop("next", 0), segment.stop if opened is None else segment.start + opened
+    done, position = Chain(stage.source).rest_of(position)
+    start, stop = segment.start + done, segment.stop if opened is None else segment.start + opened
     if stop is not None and start > stop:
         raise damaged(f"lane {segment.number} has finished {start} shards, and opened {stop}")
     return None if stop is not None and start >= stop else replace(segment, start=start, stop=stop, position=position)

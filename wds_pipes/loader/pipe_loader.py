@@ -21,6 +21,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds
@@ -171,7 +172,7 @@ class PipeLoader:
         options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
         call = graph.Call.of("PipeLoader", inspect.signature(PipeLoader), options)
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
-        stage.check_resumable()
+        Chain(stage).root.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
         plan = Plan(
             stage,
@@ -300,8 +301,6 @@ class PipeLoader:
             "lanes": lanes,
             "counts": total_counts(lanes.values(), at.partition.counts if self.rank.number == 0 else {}),
         }
-        if plan.source.branches and all(lane["position"] is None for lane in lanes.values()):
-            state["beginning"] = plan.stage.dump(None)  # the sources of mix(), which are otherwise in the lanes
         if self._progress.cut is not None:
             state["given"] = at.given
         if self._progress.cut_in_samples:

@@ -7,14 +7,15 @@ import math
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, Lack, logger
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.recipe import Recipe
 from wds_pipes.core.running import close_running
-from wds_pipes.core.stage import Stage, State, functional_name
+from wds_pipes.core.stage import Source, Stage, State, functional_name
 from wds_pipes.core.state import MOST_LANES, STATE_VERSION
-from wds_pipes.core.stream import Stream
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.comparing import check_alike
 from wds_pipes.loader.global_order import InOrder, why_in_lanes
@@ -98,17 +99,20 @@ class Plan:
     ) -> None:
         if rank != (None, None):
             find_rank(*rank)
-        if stage.never_ends:
+        chain = Chain(stage)
+        if chain.never_ends:
             raise ValueError(
                 "repeat() without end is not for PipeLoader, which could not give the samples of one epoch exactly "
                 "once: leave it out, and pass epoch_end='loop', with which the epochs follow each other without end, "
                 "and with_epoch() cuts them."
             )
-        one_order = stage.root.has_global_order and epoch_end != "loop" and parts == 1
+        one_order = chain.root.has_global_order and epoch_end != "loop" and parts == 1
         why_not = why_in_lanes(stage) if one_order else None
         self.in_order = one_order and why_not is None
         self.stage = lay_out(stage)
-        segments_of(self.stage).keeps_order = self.in_order  # type: ignore[misc]
+        self.chain = Chain(self.stage)
+        if self.in_order:
+            segments_of(self.stage).scope = "item"
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
         )
@@ -125,7 +129,7 @@ class Plan:
             raise ValueError(
                 f"with epoch_end='loop' all batches are full, and {holding} ends with each epoch, or holds items at "
                 "its end: put batch_samples() last, or pass drop_last=True to it. "
-                "A step of your own that holds nothing when it yields says so with holds_nothing = True."
+                'A step of your own that holds nothing when it yields says so with scope = "item".'
             )
         if why_not is not None:
             logger.warning(
@@ -171,7 +175,8 @@ class Plan:
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
         self.mode  # noqa: B018 - sets options of Segments, which are part of the graph
-        return Stream(self.stage).recipe._replace(samples=self.source.samples_fingerprint)
+        self.chain.root.check_resumable()
+        return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
 
     def of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
@@ -181,6 +186,7 @@ class Plan:
             "epoch": at.epoch,
             "seed": recipe.seed,
             **recipe.of_data,
+            **recipe.of_sources,
             "graph": list(recipe.graph),
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
@@ -203,7 +209,7 @@ class Plan:
         facts = self.of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
-            "sources": _sources(self.stage),
+            "sources": _sources(self.recipe),
         }
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
@@ -211,9 +217,9 @@ class Plan:
         check_alike(loader, self.rank, facts)
 
     @property
-    def source(self) -> Stage[Any]:
+    def source(self) -> Source[Any]:
         """The first stage."""
-        return self.stage.root
+        return self.chain.root
 
     @cached_property
     def batching(self) -> list[Stage[Any]]:
@@ -304,19 +310,19 @@ class Plan:
 
     def epoch(self, at: LoaderPosition) -> int:
         """Return the epoch of the data at a position; with "loop", of the lane that is last."""
-        depth = segments_of(self.stage).depth
         positions = [lane["position"] for lane in at.states.values()]
-        return at.epoch + min((0 if lane is None else lane[depth].get("epoch", 0) for lane in positions), default=0)
+        return at.epoch + min((0 if lane is None else lane[0].get("epoch", 0) for lane in positions), default=0)
 
     def look(self, epoch: int) -> tuple[dict[str, int], Lack]:
         """Read an epoch of all ranks up to its first sample, and return what is known then.
 
         A rank that has no samples finds out in this way whether there are any.
         """
-        reading = next((step for step in self.stage.chain if step.ends_reading), self.source)
-        running = reading.open(Lane(self.stage.seed, epoch, 0, 1))
+        reading = Chain(segments_of(self.stage).source).reading_end
+        running = reading.open(Lane(self.source.seed, epoch, 0, 1))
         found = len(list(itertools.islice(running.items, 1)))
-        counts, lack = running.counts(running.mark(), found), running.lack
+        chain = Chain(running)
+        counts, lack = chain.counts(running.mark(), found), chain.lack
         close_running(running)
         return counts, lack
 
@@ -329,12 +335,11 @@ class Plan:
         return self.lanes or self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
 
 
-def _sources(stage: Stage[Any]) -> list[Any]:
+def _sources(recipe: Recipe) -> list[Any]:
     """Return what identifies the chains from which a chain mixes, and what they read."""
-    branches = [branch for step in stage.chain for branch in step.branches.values()]
     return [
-        [branch.seed, data.identity, data.shards, branch.graph(counted=True), _sources(branch)]
-        for branch, data in ((branch, branch.which_data()) for branch in branches)
+        [source.seed, source.data.identity, source.data.shards, source.graph, _sources(source)]
+        for source in recipe.sources.values()
     ]
 
 
@@ -343,8 +348,8 @@ def _holding(batches: Stage[Any], stage: Stage[Any]) -> str:
     message; if there is none, ``batches``.
     """
     name = f"{functional_name(type(batches))}()"
-    after = itertools.takewhile(lambda step: step is not batches, stage.chain)
-    holding = (step for step in after if not step.holds_nothing or step.whole_lanes)
+    after = itertools.takewhile(lambda step: step is not batches, reversed(Chain(stage).steps))
+    holding = (step for step in after if step.scope != "item")
     return next((f"{functional_name(type(step))}() after {name}" for step in holding), name)
 
 
@@ -361,10 +366,11 @@ def _limits(stage: Stage[Any]) -> dict[str, Limit]:
     If steps in several sources of a mix have the same name, their limits are added up.
     """
     found: dict[str, Limit] = {}
-    for step in stage.chain:
-        if step.limited is not None and step.max_errors is not None:
+    chain = Chain(stage)
+    for step in chain:
+        if isinstance(step, Tolerant) and step.limited is not None and step.max_errors is not None:
             found[step.limited] = Limit(step.max_errors, step.error_kind)
-        for branch in step.branches.values():
-            for name, limit in _limits(branch).items():
-                found[name] = Limit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
+    for branch in chain.root.branches.values():
+        for name, limit in _limits(branch).items():
+            found[name] = Limit(limit.errors + (found[name].errors if name in found else 0), limit.kind)
     return found

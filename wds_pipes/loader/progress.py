@@ -185,7 +185,7 @@ class Progress:
         if self.workers.count:
             _with_workers.add(self)
         # differs on each rank, and after a resume
-        seed = hash64(plan.stage.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
+        seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
         return at, Run(self._runs, self.workers.start(self._runs, begins, seed), set(begins))
 
     @property

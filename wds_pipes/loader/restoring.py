@@ -6,15 +6,15 @@ from typing import Any
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.moved import Move
-from wds_pipes.core.recipe import check_lane, check_recipe
+from wds_pipes.core.recipe import check_recipe
 from wds_pipes.core.stage import Stage, State, is_built_in
-from wds_pipes.core.state import Saved, SavedLane, are_all, damaged, read_position
+from wds_pipes.core.state import Saved, SavedLane, are_all, damaged
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.global_order import is_in_order, place_in
 from wds_pipes.loader.lengths import batches_of
 from wds_pipes.loader.merging import state_for
-from wds_pipes.loader.partition import Partition, repartition, repartition_loop
+from wds_pipes.loader.partition import Partition, inner_position, repartition, repartition_loop
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack
 from wds_pipes.loader.segments import segments_of
@@ -30,10 +30,7 @@ def restore(plan: Plan, state: State | list[State], *, moved: bool = False) -> L
         state = state_for(list(state), plan.rank, moved=moved or plan.recipe.data.moved)
     move = Move(moved)
     saved = check_recipe(state, plan.recipe, move)
-    if (beginning := state.get("beginning")) is not None:
-        stages = len(plan.stage.dump(None))
-        plan.stage.load(plan.stage.relocate(read_position(beginning, "its beginning", stages), move))
-    at = _Restoring(plan, saved, move).position()
+    at = _Restoring(plan, saved).position()
     move.log()
     # Of what all ranks gave since the cut of with_epoch(), each now counts its share.
     given, samples = saved.given * saved.world_size, saved.given_samples
@@ -51,8 +48,8 @@ class _Restoring:
         whole: whether it has all lanes of the epoch.
     """
 
-    def __init__(self, plan: Plan, saved: Saved, move: Move) -> None:
-        self._plan, self._saved, self._move = plan, saved, move
+    def __init__(self, plan: Plan, saved: Saved) -> None:
+        self._plan, self._saved = plan, saved
         count, rank = saved.lane_count, plan.rank
         if saved.rank is None:
             raise damaged("it does not say of which rank it is")
@@ -136,8 +133,8 @@ class _Restoring:
         plan = self._plan
         given, taken = min(lane["delivered"] * plan.part_size, most), 0
         if lane["position"] is not None:
-            taken = plan.source.taken(lane["position"][0])
-        earlier = any(type(step).mark is not Stage.mark and not is_built_in(type(step)) for step in plan.stage.chain)
+            taken = plan.source.taken(inner_position(segments_of(plan.stage), lane["position"])[0])
+        earlier = any(type(step).mark is not Stage.mark and not is_built_in(type(step)) for step in plan.chain)
         if not lane["ended"] and (taken > given or (taken < given and not earlier)):
             raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
 
@@ -163,7 +160,7 @@ class _Restoring:
         elif saved.partition is None:
             partition = plan.first(count, epoch)
         else:
-            partition = Partition.from_json(count, saved.partition, segments, epoch, self._move)
+            partition = Partition.from_json(count, saved.partition, segments, epoch)
         if not plan.endless:
             self._check_one_epoch(partition)
         self._warn_of_added(partition)
@@ -183,14 +180,14 @@ class _Restoring:
 
     def _warn_of_added(self, partition: Partition) -> None:
         """Warn if sources were added to a mix in an epoch in which some of its lanes have ended."""
-        source, depth = self._plan.source, segments_of(self._plan.stage).depth
+        source, before = self._plan.source, self._saved.sources
         going = [(number, lane["position"]) for number, lane in self.lanes.items() if not lane["ended"]]
         begun = [position for _, position in going if position is not None]
-        added = source.branches.keys() - begun[0][0].get("sources", {}).keys() if begun and source.branches else None
+        added = source.branches.keys() - before.keys() if begun else None
         if not added:
             return
         left = sum(
-            len(partition.segments(number, source)) - (0 if position is None else position[depth].get("segment", 0))
+            len(partition.segments(number, source)) - (0 if position is None else position[0].get("segment", 0))
             for number, position in going
         )
         of = len(partition.history[0][1]) if partition.history else partition.lanes
@@ -216,23 +213,20 @@ class _Restoring:
 
     def _checked(self, number: int, lane: SavedLane) -> LaneState:
         """Return what a state says of a lane; StateError if the lane cannot have this position."""
-        position, stage = None, self._plan.stage
         if lane.position is not None:
-            position = stage.relocate(check_lane(lane, number, stage), self._move)
-            stage.load(position)
+            self._plan.chain.load(lane.position)
         return {
             "url": lane.url,
             "delivered": lane.delivered,
             "ended": lane.ended,
-            "position": position,
+            "position": lane.position,
             "counts": lane.counts,
         }
 
     def _check_one_epoch(self, partition: Partition) -> None:
         """Raise StateError if the lanes of a state are in several epochs of the data."""
-        depth = segments_of(self._plan.stage).depth
         positions: list[Any] = [lane["position"] for lane in self.lanes.values() if lane["position"] is not None]
-        if partition.later or any(position[depth].get("epoch", 0) for position in positions):
+        if partition.later or any(position[0].get("epoch", 0) for position in positions):
             raise StateError(
                 "the lanes of this state are in several epochs of the data, as epoch_end='loop' lets them: pass "
                 f"epoch_end='loop' to this loader, too, which has {self._plan.mode!r}."

@@ -1,7 +1,7 @@
 """The chain of a lane: it runs the segments of the lane (``partition.Segment``) one after another.
 
 A chain is cut in two before a step that makes batches: the first one after which no step holds
-anything between items, or needs whole lanes (``Stage.whole_lanes``). The steps before the cut run
+anything between items (``Stage.scope`` is ``"item"``). The steps before the cut run
 for each segment separately. The steps after it run over all segments as one stream, so that no
 batch is cut short where a segment ends. If there is no such step, the cut is at the end of the
 chain.
@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wds_pipes.core.composite import Composite
+from wds_pipes.core.chain import Chain, Composite, Part
 from wds_pipes.core.lane import Lane, LaneFacts
-from wds_pipes.core.running import END, Mark, Out, begin, running_copy
+from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
@@ -46,6 +46,7 @@ class Segments(Composite[Out]):
 
     tallies = (*Composite.tallies, "padded")
     keeps_count = True
+    scope = "window"
     order_options = ("samples",)
 
     source: Stage[Out]
@@ -53,10 +54,10 @@ class Segments(Composite[Out]):
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
         # Set by Plan: how many samples an epoch has (None: shards are partitioned, not samples),
-        # whether repeats fill it up, whether the next epoch follows, and whether all lanes have one
-        # order.
+        # whether repeats fill it up, and whether the next epoch follows; and ``scope``, if all
+        # lanes have one order.
         self.samples: int | None = None
-        self.pads = self.loops = self.keeps_order = False  # type: ignore[misc]
+        self.pads = self.loops = False
         # The lane to run: see ``with_segments``.
         self.segments: OfLane = []
         self.of_epoch: Callable[[int], OfLane] | None = None
@@ -65,27 +66,25 @@ class Segments(Composite[Out]):
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
         self.after_epoch: Callable[[], None] | None = None  # called before the lane goes on to its next epoch
         self._inner: Stage[Out] | None = None
+        self._running: Chain | None = None
         self._resume: Mark | None = None
         self.divided = -1  # the last epoch that was repartitioned, in which a lane may have nothing
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
 
     def changes_count(self) -> str | None:
-        assert self.source is not None
-        if self.keeps_order or not self.counts_delivered or any(step.changes_count() for step in self.source.chain):
+        chain = Chain(self.source)
+        if self.scope == "item" or not chain.counts_delivered or any(step.changes_count() for step in chain):
             return None  # there is one segment, or a step of the chain says why
         return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
 
-    def open(self, lane: Lane, mark: Mark | None = None) -> Segments[Out]:
-        own, before = mark or (None, None)
-        running = running_copy(self)
-        running.lane, running.at, running._resume = lane, self._at(own), before
-        if running.at.epoch and running.of_epoch is not None:
+    def prepare(self) -> None:
+        at = self.at
+        self._resume = self.parts[0].mark if self.parts else None
+        if at.epoch and self.of_epoch is not None:
             if not self.loops:
-                raise damaged(f"lane {lane.number} is in another epoch than its loader")
-            running.segments, running._found = running.of_epoch(running.at.epoch), True
-        begin(running, mark)
-        return running
+                raise damaged(f"lane {self.lane.number} is in another epoch than its loader")
+            self.segments, self._found = self.of_epoch(at.epoch), True
 
     def run(self) -> Iterator[Out]:
         at = self.at
@@ -126,7 +125,7 @@ class Segments(Composite[Out]):
         if self._empty and self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
-            counted = self.root.sample_counts is not None  # then lanes are divided by samples
+            counted = Chain(self).root.sample_counts is not None  # then lanes are divided by samples
             few = "samples" if counted else "shards"
             mend = "pass a smaller lanes=" if counted else "let ShardList(index=...) count the samples"
             raise ShardError(
@@ -147,14 +146,15 @@ class Segments(Composite[Out]):
 
     def _open(self) -> Stage[Out]:
         """Open the segment whose turn it is."""
-        assert self.source is not None
+        chain = Chain(self.source)
         pads = self.at.segment >= len(self.segments)
         lane, position = self.segments[self.at.segment] if self.padding is None or not pads else (self.padding, None)
         lane = lane if self.padding is None else replace(lane, padding=pads)
         if position is None and self.resumed and not self.at.epoch:
-            position = self.source.dump(None)  # the beginning, as a state says it: the steps see that they resume
-        mark = self.source.load(position) if self._resume is None and position is not None else self._resume
+            position = chain.dump(None)  # the beginning, as a state says it: the steps see that they resume
+        mark = chain.load(position) if self._resume is None and position is not None else self._resume
         self._inner = inner = self.source.open(lane, mark)
+        self._running = Chain(inner)
         if self.watch is not None:
             self.watch(inner)
         return inner
@@ -165,28 +165,21 @@ class Segments(Composite[Out]):
 
     @property
     def opened(self) -> int:
-        return 0 if self._inner is None else self._inner.opened  # the source is only a recipe
-
-    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        own, before = mark or (None, None)
-        return self.counts_with(own, self.source.counts(before, 0), delivered)
+        return 0 if self._inner is None or self._running is None else self._running.opened
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
         if inner is None:
-            return self._own(at), self._resume
-        at.opened = inner.opened
-        return self._own(at), inner.mark()
+            return self._own(at), () if self._resume is None else (Part(self._resume),)
+        at.opened = self.opened
+        return self._own(at), (Part(inner.mark()),)
 
-    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return self.source.uncounted(entries) if self.source is not None else entries
-
-    def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        if mark is None or not self.segments or self.source is None:
+    def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
+        if not parts or not self.segments:
             return None
-        at = self._at(mark[0])
+        at = self._at(own)
         segments = self.segments if at.epoch == self.at.epoch or self.of_epoch is None else self.of_epoch(at.epoch)
-        return self.source.where(mark[1], segments[min(at.segment, len(segments) - 1)][0])
+        return Chain(self.source).where(parts[0].mark, segments[min(at.segment, len(segments) - 1)][0])
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
@@ -200,18 +193,16 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     Raises:
         TypeError: the chain starts with a stage that PipeLoader cannot divide.
     """
-    if not stage.root.divides:
+    chain = Chain(stage)
+    if not chain.root.divides:
         raise TypeError(
             "PipeLoader needs a pipeline that starts with ShardList, SampleList, or a mix() of such pipelines"
         )
-    chain: list[Stage[Any]] = [stage]
-    while chain[0].source is not None:
-        chain.insert(0, chain[0].source)
-    streams = [step.holds_nothing and not step.whole_lanes for step in chain]
-    batching = [place for place, step in enumerate(chain) if step.items_per_batch is not None]
-    cut = next((place for place in batching if all(streams[place:])), len(chain))
-    laid: Stage[Any] = Segments(chain[cut - 1])
-    for step in chain[cut:]:
+    steps = chain.steps
+    batching = [place for place, step in enumerate(steps) if step.items_per_batch is not None]
+    cut = next((place for place in batching if all(step.scope == "item" for step in steps[place:])), len(steps))
+    laid: Stage[Any] = Segments(steps[cut - 1])
+    for step in steps[cut:]:
         again = copy.copy(step)
         again.source = laid
         laid = again
@@ -224,12 +215,12 @@ def with_segments(
     """Return a copy of a chain that ``lay_out`` made, with the segments of lane ``number``."""
     again = copy.copy(stage)
     if isinstance(again, Segments):
-        source, seed = again.root, again.seed
+        source = Chain(again).root
 
         def of_epoch(ahead: int) -> OfLane:
             there = partition.of_epoch(ahead, source, epoch + ahead)
             return [
-                (there.lane(segment, source, seed, epoch + ahead), segment.position)
+                (there.lane(segment, source, source.seed, epoch + ahead), segment.position)
                 for segment in there.segments(number, source)
             ]
 
@@ -237,7 +228,7 @@ def with_segments(
         again.segments = of_epoch(0)
         again.divided = len(partition.later) if partition.history or partition.later else -1
         if again.pads and source.divides_shards and partition.stripe is None:
-            whole = Partition.first(partition.lanes, source, epoch).shares(source, again.seed, epoch)
+            whole = Partition.first(partition.lanes, source, epoch).shares(source, source.seed, epoch)
             again.padding = replace(
                 again.segments[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))
             )

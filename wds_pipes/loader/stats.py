@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.running import Items
 from wds_pipes.core.stage import Stage
@@ -28,7 +29,7 @@ class Spent(NamedTuple):
         bytes_read: bytes of the decompressed tars.
         held: samples in shuffle buffers, and in flight in threads, now.
         process: the id of its process.
-        network: what that process has used of the network so far: see ``Stage.network``.
+        network: what that process has used of the network so far: see ``Chain.network``.
     """
 
     busy: float = 0.0
@@ -46,19 +47,13 @@ class Meter:
         self.busy = self.waited = self._parsing = 0.0
         self._bytes_before = 0
         self._reported = Spent()  # the sums of all reports
-        self._chain: list[Stage[Any]] = []
+        self._chain: Chain | None = None
 
-    def watch(self, chain: Stage[Any]) -> None:
+    def watch(self, last: Stage[Any]) -> None:
         """Measure a chain that was just opened and has not yielded anything yet."""
-        self._bytes_before = self._bytes_read
-        self._chain = []
-        step: Stage[Any] | None = chain
-        while step is not None:
-            self._chain.append(step)
-            if step.ends_reading:
-                step.items = self._timed(step, step.items)
-            # A step with runs_chains runs the steps before it as chains of their own.
-            step = None if step.runs_chains else step.source
+        self._bytes_before, self._chain = self._bytes_read, Chain(last)
+        step = self._chain.reading_end
+        step.items = self._timed(step, step.items)
 
     def _timed(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Any]:
         timed = cast("Items[Any]", Items.from_iterable(self._runs(step, items)))
@@ -67,7 +62,7 @@ class Meter:
 
     def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
         """Yield ``items`` in runs. Runs of one item are timed."""
-        clock, stalled, end = time.perf_counter, step.stall_clock(), object()
+        clock, stalled, end = time.perf_counter, Chain(step).stall_clock(), object()
         one_by_one = _ONE_BY_ONE
         while True:
             if not one_by_one:
@@ -83,7 +78,7 @@ class Meter:
 
     @property
     def _bytes_read(self) -> int:
-        return self._bytes_before + (self._chain[0].bytes_so_far if self._chain else 0)
+        return self._bytes_before + (self._chain.bytes_so_far if self._chain else 0)
 
     def spent(self) -> Spent:
         """Return what was used since the last call."""
@@ -93,9 +88,9 @@ class Meter:
             now.busy - before.busy,
             now.reading - before.reading,
             now.bytes_read - before.bytes_read,
-            sum(step.held_items for step in self._chain),
+            self._chain.held_items if self._chain else 0,
             os.getpid(),
-            self._chain[0].network if self._chain else NO_NETWORK,
+            self._chain.network if self._chain else NO_NETWORK,
         )
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, close_running
@@ -96,15 +97,16 @@ class _Running:
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
         again, stripe = len(partition.history), partition.stripe
-        self._lane = Lane(recipe.seed, begin.epoch, number, partition.lanes, again, stripe=stripe)
+        self._lane = Lane(Chain(recipe).root.seed, begin.epoch, number, partition.lanes, again, stripe=stripe)
         self._samples = (partition.samples() or {number: 0})[number]
         chain = with_segments(recipe, partition, number, begin.epoch, resumed=begin.resumed)
         position = begin.state["position"]
-        self.stage = chain.open(self._lane, None if position is None else chain.load(position))
+        self.stage = chain.open(self._lane, None if position is None else Chain(chain).load(position))
+        self._chain = Chain(self.stage)
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
         self._meter = Meter()
-        self._stalled = self.stage.stall_clock()
+        self._stalled = self._chain.stall_clock()
         segments = segments_of(self.stage)
         segments.watch = self._meter.watch
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
@@ -129,7 +131,7 @@ class _Running:
         go on for ever.
         """
         self._epochs += 1
-        counts = self.stage.counts(self.stage.mark(), self._delivered)
+        counts = self._chain.counts(self.stage.mark(), self._delivered)
         if self._epochs >= MOST_EMPTY and counts["delivered"] - self._counted >= self._most:
             raise ShardError(
                 f"lane {self._number} of {self._lane.of} made no batch in {self._epochs} epochs of the data, since the "
@@ -150,13 +152,13 @@ class _Running:
         ended = batch is END
         self._delivered += not ended
         mark = self.stage.mark()
-        counts = self.stage.counts(mark, self._delivered)
+        counts = self._chain.counts(mark, self._delivered)
         self._epochs, self._counted = 0, counts["delivered"]
-        lack = self.stage.lack if ended and not self._delivered else None
+        lack = self._chain.lack if ended and not self._delivered else None
         if ended and self._batches is not None and not full:
             if lack is not None and lack.explains(counts):
                 raise lack.error(f"lane {self._number} of {self._lane.of}")
-            own = [type(step) for step in self.stage.chain if step.keeps_count and not is_built_in(type(step))]
+            own = [type(step) for step in self._chain if step.keeps_count and not is_built_in(type(step))]
             raise ShardError(
                 f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of "
                 f"{self._batches}: the shards have fewer usable samples than "
@@ -167,10 +169,10 @@ class _Running:
                 )
             )
         state: LaneState = {
-            "url": self.stage.where(mark, self._lane),
+            "url": self._chain.where(mark, self._lane),
             "delivered": self._delivered,
             "ended": ended,
-            "position": self.stage.dump(mark),
+            "position": self._chain.dump(mark),
             "counts": counts,
         }
         if full:

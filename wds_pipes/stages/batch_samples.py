@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
@@ -49,12 +50,12 @@ class BatchSamples(Stage[Any]):
         dropped: int = 0
 
     tallies = ("delivered", "dropped")
-    keeps_count = keeps_order = True
-    holds_nothing = True
+    keeps_count = True
+    scope = "item"
 
-    def graph(self, *, counted: bool = False) -> list[str]:
-        *before, name = super().graph(counted=counted)
-        return [*before, f"{name}(size={self.size}, drop_last={self.drop_last})" if counted else name]
+    def _label(self, *, counted: bool) -> str:
+        name = super()._label(counted=counted)
+        return f"{name}(size={self.size}, drop_last={self.drop_last})" if counted else name
 
     def __init__(
         self,
@@ -91,10 +92,6 @@ class BatchSamples(Stage[Any]):
             yield collated
 
     @property
-    def batches(self) -> int:
-        return self.size
-
-    @property
     def items_per_batch(self) -> int:
         return self.size
 
@@ -111,5 +108,5 @@ class BatchSamples(Stage[Any]):
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
                 assert self.source is not None
-                error.add_note(which_batch(batch, self.source.where(self.source.mark(), self.lane)))
+                error.add_note(which_batch(batch, Chain(self.source).where(self.source.mark(), self.lane)))
             raise

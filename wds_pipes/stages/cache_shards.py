@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 
@@ -45,7 +46,7 @@ class CacheShards(Stage[Out]):
     """
 
     keeps_count = True
-    holds_nothing = True
+    scope = "item"
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class CacheShards(Stage[Out]):
         from wds_pipes.io.cache.shard_cache import ShardCache
 
         super().__init__(source)
-        if any(functional_name(type(step)) == "open_shards" for step in source.chain):
+        if any(functional_name(type(step)) == "open_shards" for step in Chain(source)):
             raise TypeError("cache_shards() stores shards that are not open yet: put it before open_shards()")
         self.cache: ShardCache = ShardCache(directory, max_bytes=max_bytes, verify=verify)
 

@@ -128,9 +128,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     samples that were in flight.
     """
 
-    keeps_count = keeps_order = True
-    holds_nothing = True
-    one_of_each = True
+    keeps_count = True
+    scope = "item"
 
     def __init__(
         self,

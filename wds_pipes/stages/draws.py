@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.order import hash64, hash_text
-from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify
 
 _GLOBAL = 6  # the salt of the global generators
@@ -36,11 +36,12 @@ class Draws:
 
     def __init__(self, step: Any) -> None:
         lane: Lane = step.lane
-        self._lane, self._root, self._salt = lane, step.root, step.salt
-        self._step = _count(step.source, step.salt)
-        ordered = all(one.changes_count() is None and one.changes_order() is None for one in step.source.chain)
+        chain = Chain(step.source)
+        self._lane, self._root, self._salt = lane, chain.root, step.salt
+        self._step = _count(chain, step.salt)
+        ordered = all(one.changes_count() is None and changes_order(one) is None for one in chain)
         self._place = self._root.place_in(step.lane) if ordered else None
-        self._size = math.prod(one.items_per_batch or 1 for one in step.source.chain)
+        self._size = math.prod(one.items_per_batch or 1 for one in chain)
 
     def key(self, sample: Any, number: int) -> int:
         """Return 64 random bits for a sample: a function of (seed, epoch, step, sample)."""
@@ -59,13 +60,12 @@ class Draws:
         return np.random.Generator(np.random.Philox(key=self.key(sample, number)))
 
 
-def _count(stage: Stage[Any] | None, salt: int) -> int:
+def _count(chain: Chain, salt: int) -> int:
     """Return how many steps with this salt a chain has. This number keeps the generators of one
     step distinct from those of another, and it does not depend on the chain's other steps.
     """
-    if stage is not None and stage.branches:
-        return max(_count(branch, salt) for branch in stage.branches.values())
-    return 0 if stage is None else _count(stage.source, salt) + (getattr(stage, "salt", None) == salt)
+    in_sources: int = max((_count(Chain(branch), salt) for branch in chain.root.branches.values()), default=0)
+    return in_sources + sum(bool(getattr(step, "salt", None) == salt) for step in chain)
 
 
 def takes_rng(fn: Callable[..., Any], step: str) -> bool:

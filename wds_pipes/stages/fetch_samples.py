@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import Mark
@@ -66,9 +67,9 @@ class FetchSamples(Tolerant[Sample]):
     class At:
         skipped: int = 0
 
-    keeps_count = keeps_order = True
+    keeps_count = True
+    scope = "item"
     gives = "samples"
-    ends_reading = True
     order_options = ("fields",)
     error_kind = ShardError
 
@@ -88,8 +89,8 @@ class FetchSamples(Tolerant[Sample]):
         super().__init__(source, on_error, max_errors)
         self.fields = None if fields is None else read_names("fields", fields)
         self.split = check_key_split(key_split)
-        root = source.root
-        options = source.storage_options if storage_options is None else storage_options
+        root = Chain(source).root
+        options = root.storage_options if storage_options is None else storage_options
         self.files = RangeReader(
             with_origins(options, allowed_origins(root)),
             check_count("connections", connections),

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
@@ -20,9 +21,8 @@ class OfFields(Tolerant[Out]):
     ``choices``, and writes ``of_fields``.
     """
 
-    keeps_count = keeps_order = True
-    holds_nothing = True
-    one_of_each = True
+    keeps_count = True
+    scope = "item"
     choices: list[list[str]]
 
     def of_fields(self, sample: dict[str, Any], names: list[str]) -> Out:
@@ -114,7 +114,7 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     """
     named = identity(sample)
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
-    if source is not None and (left_out := source.lack.left_out):
+    if source is not None and (left_out := Chain(source).lack.left_out):
         there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
     return MissingFieldError(
         f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered
@@ -98,7 +99,8 @@ class GroupByKey(Tolerant[Sample]):
         shard: str = ""
 
     tallies = ("skipped", "filtered")
-    keeps_count = ends_reading = True
+    keeps_count = True
+    scope = "window"
     gives = "samples"
     order_options = ("fields", "key_split")
 
@@ -141,7 +143,7 @@ class GroupByKey(Tolerant[Sample]):
         running = super(GroupByKey, group).open(lane, mark)
         assert isinstance(running, GroupByKey)
         assert running.source is not None
-        for step in running.source.chain:
+        for step in reversed(Chain(running.source).steps):
             if isinstance(step, LoadTar) and running._tar is None:
                 running._tar = step
                 step.doubts = True
@@ -315,7 +317,7 @@ class GroupByKey(Tolerant[Sample]):
         ref = url if isinstance(url, ShardRef) else None  # from an opening step of the user's
         if ref is None and self._opened is not None:
             ref = self._opened.ref_of(str(url))
-        if ref is None and self.root.sample_counts is not None:
+        if ref is None and Chain(self).root.sample_counts is not None:
             raise unknown_shard(str(url))
         return ref if ref is not None and ref.stop is not None else None
 
@@ -365,15 +367,14 @@ class GroupByKey(Tolerant[Sample]):
             self._kept.found = True
         return sample
 
-    @property
-    def lack(self) -> Lack:
+    def lack(self, before: Lack) -> Lack:
         found = (
             self._kept.met
             or self._resumed
             or not self._read
-            or (False if getattr(self.root, "empty_check", False) else None)
+            or (False if getattr(Chain(self).root, "empty_check", False) else None)
         )
-        return self._kept.lack(self.at.filtered)._replace(skipped=super().lack.skipped, found=found)
+        return self._kept.lack(self.at.filtered)._replace(skipped=super().lack(before).skipped, found=found)
 
     def _see(self, url: str, stop: int, others: int) -> tuple[bool, int]:
         """See the fields of the members of a shard before ``stop``, which were not all read. Return

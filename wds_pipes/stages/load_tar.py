@@ -76,6 +76,7 @@ class LoadTar(Tolerant[TarMember]):
         damaged: int = 0
 
     keeps_count = True
+    scope = "window"
     gives = "members"
     error_kind = ShardError
     counter = "damaged"

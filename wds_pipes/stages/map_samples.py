@@ -52,8 +52,8 @@ class Mapper(Threaded[Out]):
         filtered: int = 0
 
     tallies = ("skipped", "filtered")
-    keeps_count = keeps_order = True
-    holds_nothing = True
+    keeps_count = True
+    scope = "item"
     salt = 3  # of its random numbers
 
     def __init__(
@@ -74,9 +74,12 @@ class Mapper(Threaded[Out]):
                 "let the function draw from rng, as fn(sample, rng)"
             )
         self.fn, self.seed_all = fn, bool(seed_all)
-        self.keeps_count = not may_drop  # type: ignore[misc]
+        self.keeps_count = not may_drop
         self.takes_rng = takes_rng(fn, functional_name(type(self)))
-        self.counts_items = self.takes_rng or self.seed_all
+
+    @property
+    def counts_items(self) -> bool:
+        return self.takes_rng or self.seed_all
 
     def run(self) -> Iterator[Any]:
         at, attempt = self.at, self._attempt()

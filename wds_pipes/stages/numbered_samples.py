@@ -10,11 +10,13 @@ from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.running import Ended, Mark
 from wds_pipes.core.stage import Stage
+from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.stages.cache_shards import CacheShards
@@ -53,12 +55,13 @@ def numbered_samples(group: Stage[Any], split: KeySplit, lane: Lane, mark: Mark 
         return None
     assert isinstance(load, LoadTar)
     assert isinstance(opened, OpenShards)
-    if any(step.may_lose or step.changes_count() for step in group.chain):
+    chain = Chain(group)
+    if any((isinstance(step, Tolerant) and step.may_lose) or step.changes_count() for step in chain):
         return None
     if opened.cache is not None and any(map(is_remote, listed.urls)):
         return None  # the samples would not be read from the cache
     marks = []  # of each stage, from the last
-    for _ in group.chain:
+    for _ in chain:
         if mark is None or isinstance(mark, Ended):
             return None
         own, mark = mark

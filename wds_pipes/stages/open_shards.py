@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count, check_storage_options
 from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source, Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError
 from wds_pipes.io.open import Opener, is_remote
@@ -111,6 +112,7 @@ class OpenShards(Tolerant[Shard]):
     """
 
     keeps_count = True
+    scope = "window"
     error_kind = ShardError
 
     @dataclass(slots=True)
@@ -142,9 +144,9 @@ class OpenShards(Tolerant[Shard]):
         if not isinstance(timeout_seconds, (int, float)) or timeout_seconds <= 0:
             raise ValueError(f"timeout_seconds must be a positive number, not {timeout_seconds!r}")
         if storage_options is None:
-            storage_options = source.storage_options
+            storage_options = Chain(source).root.storage_options
         self.reading = reading = Reading(
-            with_origins(storage_options, allowed_origins(source.root)) or {},
+            with_origins(storage_options, allowed_origins(Chain(source).root)) or {},
             check_count("readahead_bytes", readahead_bytes, least=1 << 20),
             check_count("connections", connections),
             check_count("retries", retries, least=0),
@@ -238,7 +240,7 @@ class OpenShards(Tolerant[Shard]):
         Raises:
             TypeError: it is not a shard, or a step in between has lost what ShardList knows of it.
         """
-        first = self.root
+        first = Chain(self).root
         if isinstance(item, ShardRef):
             if item.stop is not None or first.sample_counts is None:
                 return item
@@ -305,18 +307,17 @@ class OpenShards(Tolerant[Shard]):
         return self.opener.stall_clock()
 
 
-def _lists(root: Stage[Any]) -> bool:
+def _lists(root: Source[Any]) -> bool:
     """Return whether all shards of a chain come from ShardLists, also through a mix."""
-    branches = [branch.root for branch in root.branches.values()]
+    branches = [Chain(branch).root for branch in root.branches.values()]
     return isinstance(root, ShardList) or (bool(branches) and all(map(_lists, branches)))
 
 
-def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any] | None) -> ShardCache | None:
+def _cache(given: ShardCache | str | os.PathLike[str] | None, source: Stage[Any]) -> ShardCache | None:
     """Return the cache that was passed, or that of a ``cache_shards`` before this step."""
-    while source is not None and not isinstance(source, CacheShards):
-        source = source.source
+    before = next((step for step in Chain(source) if isinstance(step, CacheShards)), None)
     if given is None:
-        return None if source is None else source.cache
-    if source is not None:
+        return None if before is None else before.cache
+    if before is not None:
         raise ValueError("there are two caches: pass cache= to open_shards(), or put cache_shards() before it")
     return as_cache(given)

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.composite import Composite
+from wds_pipes.core.chain import Chain, Composite, Part
 from wds_pipes.core.lane import Lane, LaneFacts
-from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END, Mark, Out, begin, running_copy
+from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.state import read_count, read_position
+from wds_pipes.core.state import read_count
 from wds_pipes.errors import ShardError
 
 _MOST_EMPTY = 10  # repetitions in a row without an item
@@ -50,57 +49,42 @@ class Repeat(Composite[Out]):
     @dataclass(slots=True)
     class At(Composite.At):
         repetition: int = 0
-        position: Mark | None = None  # of the source: in a state, it is in the entry of this stage
 
-    whole_lanes = True
-    ends_reading = True
     order_options = ("n",)
-
     source: Stage[Out]
-    _recipe: Stage[Out]  # while running, when ``source`` is the chain of the repetition
+    _running: Stage[Out]  # while running, the chain of the repetition
     _last: tuple[Lane, int, Lane] | None = None  # the lane that was computed last
 
     def __init__(self, source: Stage[Out], n: int | None = None) -> None:
         super().__init__(source)
         self.n = None if n is None else check_count("n", n)
+        self.epoch_repeats = self.n or 1
 
     def changes_count(self) -> str | None:
         return None if self.n == 1 else "repeat() changes their number"
 
     @property
-    def never_ends(self) -> bool:
-        return self.n is None or super().never_ends
-
-    @property
-    def epoch_repeats(self) -> int:
-        return self.n or 1
-
-    @property
-    def batches(self) -> int | None:
-        return self.source.batches
-
-    @property
-    def held_items(self) -> int:
-        return sum(step.held_items for step in self.source.chain)
+    def _ends(self) -> bool | None:  # type: ignore[override]
+        return False if self.n is None else None
 
     @property
     def inner(self) -> list[Stage[Any]]:
-        return [self.source]
+        return [self._running]
 
-    def open(self, lane: Lane, mark: Mark | None = None) -> Repeat[Out]:
-        running = running_copy(self)
-        running.lane, running.at, running._recipe = lane, self._at(mark[0] if mark else None), self.source
-        running.source = self.source.open(self._lane(lane, running.at.repetition), running.at.position)
-        begin(running, mark)
-        return running
+    def prepare(self) -> None:
+        mark = self.parts[0].mark if self.parts else None
+        self._running = self.source.open(self._lane(self.lane, self.at.repetition), mark)
+
+    def start(self, offset: int = 0, *, ahead: bool = False) -> None:
+        self._running.start(offset, ahead=ahead)
 
     def run(self) -> Iterator[Out]:
         at, empty = self.at, 0
         while self.lane.shards != ():
-            if (first := next(self.source.items, END)) is not END:
+            if (first := next(self._running.items, END)) is not END:
                 empty = -1
                 yield first
-                yield from self.source.items
+                yield from self._running.items
             if at.repetition + 1 == self.n:
                 return
             empty += 1
@@ -109,58 +93,24 @@ class Repeat(Composite[Out]):
                     f"repeat() found no item in {empty} repetitions of lane {self.lane.number} of {self.lane.of}: has "
                     "the list fewer shards or samples than lanes, or do filters and on_error='skip' leave nothing?"
                 )
-            self.retire(self.source)
+            self.retire(self._running)
             at.repetition += 1
-            self.source = self._recipe.open(self._lane(self.lane, at.repetition))
+            self._running = self.source.open(self._lane(self.lane, at.repetition))
 
     def _lane(self, lane: Lane, repetition: int) -> Lane:
         """Return the lane of the source in a repetition."""
         last = self._last
         if last is None or last[1] != repetition or last[0] != lane:
             epoch = lane.epoch * (self.n or 1) + repetition
-            last = self._last = lane, repetition, self.root.lane_in(lane, epoch)
+            last = self._last = lane, repetition, Chain(self.source).root.lane_in(lane, epoch)
         return last[2]
 
     def mark(self) -> Mark:
-        self.at.position = self.source.mark()
-        return self._own(self.at), None
+        return self._own(self.at), (Part(self._running.mark()),)
 
-    def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        at = self._at(mark[0] if mark else None)
-        return self.source.where(at.position, self._lane(lane, at.repetition))
-
-    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
-        own = mark[0] if mark else None
-        return self.counts_with(own, self.source.counts(self._at(own).position, 0), delivered)
-
-    def dump_mark(self, mark: Mark | None) -> list[dict[str, Any]]:
-        *before, own = super().dump_mark(mark)
-        if (position := own.pop("position", None)) is not None:
-            own["position"] = self.source.dump(position)
-        return [*before, own]
-
-    def load_mark(self, entries: list[dict[str, Any]]) -> Mark:
-        *before, own = entries
-        if "position" not in own:
-            return super().load_mark(entries)
-        mark, _ = super().load_mark([*before, {**own, "position": None}])
-        return (*mark[:-1], self.source.load(self._position(own))), None
-
-    def relocate(self, entries: list[dict[str, Any]], move: Move) -> list[dict[str, Any]]:
-        *before, own = super().relocate(entries, move)
-        if "position" in own:
-            own = {**own, "position": self.source.relocate(self._position(own), move)}
-        return [*before, own]
-
-    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        *before, own = super().uncounted(entries)
-        if "position" in own:
-            own = {**own, "position": self.source.uncounted(self._position(entries[-1]))}
-        return [*before, own]
-
-    def _position(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the position of the source in an entry of a state."""
-        return read_position(own["position"], "the source of repeat", len(self.source.dump(None)))
+    def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
+        lane = self._lane(lane, self._at(own).repetition)
+        return Chain(self.source).where(parts[0].mark if parts else None, lane)
 
     def problem(self, at: Any) -> str | None:
         return f"it has {self.n} repetitions" if self.n is not None and at.repetition >= self.n else None

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
@@ -112,7 +113,7 @@ def check_order(source: Stage[Any]) -> None:
     """Raise TypeError if a step takes the members of samples apart, between ``load_tar`` and
     ``group_by_key``.
     """
-    names = [functional_name(type(step)) for step in source.chain]
+    names = [functional_name(type(step)) for step in reversed(Chain(source).steps)]
     names = names[: names.index("load_tar")] if "load_tar" in names else []
     if found := next((name for name in names if name in ("shuffle_buffer", "interleave_shards")), None):
         raise TypeError(f"{found}() takes the members of a sample apart: put it after group_by_key()")

@@ -15,7 +15,6 @@ import numpy as np
 from wds_pipes.core.lane import Lane, LaneFacts, Stripe
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
-from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import items_of
@@ -112,7 +111,7 @@ class SampleList(ShardSource[SampleRef]):
         padded: int = 0  # how many samples of its stripe were repeats
 
     tallies = ("padded",)
-    keeps_count = keeps_order = has_global_order = True
+    scope, has_global_order = "item", True
     gives = "references"
     order_options = ("shuffle", "block_samples", "view")
 
@@ -271,8 +270,8 @@ class SampleList(ShardSource[SampleRef]):
         ranges = f" of range {done + 1} of the lane" if done else ""
         return f"sample {inside:,}{ranges} done ({lane.url})"
 
-    def where(self, mark: Mark | None, lane: Lane) -> str | None:
-        done, inside, _ = mark[0] if mark else (0, 0, 0)
+    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
+        done, inside, _ = own or (0, 0, 0)
         place = self._place(lane, done, inside)
         if place is None:
             return None

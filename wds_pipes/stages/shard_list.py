@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
-from wds_pipes.core.running import Mark
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each, in_sure_order
@@ -111,7 +110,6 @@ class ShardList(ShardSource[ShardRef]):
     class At:
         next: int = 0  # the place in the order of the lane
 
-    keeps_count = True
     gives = "shards"
     order_options = ("shuffle", "resampled", "weights")
 
@@ -280,12 +278,12 @@ class ShardList(ShardSource[ShardRef]):
             order = permutation(count, key).tolist()
         return order
 
-    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
         asked, order = self._asked
         if asked is not lane and asked != lane:
             order = self.order(lane)
             self._asked = lane, order
-        place = mark[0][0] if mark else 0
+        place = own[0] if own else 0
         return shortened_url(redact(self.urls[order[place][0]])) if place < len(order) else None
 
 

@@ -8,11 +8,11 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
-from wds_pipes.core.lane import Context
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
-from wds_pipes.core.options import check_seed, check_storage_options
+from wds_pipes.core.options import check_storage_options
 from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Source
 from wds_pipes.io.secret import origins_of
 from wds_pipes.io.urls import identify, redact, relative_names
 from wds_pipes.tar.index_formats import ShardFacts
@@ -22,7 +22,7 @@ from wds_pipes.tar.index_formats import ShardFacts
 ShardRange = tuple[int, int, int]
 
 
-class ShardSource(Stage[Out]):
+class ShardSource(Source[Out]):
     """The first stage of a chain, which reads a list of shards.
 
     Attributes:
@@ -33,10 +33,7 @@ class ShardSource(Stage[Out]):
         moved: the shards are those of a state that will be loaded, whatever their names.
     """
 
-    is_source = divides = divides_shards = True
-    seed = 0
-    context = Context()
-    storage_options: dict[str, Any] | None = None
+    divides = divides_shards = True
     shared = ("urls", "facts", "samples", "storage_options", "_numbers")
     urls: list[str]
     facts: list[ShardFacts] | None = None
@@ -44,9 +41,8 @@ class ShardSource(Stage[Out]):
     samples: list[int] | None = None
 
     def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
-        super().__init__()
+        super().__init__(seed)
         self.storage_options, self.moved = check_storage_options(storage_options), bool(moved)
-        self.seed, self.context = check_seed(seed), Context()
         # The numbers of the shards by their URLs, added when one is first requested. As a whole: a
         # thread must not see a part of them.
         self._numbers: list[dict[str, str]] = []
@@ -126,13 +122,13 @@ def shortened_url(url: str) -> str:
     return url if len(url) <= 200 else f"...{url[-197:]}"
 
 
-def allowed_origins(root: Stage[Any]) -> list[str] | None:
+def allowed_origins(root: Source[Any]) -> list[str] | None:
     """The web servers that may get storage options for the shards of a chain with this first stage;
     None: all. See ``wds_pipes.io.secret``.
     """
     roots = [root]
     while any(one.branches for one in roots):
-        roots = [each for one in roots for each in ([branch.root for branch in one.branches.values()] or [one])]
+        roots = [each for one in roots for each in ([Chain(branch).root for branch in one.branches.values()] or [one])]
     known = [getattr(one, "origins", None) for one in roots]
     if all(origins is None for origins in known):
         return None

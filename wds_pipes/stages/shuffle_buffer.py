@@ -10,15 +10,17 @@ from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 
-from wds_pipes.core.counts import Network
+from wds_pipes.core.chain import Chain
+from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
 from wds_pipes.core.running import Ended, Mark, Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Reports, Stage
 from wds_pipes.core.state import read_count
+from wds_pipes.core.tolerant import Tolerant
 
 _JITTER = 2  # the salt of the jitter
 _LATER = object()  # a sample that is read when it leaves
@@ -45,7 +47,7 @@ class _Ahead(NamedTuple, Generic[Out]):
     read: Iterator[Out]
 
 
-class ShuffleBuffer(ReadsAgain[Out]):
+class ShuffleBuffer(Reports, ReadsAgain[Out]):
     """Shuffle samples within a moving window (functional name: ``shuffle_buffer``).
 
     Sample i gets the key ``i + jitter``. The jitter is a function of (seed, epoch, lane, i) and is
@@ -79,8 +81,8 @@ class ShuffleBuffer(ReadsAgain[Out]):
         lossy: bool = False
 
     keeps_count = True
+    scope = "window"
     order_options = ("size", "own_seed")
-    counts_items = True
 
     def __init__(self, source: Stage[Out], size: int, *, seed: int | None = None) -> None:
         super().__init__(source)
@@ -128,7 +130,7 @@ class ShuffleBuffer(ReadsAgain[Out]):
         """
         own, before = mark
         at, window = self._at(own), 2 * self.size
-        items = self.source.numbered(lane, before) if at.left and not at.lossy else None
+        items = Chain(self.source).numbered(lane, before) if at.left and not at.lossy else None
         if items is None:
             return None
         # All samples that have left, and all that are held, are among these numbers.
@@ -160,7 +162,7 @@ class ShuffleBuffer(ReadsAgain[Out]):
 
     def run(self) -> Iterator[Out]:
         at, source, window = self.at, self.source, 2 * self.size
-        at.lossy = at.lossy or any(step.may_lose for step in source.chain)
+        at.lossy = at.lossy or any(isinstance(step, Tolerant) and step.may_lose for step in Chain(source))
         key = self._key(self.lane)
         step = max(1, window // 16)  # a position of the source is kept for each step
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time
@@ -236,8 +238,10 @@ class ShuffleBuffer(ReadsAgain[Out]):
         at.first, self.earlier = left, source.mark()  # for the counts of the whole epoch
 
     @property
-    def opened(self) -> int:
-        return max(super().opened, 0 if self._ahead is None else self._ahead.items.opened(self._come))
+    def opened(self) -> int | None:
+        if self._ahead is None:
+            return None
+        return max(Chain(self.source).opened, self._ahead.items.opened(self._come))
 
     def close(self) -> None:
         super().close()
@@ -246,21 +250,14 @@ class ShuffleBuffer(ReadsAgain[Out]):
 
     @property
     def bytes_so_far(self) -> int:
-        return super().bytes_so_far + (0 if self._ahead is None else self._ahead.items.bytes_read)
+        return 0 if self._ahead is None else self._ahead.items.bytes_read
 
     @property
     def network(self) -> Network:
-        used = super().network
-        if self._ahead is None:
-            return used
-        return Network(*(one + other for one, other in zip(used, self._ahead.items.network, strict=True)))  # type: ignore[arg-type]
+        return NO_NETWORK if self._ahead is None else self._ahead.items.network
 
     def stall_clock(self) -> Callable[[], float]:
-        one = super().stall_clock()
-        if self._ahead is None:
-            return one
-        other = self._ahead.items.stall_clock()
-        return lambda: one() + other()
+        return float if self._ahead is None else self._ahead.items.stall_clock()
 
 
 def _begin(source: Stage[Any]) -> Iterator[Any]:

@@ -59,9 +59,6 @@ class SliceSamples(Stage[Out]):
         filtered: int = 0
 
     tallies = ("filtered",)
-    holds_nothing = True
-    counts_items = True
-    whole_lanes = True
     order_options: ClassVar[tuple[str, ...]] = ("first", "stop", "step")
 
     def __init__(self, source: Stage[Out], start: int, stop: int | None = None, step: int = 1) -> None:
@@ -92,8 +89,8 @@ class SliceSamples(Stage[Out]):
                 at.filtered += 1
 
     @property
-    def never_ends(self) -> bool:
-        return self.stop is None and super().never_ends
+    def _ends(self) -> bool | None:  # type: ignore[override]
+        return None if self.stop is None else True
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         if self.at.read < _end(self._places()):

@@ -158,7 +158,7 @@ class Then(ReadsAgain[Any]):
         taken: int = 0  # how many items it had taken then, without those that it had put back
         ahead: int = 0  # how many more were read: they are put back, or not taken again yet
 
-    counts_items = True
+    scope = "window"
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Then(ReadsAgain[Any]):
             raise TypeError(f"then() needs a function, not {fn!r}")
         _check_signature(fn)
         self.fn = fn
-        self.keeps_count = bool(keeps_count)  # type: ignore[misc]
+        self.keeps_count = bool(keeps_count)
 
     def had_items(self, at: Any) -> bool:
         return bool(at.yielded)

@@ -28,8 +28,9 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END, Mark, Out, frozen
+from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 
@@ -50,6 +51,7 @@ class Threaded(Tolerant[Out]):
         # With threads: of the item whose turn came last, the position of the source after it, and
         # how many ranges were opened then.
         self._passed: tuple[Mark, int] | None = None
+        self._before: Chain | None = None  # with threads, while running: the steps before this one
         self._pool: _Pool | None = None
 
     def results(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -64,10 +66,11 @@ class Threaded(Tolerant[Out]):
 
     def _now(self) -> tuple[Mark, int]:
         """Return the position of the source, and how many ranges were opened."""
-        return frozen(self.source.mark()), self.source.opened
+        assert self._before is not None
+        return self.source.mark(), self._before.opened
 
     def _ahead(self, function: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-        calls, most = self._calls, AHEAD * self.threads
+        calls, most, self._before = self._calls, AHEAD * self.threads, Chain(self.source)
         self._passed = self._now()
         self._pool = pool = _Pool(self.threads, f"{NAME}{functional_name(type(self))}")
         call: _Call | None = None
@@ -116,9 +119,8 @@ class Threaded(Tolerant[Out]):
         return self._own(self.at), self.source.mark() if passed is None else passed[0]
 
     @property
-    def opened(self) -> int:
-        passed = self._passed
-        return super().opened if passed is None else passed[1]
+    def opened(self) -> int | None:
+        return None if self._passed is None else self._passed[1]
 
     @property
     def held_items(self) -> int:

@@ -76,8 +76,6 @@ class WriteShards(Stage[str]):
         shards: int = 0
 
     tallies = ("delivered",)
-    counts_items = True
-    whole_lanes = True
     gives = "shards"
     order_options = ("name", "max_samples", "max_bytes")
     _resumed = False

@@ -1,0 +1,528 @@
+"""What concerns all stages of a chain together: questions that its stages answer in turn, and the
+forms of a position.
+
+A chain is a list of stages, each of which reads from the one before::
+
+    ShardList > open_shards > load_tar > group_by_key > shuffle_buffer > batch_samples
+     Source                                                                   last
+
+A position of it has three forms::
+
+    live    running.at                       the dataclass At of each running stage
+    mark    (own, mark of the source)        nested tuples, taken for each item
+    JSON    [{...}, {...}, ...]              a dict for each stage, made for a state
+
+``Composite`` stages (mix, interleave, repeat, the segments of a lane) run chains of their own. In
+the place of the mark of a source they have ``parts``: where each of these chains stands. So their
+own source is only a recipe, and a position has no entry for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, cast
+
+from wds_pipes.core.counts import COUNTED, OF_CHAINS, Lack, Network, add_limited, public_counts, sum_counts
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.moved import Data
+from wds_pipes.core.numbered import Numbered, NumberedItems
+from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
+from wds_pipes.core.stage import Reports, Source, Stage, functional_name
+from wds_pipes.core.state import damaged, is_count, read_counts, read_dict, read_finite, read_list, read_position
+from wds_pipes.core.words import shown
+
+_ENDED = "at end"  # the key that marks an ended stage in a state; no field of a position can have this name
+PARTS = "chains"  # the key of the parts of a composite stage
+POSITION = "position"  # the key of the position of a part
+
+
+class Chain:
+    """The stages of a chain, which are its recipe, or run.
+
+    Attributes:
+        steps: the stages, from the first to the last.
+        placed: those with an entry in a position: all from the last ``Composite`` on.
+    """
+
+    __slots__ = ("placed", "steps")
+
+    def __init__(self, last: Stage[Any]) -> None:
+        steps = [last]
+        while (source := steps[-1].source) is not None:
+            steps.append(source)
+        self.steps = steps[::-1]
+        composites = [number for number, step in enumerate(self.steps) if isinstance(step, Composite)]
+        self.placed = self.steps[composites[-1] if composites else 0 :]
+
+    def __iter__(self) -> Iterator[Stage[Any]]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def root(self) -> Source[Any]:
+        """The first stage."""
+        return cast("Source[Any]", self.steps[0])
+
+    # What the recipe says
+
+    @property
+    def data(self) -> Data:
+        """Which shards the chain reads."""
+        return self.root.which_data()
+
+    def graph(self, *, counted: bool = False) -> list[str]:
+        """Return the chain as text, from its first stage: names, and the options that decide the
+        order. ``counted``: a stage after the chain depends on the numbers of its items.
+        """
+        labels = []
+        for step in reversed(self.steps):
+            labels.append(step._label(counted=counted))
+            counted = counted or step.counts_items
+        return labels[::-1]
+
+    @property
+    def items_are(self) -> str | None:
+        """What its items are, see ``Stage.gives``; None if no stage says so."""
+        return next((step.gives for step in reversed(self.steps) if step.gives is not None), None)
+
+    @property
+    def never_ends(self) -> bool:
+        """Whether an epoch has no end."""
+        return not next((step._ends for step in reversed(self.steps) if step._ends is not None), True)
+
+    @property
+    def batches(self) -> int | None:
+        """How many samples are in each item, if the last steps are known to make batches; otherwise
+        None.
+        """
+        for step in reversed(self.steps):
+            size: int | None = step.items_per_batch
+            if size is not None:
+                return size
+            if step.scope != "item" and not isinstance(step, Composite):
+                return None
+        return None
+
+    @property
+    def counts_delivered(self) -> bool:
+        """Whether a stage counts delivered samples itself, since an item of the chain is not one
+        sample.
+        """
+        counts = any(Chain(branch).counts_delivered for branch in self.root.branches.values())
+        for step in self.steps:
+            counts = (counts and not step.expands) or "delivered" in step.tallies
+        return counts
+
+    @property
+    def reading_end(self) -> Stage[Any]:
+        """The last stage whose time counts as reading, as does that of all stages before it."""
+        ends = (step for step in reversed(self.steps) if isinstance(step, Composite) or step.gives == "samples")
+        return next(ends, self.steps[0])
+
+    # What a running chain reports
+
+    @property
+    def _reports(self) -> list[Reports]:
+        return [step for step in self.placed if isinstance(step, Reports)]
+
+    @property
+    def network(self) -> Network:
+        """The chain's use of the network in this process."""
+        return Network.of_all(step.network for step in self._reports)
+
+    @property
+    def bytes_so_far(self) -> int:
+        """How many bytes of shards the chain has read."""
+        return sum(step.bytes_so_far for step in self._reports)
+
+    @property
+    def held_items(self) -> int:
+        """About how many items the chain holds."""
+        return sum(step.held_items for step in self._reports)
+
+    @property
+    def opened(self) -> int:
+        """How many of the ranges of its lane the chain has begun."""
+        for step in reversed(self.placed):
+            if isinstance(step, Reports) and (opened := step.opened) is not None:
+                return opened
+        return 0
+
+    @property
+    def lack(self) -> Lack:
+        """Why the chain yielded nothing, since it was opened."""
+        lack = Lack()
+        for step in self._reports:
+            lack = step.lack(lack)
+        return lack
+
+    def stall_clock(self) -> Callable[[], float]:
+        """Return a function that returns for how many seconds the chain has waited for bytes. Only
+        differences between two calls have a meaning.
+        """
+        clocks = [step.stall_clock() for step in self._reports]
+        return lambda: sum(clock() for clock in clocks)
+
+    # What a mark says
+
+    def where(self, mark: Mark | None, lane: Lane) -> str | None:
+        """Return the URL of the shard at a position, for messages; None if there is none."""
+        first = self.placed[0]
+        for _ in self.placed[1:]:
+            mark = mark and mark[1]
+        own, parts = mark or ((), None)
+        if isinstance(first, Composite):
+            return first.where_in(own, parts or (), lane)
+        return first.where(own, lane) if isinstance(first, Source) else None
+
+    def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
+        """Return what became of the samples up to ``mark``, after ``delivered`` items were
+        yielded.
+        """
+        counts = dict.fromkeys(COUNTED, 0)
+        counts["delivered"] = delivered
+        expanded = False  # batches before a step that takes them apart do not count
+        for step in reversed(self.placed):
+            if mark is None:
+                break
+            own, before = mark
+            if isinstance(step, Composite):
+                inner = step.counts_in(own, before, counts["delivered"])
+                given = counts["delivered"] if expanded else inner["delivered"]
+                return {**sum_counts((counts, inner)), "delivered": given}
+            for place, name in step._tallies:
+                value = own[place]
+                if name == "delivered":
+                    counts[name] = counts[name] if expanded else value
+                elif value:
+                    counts[name] = counts.get(name, 0) + value
+                    if isinstance(step, Reports) and step.limited is not None and name == step.counter:
+                        counts[step.limited] = counts.get(step.limited, 0) + value
+            expanded = expanded or step.expands
+            mark = before
+        return counts
+
+    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Any] | None:
+        """Return access to the items that the chain yields in a lane after ``mark`` by their
+        numbers; None: they cannot be read without those before them. The items, and the positions
+        between them, are exactly those of the running chain.
+        """
+        later: list[tuple[Stage[Any], tuple[Any, ...]]] = []
+        for step in reversed(self.steps):
+            if mark is None or isinstance(mark, Ended):
+                return None
+            find: Callable[[Lane, Mark], Numbered[Any] | None] | None = getattr(step, "numbered", None)
+            if find is not None:
+                items = find(lane, mark)
+                for one, own in reversed(later):
+                    items = items and NumberedItems(one, own, lane, items)
+                return items
+            if not makes_one_of_each(step):
+                return None
+            own, mark = mark
+            later.append((step, own))
+        return None
+
+    # Marks as JSON
+
+    def dump(self, mark: Mark | None) -> list[dict[str, Any]]:
+        """Return a mark as JSON types: one dict for each stage, without values that are still the
+        default.
+        """
+        entries = []
+        for step in reversed(self.placed):
+            own, before = mark or ((), None)
+            entry: dict[str, Any] = {}
+            if own and own != step._beginning:
+                entry = {name: value for (name, default), value in zip(step._defaults.items(), own) if value != default}
+            if isinstance(step, Composite) and before:
+                entry[PARTS] = [step.dump_part(part) for part in before]
+            # else the source's entry says so, and this stage gets nothing from it
+            if isinstance(mark, Ended) and not isinstance(before, Ended):
+                entry[_ENDED] = True
+            entries.append(entry)
+            mark = before
+        return entries[::-1]
+
+    def load(self, entries: list[dict[str, Any]]) -> Mark:
+        """Return the mark that ``dump`` wrote.
+
+        Raises:
+            StateError: the chain can never be at this position.
+        """
+        if len(entries) != len(self.placed):
+            raise damaged(f"a position has {len(entries)} entries, for {len(self.placed)} steps")
+        before: Any = None
+        for number, (step, entry) in enumerate(zip(self.placed, entries, strict=True)):
+            values = {name: value for name, value in entry.items() if name not in (_ENDED, PARTS)}
+            if _ENDED in entry and entry[_ENDED] is not True:
+                raise damaged(f"{functional_name(type(step))} cannot stand at {_ENDED}={shown(entry[_ENDED])}")
+            own = _read_values(step, step._defaults, values)
+            if isinstance(step, Composite):
+                # a step that reads items again must get the same ones
+                fixed = any(later.scope != "item" for later in self.placed[number + 1 :])
+                before = step.load_parts(step._at(own), entry.get(PARTS, []), fixed=fixed)
+            elif PARTS in entry:
+                raise damaged(f"{functional_name(type(step))} runs no chains")
+            if values and (problem := step.problem(step._at(own))) is not None:
+                raise damaged(f"{functional_name(type(step))} cannot stand at {shown(values)}: {problem}")
+            before = Ended(own, before) if _ENDED in entry else (own, before)
+        return cast(Mark, before)
+
+    def uncounted(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what ``dump`` wrote, without counts of samples, for a caller that counts only what
+        comes after it.
+        """
+        return [
+            {
+                name: step.uncounted_parts(value) if isinstance(step, Composite) and name == PARTS else value
+                for name, value in entry.items()
+                if name not in step.tallies
+            }
+            for step, entry in zip(self.placed, entries, strict=True)
+        ]
+
+    def rest_of(self, entries: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many ranges of its lane are done at a position that ``dump`` wrote, and the
+        same position in the lane without these ranges.
+        """
+        first, (entry, *later) = self.placed[0], entries
+        if not isinstance(first, (Source, Composite)):
+            return 0, entries
+        done, entry = first.rest_of(entry)
+        return done, [entry, *later]
+
+
+def makes_one_of_each(step: Stage[Any]) -> bool:
+    """Return whether a stage makes each item of one item of its source, whatever came before, and
+    its position is only the counts of what it leaves out. Then it may be applied to items in
+    another order.
+    """
+    only_counts = len(step._tallies) == len(step._defaults)
+    return step.scope == "item" and step.items_per_batch is None and only_counts and step.changes_count() is None
+
+
+def changes_order(step: Stage[Any]) -> str | None:
+    """Return why the items of a stage may come in another order than those of the source, for a
+    message; None if they do not.
+    """
+    if step.scope == "item":
+        return None
+    return f"{step._label(counted=False).partition('(')[0]}() may change their order"
+
+
+def _read_values(step: Stage[Any], defaults: dict[str, Any], values: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the values of a position in an entry of a state, in the order of ``defaults``.
+
+    Raises:
+        StateError: they do not have the types of the defaults.
+    """
+    for name, value in values.items():
+        if name not in defaults or not _alike(defaults[name], value):
+            raise damaged(f"{functional_name(type(step))} cannot stand at {shown(name)[1:-1]}={shown(value)}")
+    return tuple(values.get(name, default) for name, default in defaults.items())
+
+
+def _alike(default: object, value: object) -> bool:
+    """Return whether ``value`` has a type that can stand in the place of ``default``."""
+    if default is None:
+        return True
+    if isinstance(default, float):
+        return read_finite(value) is not None
+    if isinstance(default, int) and not isinstance(default, bool):
+        return is_count(value, least=min(default, 0))
+    return isinstance(value, type(default))
+
+
+class Part(NamedTuple):
+    """Where one of the chains of a composite stage stands. A stage may have a class of its own,
+    with more fields: numbers and strings whose defaults are the beginning.
+
+    Attributes:
+        mark: the position of the chain; None: its beginning.
+    """
+
+    mark: Mark | None = None
+
+
+class Composite(Reports, Stage[Out]):
+    """The base of stages whose running copy runs chains: one after another, or several in turn.
+
+    Attributes:
+        inner: while running, the chains that are open.
+        parts: while running, where its chains stand.
+        part_kind: the class of the parts.
+        part_tallies: the fields of parts that only count.
+        epoch_repeats: how many times it yields the epoch of its source; 1 also for one that has no
+            end.
+    """
+
+    @dataclass(slots=True)
+    class At:
+        """The counts of the chains that are done."""
+
+        batched: int = 0  # samples that were delivered in batches
+        filtered: int = 0
+        skipped: int = 0
+        dropped: int = 0
+        skipped_shards: int = 0
+        damaged: int = 0
+        limited: dict[str, int] | None = None  # the counts of single stages
+
+    tallies: ClassVar[tuple[str, ...]] = ("filtered", "skipped", "dropped", "skipped_shards", "damaged", *OF_CHAINS)
+    part_kind: ClassVar[Any] = Part
+    part_tallies: ClassVar[tuple[str, ...]] = ()
+    epoch_repeats: int = 1
+    parts: list[Any]
+    _lack_before = Lack()  # while running: of the chains that are done
+    _bytes_before = 0  # while running: bytes that were read by them
+
+    @property
+    def inner(self) -> Sequence[Stage[Any]]:
+        raise NotImplementedError
+
+    @property
+    def recipes(self) -> Sequence[Stage[Any]]:
+        """What it runs copies of, which share what they read through."""
+        assert self.source is not None
+        return [self.source]
+
+    def chain_of(self, part: Any) -> Chain | None:
+        """Return the chain of a part, as a recipe; None: there is none any more."""
+        assert self.source is not None
+        return Chain(self.source)
+
+    def where_in(self, own: tuple[Any, ...], parts: tuple[Any, ...], lane: Lane) -> str | None:
+        """Return the URL of the shard at a position: see ``Chain.where``."""
+        raise NotImplementedError
+
+    def fit_parts(self, at: Any, parts: list[Any], *, fixed: bool) -> list[Any]:
+        """Return the parts of a state as this stage runs them.
+
+        Args:
+            at: its own position.
+            parts: what the state says of its chains.
+            fixed: a stage after it reads items again, which must be the same ones.
+
+        Raises:
+            StateError: they are impossible.
+        """
+        if len(parts) > 1:
+            raise damaged(f"{functional_name(type(self))} runs one chain, and {len(parts)} stand somewhere")
+        return parts
+
+    def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
+        own, parts = mark or (None, None)
+        running = running_copy(self)
+        running.lane, running.at, running.parts = lane, self._at(own), list(parts or ())
+        running.prepare()
+        begin(running, mark)
+        return running
+
+    def prepare(self) -> None:
+        """Set up the running copy, of which ``lane``, ``at`` and ``parts`` are set."""
+
+    def mark(self) -> Mark:
+        return self._own(self.at), tuple(self.parts)
+
+    def close(self) -> None:
+        self.items.close()  # type: ignore[attr-defined]
+        for chain in self.inner:
+            chain.close()
+
+    def retire(self, last: Stage[Any]) -> None:
+        """Close a chain that is done, and keep its counts."""
+        chain = Chain(last)
+        counts = chain.counts(last.mark(), 0)
+        self.at.limited = add_limited(self.at.limited, counts)
+        for name, count in public_counts(counts).items():
+            own = "batched" if name == "delivered" else name
+            setattr(self.at, own, getattr(self.at, own) + count)
+        self._lack_before = Lack.of_all((self._lack_before, chain.lack))
+        self._bytes_before += chain.bytes_so_far
+        last.close()
+
+    # Reports
+
+    @property
+    def network(self) -> Network:
+        return Network.of_all(Chain(recipe).network for recipe in self.recipes)
+
+    @property
+    def bytes_so_far(self) -> int:
+        return self._bytes_before + sum(Chain(last).bytes_so_far for last in self.inner)
+
+    @property
+    def held_items(self) -> int:
+        return sum(Chain(last).held_items for last in self.inner)
+
+    def stall_clock(self) -> Callable[[], float]:
+        clocks = [Chain(recipe).stall_clock() for recipe in self.recipes]
+        return lambda: sum(clock() for clock in clocks)
+
+    def lack(self, before: Lack) -> Lack:
+        return Lack.of_all([self._lack_before, *(Chain(last).lack for last in self.inner)])
+
+    # Positions
+
+    def counts_in(self, own: tuple[Any, ...], parts: Sequence[Any], delivered: int) -> dict[str, int]:
+        """Return the counts at a position: of the chains that are done, and of those that stand
+        somewhere. ``delivered``: how many items were yielded.
+        """
+        at = self._at(own)
+        found = [{"delivered": at.batched}, at.limited or {}]
+        found.append({name: value for name in self.tallies if name not in OF_CHAINS and (value := getattr(at, name))})
+        counts = sum_counts([*found, *map(self.counts_of, parts)])
+        return counts if self._counts_delivered else {**counts, "delivered": delivered}
+
+    def counts_of(self, part: Any) -> dict[str, int]:
+        """Return the counts of the chain of a part."""
+        chain = self.chain_of(part)
+        return {} if chain is None else chain.counts(part.mark, 0)
+
+    @cached_property
+    def _counts_delivered(self) -> bool:
+        return Chain(self).counts_delivered
+
+    def dump_part(self, part: Any) -> dict[str, Any]:
+        """Return a part as JSON types."""
+        entry = {name: value for name, value in part._asdict().items() if value and name != "mark"}
+        chain = self.chain_of(part)
+        if part.mark is not None and chain is not None:
+            entry[POSITION] = chain.dump(part.mark)
+        return entry
+
+    def load_parts(self, at: Any, entries: object, *, fixed: bool) -> tuple[Any, ...]:
+        """Return the parts that ``dump_part`` wrote; for the arguments see ``fit_parts``."""
+        name = functional_name(type(self))
+        parts = []
+        for entry in read_list(entries, f"the chains of {name}"):
+            values = dict(read_dict(entry, f"a chain of {name}"))
+            position = values.pop(POSITION, None)
+            *read, _ = _read_values(self, self.part_kind()._asdict(), {**values, "mark": None})
+            part = self.part_kind(*read)
+            chain = self.chain_of(part)
+            if position is not None and chain is not None:
+                part = part._replace(mark=chain.load(read_position(position, f"a chain of {name}")))
+            parts.append(part)
+        read_counts(at.limited or {}, f"'limited' of {name}")
+        return tuple(self.fit_parts(at, parts, fixed=fixed))
+
+    def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Do what ``Source.rest_of`` does."""
+        return 0, entry
+
+    def uncounted_parts(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what ``dump_part`` wrote of the parts, without counts: see ``Chain.uncounted``."""
+        found = []
+        for entry in entries:
+            values = {name: value for name, value in entry.items() if name not in self.part_tallies}
+            chain = self.chain_of(self.part_kind(**{name: values[name] for name in values if name != POSITION}))
+            if POSITION in values and chain is not None:
+                values[POSITION] = chain.uncounted(values[POSITION])
+            found.append(values)
+        return found
