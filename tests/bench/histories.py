@@ -48,6 +48,8 @@ NONE = object()
 class Take(Stage):
     """Ends before its source does."""
 
+    scope = "window"
+
     @dataclass(slots=True)
     class At:
         taken: int = 0
@@ -67,6 +69,8 @@ class Take(Stage):
 
 class Until(Stage):
     """Takes an item that it does not yield, and ends."""
+
+    scope = "window"
 
     @dataclass(slots=True)
     class At:
@@ -88,6 +92,8 @@ class Until(Stage):
 
 class Lag(Stage):
     """Holds an item, and changes a list that was made when it was built."""
+
+    scope = "window"
 
     def __init__(self, source):
         super().__init__(source)
@@ -111,6 +117,8 @@ class Lag(Stage):
 
 class Twice(Stage):
     """Yields each item twice."""
+
+    scope = "window"
 
     @dataclass(slots=True)
     class At:

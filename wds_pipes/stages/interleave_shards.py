@@ -11,7 +11,7 @@ from wds_pipes.core.chain import PARTS, Chain, Composite
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import ShardList
@@ -74,8 +74,9 @@ class InterleaveShards(Composite[Out]):
         if not isinstance(chain.root, ShardList):
             raise TypeError("interleave_shards() opens the shards of ShardList: start the pipeline with it")
         if whole := next((step for step in reversed(chain.steps) if step.scope == "lane"), None):
-            step = functional_name(type(whole))
-            raise TypeError(f"interleave_shards() runs the steps before it for each shard: put {step}() after it")
+            step, kind = functional_name(type(whole)), type(whole)
+            mend = "" if is_built_in(kind) else f', or declare {kind.__name__}.scope = "window"'
+            raise TypeError(f"interleave_shards() runs the steps before it for each shard: put {step}() after it{mend}")
         self.count, self._list = check_count("count", count), chain.root
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
