@@ -8,6 +8,7 @@
 
 # %%
 import os
+import sqlite3
 import tempfile
 from collections import deque
 from dataclasses import dataclass
@@ -355,6 +356,36 @@ pipe = samples().drop_some(0.5)
 by_epoch = [[sample["__key__"] for sample in pipe] for _ in range(2)]
 print(by_epoch, pipe.counts())
 assert by_epoch[0] != by_epoch[1]
+
+# %% [markdown]
+# ## A source of your own
+#
+# Data that are not in shards, such as the rows of a table, need a first stage. `wp.RowSource` does
+# all but two things: you count the rows, and read a range of them. `register_stage` returns the class
+# of its pipes.
+
+
+# %%
+class Rows(wp.RowSource):
+    """The rows of an SQLite table."""
+
+    def __init__(self, path, *, seed=0):
+        self.path = path
+        [(count,)] = sqlite3.connect(path).execute("SELECT count(*) FROM texts")
+        super().__init__(count, seed=seed)
+
+    def read(self, start, stop):
+        query = "SELECT key, txt FROM texts ORDER BY key LIMIT ? OFFSET ?"
+        for key, text in sqlite3.connect(self.path).execute(query, (stop - start, start)):
+            yield {"__key__": key, "txt": text}
+
+
+with sqlite3.connect("texts.sqlite") as table:
+    table.execute("CREATE TABLE texts (key TEXT, txt TEXT)")
+    table.executemany("INSERT INTO texts VALUES (?, ?)", [(f"{n:03d}", f"text {n}") for n in range(20)])
+rows = wp.register_stage(Rows)
+check_resume(lambda: rows("texts.sqlite").shuffle_buffer(4).batch_samples(3))
+print(len(wp.PipeLoader(rows("texts.sqlite"), batch_size=4, lanes=2)), "batches")
 
 # %% [markdown]
 # ## In workers, and beyond one test

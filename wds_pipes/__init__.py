@@ -29,6 +29,7 @@ if _TYPE_CHECKING:
     from wds_pipes.codecs.images import image_size
     from wds_pipes.codecs.media import AudioReader, VideoReader, audio, video
     from wds_pipes.core.flat_map import FlatMap
+    from wds_pipes.core.row_source import RowSource
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
     from wds_pipes.dataset import as_dataset
@@ -67,6 +68,7 @@ __all__ = [
     "IndexedShards",
     "PipeLoader",
     "PutBackIterator",
+    "RowSource",
     "SampleError",
     "SampleList",
     "SampleOrder",
@@ -111,6 +113,7 @@ _MODULE_OF = {
     "PipeLoader": "loader.pipe_loader",
     "PutBackIterator": "stages.then",
     "SampleError": "errors",
+    "RowSource": "core.row_source",
     "SampleList": "datapipes",
     "SampleOrder": "loader.sample_order",
     "SampleRef": "stages.sample_list",

@@ -3,7 +3,8 @@
 - ``stage`` is the contract of a stage, and ``chain`` answers what concerns a whole chain: it has
   the forms of a position, and a drawing of them. Bases: ``tolerant`` for stages that can meet bad
   data, ``reads_again`` for those that read items again at a resume, ``flat_map`` for those that
-  make several items of one, ``Composite`` in ``chain`` for those that run chains.
+  make several items of one, ``Composite`` in ``chain`` for those that run chains, ``row_source``
+  for sources of one's own.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
   ``checking`` checks what a stage says of itself. ``numbered`` serves steps that find items by
   their numbers.

@@ -282,6 +282,7 @@ class Stage(Generic[Out]):
 _NEEDED = {
     "run": "(self), a generator that yields the items",
     "expand": "(self, item), which returns the items made of one",
+    "read": "(self, start, stop), which yields these rows",
 }
 
 

@@ -52,7 +52,8 @@ def _register(pipe: type[WdsPipe]) -> None:
 
 
 def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
-    """Make your stage a method of every pipe: ``class MyStep`` becomes ``pipe.my_step(...)``.
+    """Make your stage a method of every pipe: ``class MyStep`` becomes ``pipe.my_step(...)``. A
+    source, such as a ``RowSource``, becomes no method: call the class that is returned.
 
     Returns:
         the class of the stage's pipes.
@@ -64,14 +65,15 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
     if not (isinstance(kind, type) and issubclass(kind, Stage)):
         raise TypeError(f"register_stage() takes a class that is derived from wds_pipes.Stage, not {kind!r:.80}")
     pipe = pipe_class(kind)
-    _register(pipe)
+    if not issubclass(kind, Source):
+        _register(pipe)
     return pipe
 
 
 if not TYPE_CHECKING:
     for _name in stages.__all__:
         _stage = getattr(stages, _name)
-        globals()[_name] = pipe_class(_stage) if issubclass(_stage, Source) else register_stage(_stage)
+        globals()[_name] = register_stage(_stage)
 
 mix = Mix  # noqa: F405
 

@@ -1,0 +1,112 @@
+"""A base for sources of numbered rows, such as a table of a database."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import ClassVar
+
+from wds_pipes.core.options import check_count
+from wds_pipes.core.running import Out
+from wds_pipes.core.stage import Source, functional_name
+from wds_pipes.core.state import damaged
+from wds_pipes.errors import SampleError
+
+_MOST_BLOCKS = 4096  # of an epoch: what is left of a lane is divided by whole blocks
+
+
+class RowSource(Source[Out]):
+    """The base of sources of numbered rows, such as a table of a database, an array on a disk or a
+    list. A subclass counts the rows, and reads a range of them; pipes, lanes, PipeLoader and exact
+    states follow::
+
+        class Rows(wp.RowSource):
+            def __init__(self, path, *, seed=0):
+                self.path = path
+                [(count,)] = sqlite3.connect(path).execute("SELECT count(*) FROM rows")
+                super().__init__(count, seed=seed)
+
+            def read(self, start, stop):
+                rows = sqlite3.connect(self.path).execute(
+                    "SELECT key, txt FROM rows ORDER BY key LIMIT ? OFFSET ?", (stop - start, start)
+                )
+                for key, text in rows:
+                    yield {"__key__": key, "txt": text}
+
+        pipe = wp.register_stage(Rows)("train.sqlite")
+
+    Name what identifies the data in ``order_options``, such as the name of the table: a state is
+    refused if it differs, or if the number of rows does. To shuffle, use ``shuffle_buffer``. A
+    sample needs a ``"__key__"`` only for steps that ask for it.
+
+    Args:
+        count: how many rows there are.
+        seed: an integer of 64 bits, from which all random decisions of the pipe derive.
+
+    Raises:
+        SampleError: during iteration, if ``read`` yields fewer rows than it was asked for.
+
+    Checkpoint: two numbers. A resume calls ``read`` with the next row as its ``start``.
+    """
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        next: int = 0  # how many of the lane's ranges are done
+        inside: int = 0  # how many rows of the next one are
+
+    divides = divides_shards = True
+    gives: ClassVar[str | None] = "samples"
+
+    def __init__(self, count: int, *, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.count = check_count("count", count, least=0)
+
+    @abstractmethod
+    def read(self, start: int, stop: int) -> Iterable[Out]:
+        """Yield the rows ``start`` to ``stop`` - 1; it is called in the process that iterates."""
+
+    def run(self) -> Iterator[Out]:
+        at, lane, block = self.at, self.lane, self._block
+        ranges: Sequence[tuple[int, int, int]] = lane.shards or ()
+        if lane.shards is None:
+            ranges = self.epoch_shards(lane.seed, lane.epoch)[lane.number :: lane.of]
+        if at.next > len(ranges) or at.inside > (ranges[at.next][2] - ranges[at.next][1] if ranges[at.next :] else 0):
+            raise damaged(f"lane {lane.number} of {lane.of} stands at row {at.inside} of range {at.next}")
+        for number, first, last in ranges[at.next :]:
+            before, start, stop = at.inside, number * block + first + at.inside, number * block + last
+            for row in islice(self.read(start, stop), stop - start) if start < stop else ():
+                at.inside += 1
+                yield row
+            if at.inside < last - first:
+                name = functional_name(type(self))
+                raise SampleError(
+                    f"read({start}, {stop}) of {name} yielded {at.inside - before} rows: it must yield as many as it "
+                    "is asked for. Have rows been deleted since they were counted?"
+                )
+            at.next, at.inside = at.next + 1, 0
+
+    def _label(self, *, counted: bool) -> str:
+        name, _, options = super()._label(counted=counted).partition("(")
+        return f"{name}(count={self.count}{', ' if options else ')'}{options}"
+
+    @property
+    def _block(self) -> int:
+        return max(1, -(-self.count // _MOST_BLOCKS))
+
+    def epoch_shards(self, seed: int, epoch: int) -> list[tuple[int, int, int]]:
+        block = self._block
+        return [(start // block, 0, min(block, self.count - start)) for start in range(0, self.count, block)]
+
+    @property
+    def sample_counts(self) -> Sequence[int]:
+        return [self.count]
+
+    @property
+    def samples_fingerprint(self) -> str:
+        return str(self.count)
+
+    @property
+    def opened(self) -> int:
+        return int(self.at.next) + bool(self.at.inside)
