@@ -46,7 +46,7 @@ class Chain:
         placed: those with an entry in a position: all from the last ``Composite`` on.
     """
 
-    __slots__ = ("placed", "steps")
+    __slots__ = ("_composite", "placed", "steps")
 
     def __init__(self, last: Stage[Any]) -> None:
         steps = [last]
@@ -55,6 +55,7 @@ class Chain:
         self.steps = steps[::-1]
         composites = [number for number, step in enumerate(self.steps) if isinstance(step, Composite)]
         self.placed = self.steps[composites[-1] if composites else 0 :]
+        self._composite = cast("Composite[Any]", self.placed[0]) if composites else None
 
     def __iter__(self) -> Iterator[Stage[Any]]:
         return iter(self.steps)
@@ -164,8 +165,9 @@ class Chain:
         """Return a function that returns for how many seconds the chain has waited for bytes. Only
         differences between two calls have a meaning.
         """
-        clocks = [step.stall_clock() for step in self._reports]
-        return lambda: sum(clock() for clock in clocks)
+        return sum_clocks(
+            [step.stall_clock() for step in self._reports if type(step).stall_clock is not Reports.stall_clock]
+        )
 
     # What a mark says
 
@@ -175,8 +177,8 @@ class Chain:
         for _ in self.placed[1:]:
             mark = mark and mark[1]
         own, parts = mark or ((), None)
-        if isinstance(first, Composite):
-            return first.where_in(own, parts or (), lane)
+        if self._composite is not None:
+            return self._composite.where_in(own, parts or (), lane)
         return first.where(own, lane) if isinstance(first, Source) else None
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
@@ -190,8 +192,8 @@ class Chain:
             if mark is None:
                 break
             own, before = mark
-            if isinstance(step, Composite):
-                inner = step.counts_in(own, before, counts["delivered"])
+            if step is self._composite:
+                inner = self._composite.counts_in(own, before, counts["delivered"])
                 given = counts["delivered"] if expanded else inner["delivered"]
                 return {**sum_counts((counts, inner)), "delivered": given}
             for place, name in step._tallies:
@@ -239,8 +241,8 @@ class Chain:
             entry: dict[str, Any] = {}
             if own and own != step._beginning:
                 entry = {name: value for (name, default), value in zip(step._defaults.items(), own) if value != default}
-            if isinstance(step, Composite) and before:
-                entry[PARTS] = [step.dump_part(part) for part in before]
+            if step is self._composite and before:
+                entry[PARTS] = [self._composite.dump_part(part) for part in before]
             # else the source's entry says so, and this stage gets nothing from it
             if isinstance(mark, Ended) and not isinstance(before, Ended):
                 entry[_ENDED] = True
@@ -262,10 +264,10 @@ class Chain:
             if _ENDED in entry and entry[_ENDED] is not True:
                 raise damaged(f"{functional_name(type(step))} cannot stand at {_ENDED}={shown(entry[_ENDED])}")
             own = _read_values(step, step._defaults, values)
-            if isinstance(step, Composite):
+            if step is self._composite:
                 # a step that reads items again must get the same ones
                 fixed = any(later.scope != "item" for later in self.placed[number + 1 :])
-                before = step.load_parts(step._at(own), entry.get(PARTS, []), fixed=fixed)
+                before = self._composite.load_parts(step._at(own), entry.get(PARTS, []), fixed=fixed)
             elif PARTS in entry:
                 raise damaged(f"{functional_name(type(step))} runs no chains")
             if values and (problem := step.problem(step._at(own))) is not None:
@@ -279,7 +281,7 @@ class Chain:
         """
         return [
             {
-                name: step.uncounted_parts(value) if isinstance(step, Composite) and name == PARTS else value
+                name: self._composite.uncounted_parts(value) if self._composite and name == PARTS else value
                 for name, value in entry.items()
                 if name not in step.tallies
             }
@@ -295,6 +297,11 @@ class Chain:
             return 0, entries
         done, entry = first.rest_of(entry)
         return done, [entry, *later]
+
+
+def sum_clocks(clocks: Sequence[Callable[[], float]]) -> Callable[[], float]:
+    """Return a function that returns the sum of what these return."""
+    return clocks[0] if len(clocks) == 1 else lambda: sum(clock() for clock in clocks)
 
 
 def makes_one_of_each(step: Stage[Any]) -> bool:
@@ -393,6 +400,11 @@ class Composite(Reports, Stage[Out]):
 
     def chain_of(self, part: Any) -> Chain | None:
         """Return the chain of a part, as a recipe; None: there is none any more."""
+        return self.before
+
+    @cached_property
+    def before(self) -> Chain:
+        """The chain before this stage: a recipe, so that all running copies share it."""
         assert self.source is not None
         return Chain(self.source)
 
@@ -461,8 +473,7 @@ class Composite(Reports, Stage[Out]):
         return sum(Chain(last).held_items for last in self.inner)
 
     def stall_clock(self) -> Callable[[], float]:
-        clocks = [Chain(recipe).stall_clock() for recipe in self.recipes]
-        return lambda: sum(clock() for clock in clocks)
+        return sum_clocks([Chain(recipe).stall_clock() for recipe in self.recipes])
 
     def lack(self, before: Lack) -> Lack:
         return Lack.of_all([self._lack_before, *(Chain(last).lack for last in self.inner)])
@@ -473,11 +484,15 @@ class Composite(Reports, Stage[Out]):
         """Return the counts at a position: of the chains that are done, and of those that stand
         somewhere. ``delivered``: how many items were yielded.
         """
-        at = self._at(own)
-        found = [{"delivered": at.batched}, at.limited or {}]
-        found.append({name: value for name in self.tallies if name not in OF_CHAINS and (value := getattr(at, name))})
+        values = dict(zip(self._defaults, own, strict=False))
+        done = {name: value for name, value in values.items() if value and name in self._counted}
+        found = [{"delivered": values.get("batched", 0), **done}, values.get("limited") or {}]
         counts = sum_counts([*found, *map(self.counts_of, parts)])
         return counts if self._counts_delivered else {**counts, "delivered": delivered}
+
+    @cached_property
+    def _counted(self) -> frozenset[str]:
+        return frozenset(self.tallies).difference(OF_CHAINS)
 
     def counts_of(self, part: Any) -> dict[str, int]:
         """Return the counts of the chain of a part."""

@@ -179,7 +179,7 @@ class Segments(Composite[Out]):
             return None
         at = self._at(own)
         segments = self.segments if at.epoch == self.at.epoch or self.of_epoch is None else self.of_epoch(at.epoch)
-        return Chain(self.source).where(parts[0].mark, segments[min(at.segment, len(segments) - 1)][0])
+        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)][0])
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:

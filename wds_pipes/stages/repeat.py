@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from wds_pipes.core.chain import Chain, Composite, Part
+from wds_pipes.core.chain import Composite, Part
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark, Out
@@ -102,7 +102,7 @@ class Repeat(Composite[Out]):
         last = self._last
         if last is None or last[1] != repetition or last[0] != lane:
             epoch = lane.epoch * (self.n or 1) + repetition
-            last = self._last = lane, repetition, Chain(self.source).root.lane_in(lane, epoch)
+            last = self._last = lane, repetition, self.before.root.lane_in(lane, epoch)
         return last[2]
 
     def mark(self) -> Mark:
@@ -110,7 +110,7 @@ class Repeat(Composite[Out]):
 
     def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
         lane = self._lane(lane, self._at(own).repetition)
-        return Chain(self.source).where(parts[0].mark if parts else None, lane)
+        return self.before.where(parts[0].mark if parts else None, lane)
 
     def problem(self, at: Any) -> str | None:
         return f"it has {self.n} repetitions" if self.n is not None and at.repetition >= self.n else None
