@@ -22,20 +22,19 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
-from wds_pipes.tar.index import Listed, list_indexed
-from wds_pipes.tar.index_formats import versions_of
+from wds_pipes.tar.index import versions_of
 from wds_pipes.tar.keys import KeySplit, check_key_split
+from wds_pipes.tar.listing import Listed, list_indexed
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.sample_numbers import by_numbers
 from wds_pipes.tar.samples import AFTER, SampleParser
-from wds_pipes.tar.views import Selection, Selector, split_by_key
+from wds_pipes.tar.views import Selection, Selector, by_numbers, split_by_key
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from wds_pipes.codecs.resizing import Fit, Size
     from wds_pipes.io.cache.shard_cache import ShardCache
-    from wds_pipes.tar.sample_numbers import Numbers
+    from wds_pipes.tar.views import Numbers
 
 
 class IndexedShards(Dataset[dict[str, Any]]):

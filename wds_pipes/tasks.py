@@ -8,7 +8,7 @@ result. The directory of the outputs says which tasks are finished, and from whi
 from wds_pipes.io.tasks.on_ray import on_ray
 from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Engine, Job, Outcome, Place, Report, Task, fingerprint
-from wds_pipes.tar.shard_file import shard_files, write_shard
+from wds_pipes.tar.writer import shard_files, write_shard
 
 __all__ = [
     "Engine",

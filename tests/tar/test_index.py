@@ -221,7 +221,7 @@ def test_remote_shards(urls, counted, tmp_path):
 
 def test_secrets_are_not_written(tmp_path):
     """Neither of the user's part nor of the query."""
-    from wds_pipes.tar.index_file import Entry, write_index
+    from wds_pipes.tar.index import Entry, write_index
 
     one = Entry(ShardFacts(1))
     write_index(

@@ -16,7 +16,7 @@ from tars import by_tarfile, by_webdataset, fill, pairs, put, tar
 import wds_pipes as wp
 from wds_pipes.cli import main
 from wds_pipes.tar import index_shards
-from wds_pipes.tar.shard_file import write_shard
+from wds_pipes.tar.writer import write_shard
 
 # Usual keys, directories, other alphabets, and names that need two kinds of long headers.
 KEYS = ("000000", "a/b-1/c_2", "größe/日本", "n" * 130, "d" * 120 + "/" + "n" * 60)

@@ -21,8 +21,8 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import find_facts, is_index
-from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.index import ShardFacts
+from wds_pipes.tar.listing import find_facts, is_index
 
 
 @click.command(

@@ -53,11 +53,9 @@ from wds_pipes.io.tasks.running import run
 from wds_pipes.io.tasks.task import Engine, Facts, Job, Outcome, Place, Report, Task, Work, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.index_file import Entry, write_index
-from wds_pipes.tar.index_formats import ShardFacts, base_name, folder_of, make_opener, parts_of_path
-from wds_pipes.tar.shard_file import shard_files, write_shard
+from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_opener, parts_of_path, write_index
 from wds_pipes.tar.views import split_by_key
-from wds_pipes.tar.writer import most_members
+from wds_pipes.tar.writer import most_members, shard_files, write_shard
 
 Options = dict[str, Any] | None  # for fsspec
 REQUESTS = 16  # at a time

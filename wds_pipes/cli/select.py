@@ -28,8 +28,8 @@ from wds_pipes.errors import ShardError, WdsError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.outputs import target_of, write_small
 from wds_pipes.io.urls import at_home, local_path, redact
-from wds_pipes.tar.index import exists, list_shards
-from wds_pipes.tar.index_formats import make_opener, path_of
+from wds_pipes.tar.index import make_opener, path_of
+from wds_pipes.tar.listing import exists, list_shards
 
 _AT_ONCE = 8  # tables
 

@@ -26,7 +26,7 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_source import allowed_origins
-from wds_pipes.tar.index_formats import versions_of
+from wds_pipes.tar.index import versions_of
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import unusable
 from wds_pipes.tar.samples import AFTER, SampleParser

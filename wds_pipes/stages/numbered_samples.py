@@ -25,7 +25,7 @@ from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardRange
-from wds_pipes.tar.index_formats import versions_of
+from wds_pipes.tar.index import versions_of
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
@@ -38,7 +38,7 @@ _ONE_BY_ONE = 128
 _MOST_RUN, _MOST_GAP = 8 << 20, 1 << 19
 
 if TYPE_CHECKING:
-    from wds_pipes.tar.shard_offsets import ShardOffsets
+    from wds_pipes.tar.located import ShardOffsets
 
 
 def numbered_samples(group: Stage[Any], split: KeySplit, lane: Lane, mark: Mark | None) -> NumberedSamples | None:

@@ -23,10 +23,9 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import list_indexed
+from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.sample_numbers import described, numbers_at
-from wds_pipes.tar.views import Selection, Selector
+from wds_pipes.tar.views import Selection, Selector, described, numbers_at
 
 if TYPE_CHECKING:
     import numpy.typing as npt

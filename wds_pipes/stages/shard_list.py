@@ -18,9 +18,9 @@ from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import find_facts, is_index, listed_shards
-from wds_pipes.tar.index_formats import ShardFacts
-from wds_pipes.tar.shard_offsets import ShardOffsets
+from wds_pipes.tar.index import ShardFacts
+from wds_pipes.tar.listing import find_facts, is_index, listed_shards
+from wds_pipes.tar.located import ShardOffsets
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Source
 from wds_pipes.io.secret import origins_of
 from wds_pipes.io.urls import identify, redact, relative_names
-from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.index import ShardFacts
 
 # a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
 # the end of the shard

@@ -1,299 +1,401 @@
-"""Find the entry of an index for each shard. Without torch.
+"""An index of shards, ``index.json``: its formats, and how it is written.
 
-A name in an index is relative to the place of the index. It means the shard whose path has the
-longest end in common with it, at least the base name. If an entry could mean two shards, or a shard
-two entries, that is an error.
+Rules:
+1. The format is detected by content: wids ``index.json``, ``sizes.json`` (open_clip). It is
+   JSON, never pickle, and at most ``MAX_INDEX_BYTES`` are read.
+2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
+   URL or one of ``_STORES`` (for a local index: ``_STORES_OF_LOCAL``). Only a local index may name
+   local files, and no index may name an open descriptor, a command, standard input or a chain of
+   file systems (``a::b://``).
+3. An index that is written here is in the format of wids. Beside what wids knows, an entry says
+   whether it is still right: ``version``, that of the shard when it was read, and ``idx_md5sum``
+   and ``dali_md5sum``, the MD5s of the indexes that were written with it.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import NamedTuple
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wds_pipes.core.words import plural
-from wds_pipes.io.expand import expand, urls_of
-from wds_pipes.io.outputs import info_of, size_of
-from wds_pipes.io.urls import Urls, at_home, local_path, redact
-from wds_pipes.tar.index_formats import (
-    MEND,
-    Index,
-    Options,
-    ShardFacts,
-    base_name,
-    check_named,
-    folder_of,
-    parts_of_path,
-    path_of,
-    read_indexes,
-)
-from wds_pipes.tar.offsets import MEND as MEND_OFFSETS
-from wds_pipes.tar.offsets import OFFSETS, beside, unusable
+from wds_pipes.errors import ShardError
+from wds_pipes.io.compression import TAR_NAME
+from wds_pipes.io.outputs import read_small, target_of, write_small
+from wds_pipes.io.urls import at_home, identify, links_of, local_path, plain, redact, with_variables
 
-_Parts = tuple[str, ...]
+if TYPE_CHECKING:
+    from wds_pipes.io.open import Opener
 
-# File names of an index in the directory of its shards.
-_BESIDE = ("index.json", "sizes.json")
+MAX_INDEX_BYTES = 64 << 20  # enough for 250 000 shards
+_READAHEAD_BYTES = 2 << 20
+_MD5 = re.compile(r"[0-9a-fA-F]{32}")
+_STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
+# A local index may name these too: ``wds-pipes index`` may have written it.
+_STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")
+MEND = "Make one with: wds-pipes index SHARDS -o index.json"
+
+Options = dict[str, Any] | None
 
 
-# Reading
-
-
-def is_index(url: str) -> bool:
-    """Whether a URL in a list of shards names an index: its path ends in ``.json``."""
-    return path_of(url).lower().endswith(".json")
-
-
-def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[list[tuple[str, ShardFacts]]]:
-    """The shards that each of several index files lists, in order, with the facts of each shard.
-
-    Raises:
-        ValueError: an index is damaged, or lists no shards to open.
-        ShardError: an index cannot be read.
-    """
-    found: list[list[tuple[str, ShardFacts]]] = []
-    for index in read_indexes(urls, storage_options):
-        if not index.shards:
-            raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
-        for url, _ in index.shards:
-            check_named(index.url, url)
-        found.append(index.shards)
-    return found
-
-
-def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str], list[ShardFacts] | None]:
-    """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
-    indexes.
-
-    Raises:
-        ValueError: nothing matches, or an index is damaged.
-        ShardError: a store cannot be listed, or an index cannot be read.
-    """
-    found = expand(urls, storage_options)
-    if not any(map(is_index, found)):
-        return found, None
-    shards = [shard for listed in listed_shards(found, storage_options) for shard in listed]
-    return [url for url, _ in shards], [facts for _, facts in shards]
-
-
-class Listed(NamedTuple):
-    """The shards of a data set whose samples are read by their offsets.
+class ShardFacts(NamedTuple):
+    """What is known about a shard; None for what is not.
 
     Attributes:
-        urls: the shards.
-        facts: what an ``index.json`` says of each; None: there is none.
-        folder: the directory of the indexes of offsets; None: they are beside the shards.
+        samples: the number of its samples.
+        size: its size in bytes, as it is stored (maybe compressed).
+        md5: the MD5 of these bytes, 32 hexadecimal digits in lower case.
     """
 
-    urls: list[str]
-    facts: list[ShardFacts] | None
-    folder: str | None
-
-    @property
-    def counts(self) -> list[int] | None:
-        """How many samples each shard has; None if this is not known of all."""
-        counts = [shard.samples for shard in self.facts or () if shard.samples is not None]
-        return counts if self.facts is not None and len(counts) == len(self.facts) else None
+    samples: int | None = None
+    size: int | None = None
+    md5: str | None = None
 
 
-def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: Options = None) -> Listed:
-    """List the shards of URLs or of an ``index.json``, whose indexes of offsets are where ``index``
-    says: True: beside the shards; a directory; or beside them, and the path of an ``index.json``,
-    which has the numbers of samples.
+class FactsHere(ShardFacts):
+    """What is known about a shard that was indexed at the place where it is.
 
-    Raises:
-        TypeError: ``index`` is something else.
-        ValueError: nothing matches, or an ``index.json`` is damaged.
-        ShardError: a store cannot be listed, or an ``index.json`` cannot be read.
+    Attributes:
+        version: its time of modification, or its ETag in a store, as ``version_of`` returned it.
     """
-    if index is False or not isinstance(index, (bool, str, os.PathLike)):
-        raise TypeError(f"index must be True, a directory or an index.json, not {index!r:.80}")
-    shards, facts = list_shards(urls, storage_options)
-    if "-" in shards:
-        raise ValueError("standard input has no index: write it to a file first")
-    where = None if isinstance(index, bool) else at_home(os.fspath(index))
-    if where is None or not is_index(where):
-        if where is not None and len(names := {path_of(url).rpartition("/")[2] for url in shards}) < len(shards):
-            raise ValueError(
-                f"the shards have {len(names)} names, such as {min(names)!r:.200}, and are {len(shards)}: a directory "
-                "has one index for each name. Write the indexes beside the shards"
-            )
-        return Listed(shards, facts, where)
-    return Listed(shards, find_facts(shards, where, storage_options), None)
+
+    version = ""
 
 
-def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
-    """What an index says about each of ``urls``.
+def versions_of(urls: Sequence[str], facts: Sequence[ShardFacts] | None) -> dict[str, str]:
+    """Return the versions of shards that an index knows, by their URLs."""
+    return {url: shard.version for url, shard in zip(urls, facts or (), strict=False) if isinstance(shard, FactsHere)}
 
-    Args:
-        urls: the shards.
-        index: paths or URLs of index files, or directories with one; True for the directories of
-            the shards.
-        storage_options: options for fsspec.
 
-    Raises:
-        ValueError: the index is damaged, or there is none; a shard is not in it, or several entries
-            may mean the shard.
-        ShardError: the index cannot be read.
+class Index(NamedTuple):
+    """The content of an index file.
+
+    Attributes:
+        url: where the index is.
+        shards: the URLs of the shards that it lists, and what it says about each.
     """
-    if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
-        raise TypeError(f"index must be the path or URL of an index, a list of them, or True, not {index!r:.80}")
-    files: list[str] = []
-    indices: list[Index] = []
-    if index is True:
-        folders: dict[str, list[str]] = {}
-        for url in urls:
-            folders.setdefault(folder_of(url), []).append(url)
-        for folder, shards in folders.items():
-            _look_in(folder, shards, storage_options, files, indices)
-    else:
-        items = [index] if isinstance(index, (str, os.PathLike)) else index
-        for name in (at_home(url) for item in items for url in urls_of(item)):
-            if name.endswith("/") or os.path.isdir(local_path(name) or ""):
-                _look_in(name.rstrip("/") + "/", urls, storage_options, files, indices)
-            else:
-                files += expand(name, storage_options)
-    indices += read_indexes(files, storage_options) if files else []
-    return _Matcher(indices).of(urls)
+
+    url: str
+    shards: list[tuple[str, ShardFacts]]
 
 
-def _look_in(
-    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], indices: list[Index]
-) -> None:
-    """Add the index in a directory: the first kind that exists, in a fixed order. It is added to
-    ``files`` if it has to be read.
-
-    An index of offsets is one file per shard.
-    """
-    for name in _BESIDE:
-        if exists(folder + name, storage_options):
-            files.append(folder + name)
-            return
-    if exists(beside(shards[0], OFFSETS, folder), storage_options):
-        each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
-        indices += _by_sizes(each, storage_options)
-        return
-    shown = redact(folder) or "the working directory"
-    raise ValueError(
-        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or {base_name(shards[0])}{OFFSETS} for each "
-        f"shard. {MEND}"
-    )
+def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+    """Read several index files, in order."""
+    opener = make_opener(storage_options, readahead_bytes=_READAHEAD_BYTES, connections=2)
+    return [_read(url, opener) for url in urls]
 
 
-def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
-    """The numbers of samples that the sizes of indexes of offsets say."""
-    local = local_path(urls[0]) is not None
-    sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
-    found = []
-    for url, size in zip(urls, sizes, strict=True):
-        if size is None:
-            shard = redact(url.removesuffix(OFFSETS))
-            raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
-        if not size or size % 8:
-            raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
-        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))]))
-    return found
+def make_opener(storage_options: Options, **reading: int) -> Opener:
+    """An opener of index files and shards; ``reading``: options of ``Reading``."""
+    from wds_pipes.io.open import Opener  # imports asyncio, which writing shards does not need
+    from wds_pipes.io.remote.budget import Reading
+
+    return Opener(Reading(storage_options or {}, **reading))
 
 
-def _size(url: str) -> int | None:
+def _read(url: str, opener: Opener) -> Index:
+    shown = redact(url)
     try:
-        return os.stat(local_path(url) or url).st_size
-    except FileNotFoundError:
-        return None
+        with opener.open(url) as stream:
+            data = stream.read(MAX_INDEX_BYTES + 1)
+    except ShardError as error:
+        renamed = ShardError(str(error).replace("shard ", "index ", 1), url=shown)
+        renamed.missing = error.missing
+        raise renamed from error
+    except OSError as error:
+        raise ShardError(
+            f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a "
+            "file, and can be reached.",
+            url=shown,
+        ) from error
+    try:
+        return _parse(url, data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"index {shown} cannot be used: {error}. {MEND}") from error
 
 
-def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
-    """The sizes of files in one directory of a store: as it lists them, or by one request each."""
-    from wds_pipes.io.remote.file_systems import file_system
-    from wds_pipes.io.remote.metadata import ask
+def _parse(url: str, data: bytes) -> Index:
+    """Parse an index by its content. The message of a ValueError continues a sentence."""
+    if len(data) > MAX_INDEX_BYTES:
+        raise ValueError(f"it has more than {MAX_INDEX_BYTES} bytes, so it is no index, or should be cut into several")
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise ValueError(f"it is not JSON ({error}); its first bytes are {data[:24]!r}") from error
+    if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
+        return Index(url, list(_wids(url, content)))
+    if isinstance(content, dict) and content and not any(isinstance(value, (dict, list)) for value in content.values()):
+        return Index(
+            url,
+            [
+                (_join(url, name), ShardFacts(_count(f"the number for {name!r}", value)))
+                for name, value in content.items()
+            ],
+        )
+    raise ValueError("its content is in no known format (wids index.json, sizes.json)")
 
-    names = [file_system(url, storage_options)[1] for url in urls]
-    sizes: dict[str, int] = {}
-    if len(urls) > 1:
-        try:
-            listed = ask(folder_of(urls[0]), storage_options, lambda fs, name: fs.ls(name, detail=True))
-        except Exception:  # not every store lists
-            listed = []
-        sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
 
-    def found_size(url: str, name: str) -> int | None:
-        return sizes.get(name) or size_of(url, storage_options)
+def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
+    if content.get("wids_version", 1) != 1:
+        raise ValueError(f"its wids_version is {content['wids_version']!r:.40}, and 1 is known here")
+    here = content.get("place") == place_of(url)
+    entries = content.get("shardlist")
+    if not isinstance(entries, list):
+        raise ValueError(f"its shardlist is {entries!r:.80}, not a list")
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
+            raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
+        name, size, digest = entry["url"], entry.get("filesize"), entry.get("md5sum") or None
+        if digest is not None and not (isinstance(digest, str) and _MD5.fullmatch(digest)):
+            raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
+        samples = _count(f"nsamples of {name!r}", entry.get("nsamples"))
+        if size is not None:
+            size = _count(f"filesize of {name!r}", size)
+        version = entry.get("version") if here or local_path(name) is None or os.path.isabs(name) else None
+        facts = ShardFacts(samples, size, digest and digest.lower())
+        if isinstance(version, str):
+            facts = FactsHere(*facts)
+            facts.version = version
+        yield _join(url, name), facts
 
-    with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(found_size, urls, names))
+
+def _count(what: str, value: Any) -> int:
+    """A number that is not negative."""
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{what} is {value!r:.80}, not a number of 0 or more")
+    return value
 
 
-def exists(url: str, storage_options: Options) -> bool:
-    """Return whether there is such a file, and it may be read.
+# Names
+
+
+def path_of(url: str) -> str:
+    """A URL without its query; a local path unchanged."""
+    return url if local_path(url) is not None else url.partition("?")[0]
+
+
+def folder_of(url: str) -> str:
+    """The directory of a URL, with its final slash."""
+    path = path_of(url)
+    return path[: len(path) - len(base_name(url))]
+
+
+def place_of(index: str) -> str:
+    """16 hexadecimal digits for the directory of an index."""
+    path = local_path(index)
+    folder = identify(folder_of(index)) if path is None else os.path.realpath(os.path.dirname(at_home(path)))
+    return blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+
+
+def parts_of_path(url: str) -> list[str]:
+    """The host and the names in the path of a URL, for comparison."""
+    path = local_path(url)
+    text = path.replace(os.sep, "/") if path is not None else path_of(redact(url)).partition("://")[2]
+    return [part for part in posixpath.normpath(text).split("/") if part]
+
+
+def base_name(url: str) -> str:
+    """The last part of the path of a URL."""
+    if "?" not in url and os.sep == "/":
+        return url.rpartition("/")[2]
+    return re.split(r"[/\\]" if os.sep == "\\" else "/", path_of(url))[-1]
+
+
+def first_dot(url: str) -> str:
+    """The base name up to its first dot, if that is not its beginning."""
+    name = base_name(url)
+    return name[:1] + name[1:].partition(".")[0]
+
+
+def dali_name(url: str) -> str:
+    """The name of the index of DALI of a shard: its base name up to the first dot, and ``.idx``."""
+    return first_dot(url) + ".idx"
+
+
+def _join(index: str, name: str) -> str:
+    """The URL for a name in an index; ValueError: no file can have this name."""
+    os.fsencode(name)
+    if "\0" in name:
+        raise ValueError(f"{name!r:.80} is no name of a file: it contains a NUL")
+    if local_path(index) is not None:
+        if local_path(name) != name or os.path.isabs(name):
+            return name
+        joined = folder_of(index) + name
+        return posixpath.normpath(joined) if name.startswith(("./", "../")) else joined
+    if local_path(name) is None:
+        return name
+    if local_path(name) != name:
+        raise ValueError(f"it lies elsewhere, and may not name the file {name!r:.80} of this machine")
+    scheme, _, path = path_of(index).partition("://")
+    host, _, folder = path.rpartition("/")[0].partition("/")
+    return f"{scheme}://{host}{posixpath.normpath(posixpath.join('/', folder, name))}"
+
+
+def check_named(index: str, url: str) -> None:
+    """Check rule 2.
 
     Raises:
-        ShardError: the store does not answer, or with an error.
+        ValueError: an index may not name this shard.
+    """
+    if url.startswith("pipe:"):
+        raise ValueError(f"index {redact(index)} names a command: only the program itself may")
+    local, path = local_path(index) is not None, local_path(url)
+    if local and url != "-" and path is not None and not path.startswith(("/dev/fd/", "/proc/")):
+        return
+    protocol, _, rest = url.partition("://")
+    allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
+    if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
+        raise ValueError(
+            f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards "
+            f"beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
+            "Name the shards themselves, and pass the file as index=."
+        )
+
+
+# Writing
+
+_KIND = b"wids-shard-index-v1"
+# How the samples were found, if it is another rule than the usual one: see ``index_shards``.
+_RULES = {"key_split": "first-dot", "on_repeated_key": "raise"}
+
+
+class Entry(NamedTuple):
+    """What is known of a shard.
+
+    Attributes:
+        facts: its samples, size and MD5.
+        version: that of the shard when it was read, as ``version_of`` returns it.
+        offsets: the MD5 of its indexes of offsets and keys.
+        dali: the MD5 of its index of DALI.
+    """
+
+    facts: ShardFacts
+    version: str | None = None
+    offsets: str | None = None
+    dali: str | None = None
+
+
+class IndexFile(NamedTuple):
+    """The content of an index that ``write_index`` has written.
+
+    Attributes:
+        entries: by the names of the shards in it.
+        rules: how the samples were found: ``key_split`` and ``on_repeated_key``.
+    """
+
+    entries: dict[str, Entry]
+    rules: dict[str, str]
+
+
+def check_output(output: str | os.PathLike[str], *, remote: bool = False) -> str:
+    """The path of an index to write, with ``remote`` also its URL; ValueError if it is another one,
+    or has no existing directory.
+    """
+    if not isinstance(output, (str, os.PathLike)):
+        raise TypeError(f"an index is named by a path, not {output!r:.80}")
+    if TAR_NAME.fullmatch(os.path.basename(os.fspath(output))):
+        raise ValueError(f"{redact(os.fspath(output))} is the name of a shard: name the index, such as index.json")
+    if remote and local_path(target := target_of(output)) is None:
+        return target
+    path = local_path(at_home(with_variables(os.fspath(output))))
+    if path is None or not path or path.endswith("/"):
+        raise ValueError(
+            f"an index is written to a local file, not to {redact(os.fspath(output))!r}: write it there and copy it"
+        )
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        raise ValueError(f"the directory of index {path!r} does not exist: make it first")
+    return path
+
+
+def check_is_index(path: str) -> None:
+    """Refuse to replace a file that is no index, also no damaged one.
+
+    Raises:
+        ValueError: it is another file.
+    """
+    if not os.path.lexists(path):
+        return
+    content = b"a directory, a pipe or a device"
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            content = file.read(MAX_INDEX_BYTES)
+    try:
+        known = _KIND in content or isinstance(json.loads(content)["shardlist"], list)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        known = False
+    if content.strip() and not known:
+        raise ValueError(f"{path} is another file than an index: name another one to write, or remove it first")
+
+
+def write_index(
+    path: str,
+    entries: Mapping[str, Entry],
+    rules: Mapping[str, str] | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> None:
+    """Write an index of shards by their URLs; the file appears when it is complete."""
+    shardlist = []
+    named = {name_in(path, url): entry for url, entry in entries.items()}
+    if len(named) < len(entries):
+        raise ValueError(
+            "two shards have one name without the credentials in their URLs, so an index cannot "
+            "tell them apart: give them other names"
+        )
+    for name, ((samples, size, digest), version, offsets, dali) in named.items():
+        entry = {
+            "url": name,
+            "md5sum": digest,
+            "nsamples": samples,
+            "filesize": size,
+            "version": version,
+            "idx_md5sum": offsets,
+            "dali_md5sum": dali,
+        }
+        shardlist.append({field: value for field, value in entry.items() if value is not None})
+    unusual = {name: rule for name, rule in (rules or {}).items() if rule != _RULES[name]}
+    if any("version" in entry for entry in shardlist):  # of the shards at this place, not of copies
+        unusual["place"] = place_of(path)
+    content = {"__kind__": _KIND.decode(), "wids_version": 1, **unusual, "shardlist": shardlist}
+    write_small(path, (json.dumps(content, indent=1) + "\n").encode("ascii"), storage_options)
+
+
+def read_index(path: str, storage_options: dict[str, Any] | None = None) -> IndexFile:
+    """Read an index that ``write_index`` has written. Of a file that is missing, damaged or in
+    another format, nothing is known.
+    """
+    try:
+        content = json.loads((read_small(path, storage_options, most=MAX_INDEX_BYTES + 1) or b"")[:MAX_INDEX_BYTES])
+        rules = {name: content.get(name, usual) for name, usual in _RULES.items()}
+        found = {entry["url"]: entry for entry in content["shardlist"]}
+        if len(found) < len(content["shardlist"]):
+            found = {}
+        return IndexFile({name: _entry(entry) for name, entry in found.items()}, rules)
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return IndexFile({}, dict(_RULES))
+
+
+def _entry(entry: dict[str, Any]) -> Entry:
+    counts = [entry.get(name) for name in ("nsamples", "filesize")]
+    texts = [entry.get(name) for name in ("md5sum", "idx_md5sum", "dali_md5sum")]
+    version = entry.get("version")
+    samples, size = (count if type(count) is int and count >= 0 else None for count in counts)
+    md5, offsets, dali = (text if isinstance(text, str) and _MD5.fullmatch(text) else None for text in texts)
+    whole = samples is not None and size is not None and md5 is not None and isinstance(version, str)
+    return Entry(ShardFacts(samples, size, md5), version if whole else None, offsets, dali)
+
+
+def name_in(index: str, url: str) -> str:
+    """The name of a shard in an index.
+
+    It is relative for a shard in the directory of the index or below; otherwise it is complete.
     """
     path = local_path(url)
-    if path is not None:
-        return os.path.isfile(path)
-    found = info_of(url, storage_options, readable=True)
-    return found is not None and found.get("type", "file") == "file"
-
-
-class _Matcher:
-    """Finds the entry of an index for a shard, as the docstring of this module says."""
-
-    def __init__(self, indices: Sequence[Index]) -> None:
-        self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
-        # the name and the facts of each entry, by the parts of its path, and these by its base name
-        self._entries: dict[_Parts, tuple[str, ShardFacts]] = {}
-        self._by_base: dict[str, list[_Parts]] = {}
-        for name, facts in chain.from_iterable(index.shards for index in indices):
-            parts = tuple(parts_of_path(name))
-            if parts not in self._entries:
-                self._entries[parts] = name, facts
-                self._by_base.setdefault(base_name(name), []).append(parts)
-            elif self._entries[parts][1] != facts:
-                raise ValueError(
-                    f"index {self._where} says two things of shard {redact(name)}: "
-                    f"{self._entries[parts][1]} and {facts}. {MEND}"
-                )
-
-    def of(self, urls: Sequence[str]) -> list[ShardFacts]:
-        """The facts of each shard."""
-        users: dict[_Parts, str] = {}
-        found = []
-        for url in urls:
-            parts = self._find(url)
-            name, facts = self._entries[parts]
-            user = users.setdefault(parts, url)
-            if user != url and parts_of_path(user) != parts_of_path(url):
-                raise ValueError(
-                    f"index {self._where} has one entry, {redact(name)}, "
-                    f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
-                )
-            found.append(facts if name == url else ShardFacts(*facts))  # it may be a copy
-        return found
-
-    def _find(self, url: str) -> _Parts:
-        candidates = (base_name(url), base_name(url) + OFFSETS)
-        base = next((name for name in candidates if name in self._by_base), None)
-        if base is None:
-            names = [redact(name) for name, _ in self._entries.values()]
-            example = f"; it lists {plural(len(names), 'other')}, such as {names[0]}" if names else ", it is empty"
-            raise ValueError(
-                f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
-            )
-        parts = (*parts_of_path(url)[:-1], base)
-        if parts in self._entries:
-            return parts
-        nearest = self._by_base[base]
-        for count in range(2, len(parts) + 1):
-            nearer = [other for other in nearest if other[-count:] == parts[-count:]]
-            if not nearer:
-                break
-            nearest = nearer
-        if len(nearest) > 1:
-            both = " and ".join(redact(self._entries[other][0]) for other in nearest[:2])
-            raise ValueError(
-                f"index {self._where} has {len(nearest)} entries that may mean shard {redact(url)}: {both}. {MEND}"
-            )
-        return nearest[0]
+    if path is None:
+        folder = plain(index).rpartition("/")[0] + "/"
+        return plain(url).removeprefix(folder) if local_path(index) is None else plain(url)
+    path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
+    inside = path.startswith(os.path.join(folder, ""))
+    return (os.path.relpath(path, folder) if inside else path).replace(os.sep, "/")

@@ -25,11 +25,21 @@ from wds_pipes.errors import ShardError
 from wds_pipes.io.expand import expand
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.dali import pack_dali
-from wds_pipes.tar.index_file import Entry, check_is_index, check_output, name_in, read_index, write_index
-from wds_pipes.tar.index_formats import Options, ShardFacts, base_name, dali_name, make_opener
+from wds_pipes.tar.index import (
+    Entry,
+    Options,
+    ShardFacts,
+    base_name,
+    check_is_index,
+    check_output,
+    dali_name,
+    make_opener,
+    name_in,
+    read_index,
+    write_index,
+)
 from wds_pipes.tar.keys import KeySplit, check_key_split
-from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.scanning import Rules, Scanned, scan
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Where the samples of many shards are: their indexes of offsets, read when they are needed."""
+"""Where the samples of many shards are: their indexes of offsets, read when they are needed.
+
+``Located`` is for shards that all have one, ``ShardOffsets`` for shards of which some may have none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -20,7 +23,7 @@ from wds_pipes.io.ranges import Part, RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index_formats import MAX_INDEX_BYTES, ShardFacts, path_of
+from wds_pipes.tar.index import MAX_INDEX_BYTES, Options, ShardFacts, path_of
 from wds_pipes.tar.keys import KeySplit, split_key
 from wds_pipes.tar.offsets import (
     KEYS,
@@ -360,3 +363,66 @@ def _read_local(url: str, start: int, size: int) -> bytes:
     with open(at_home(cast(str, local_path(url))), "rb", buffering=0) as file:
         file.seek(start)
         return file.read(size)
+
+
+_CONNECTIONS = 8
+
+
+class ShardOffsets:
+    """Where the samples of shards begin. An index is read when it is needed, and only then is it
+    known whether there is one.
+
+    It can be pickled; each process reads the indexes that it needs.
+
+    Args:
+        urls: the shards.
+        facts: what another index says of each: the number of its samples, and its size.
+        folder: a directory where the indexes may be, instead of beside the shards; None: none.
+        storage_options: how to reach the storage.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], facts: Sequence[ShardFacts], folder: str | None, storage_options: Options
+    ) -> None:
+        self._urls = urls
+        files, counts = RangeReader(storage_options, _CONNECTIONS), [shard.samples or 0 for shard in facts]
+        places = dict.fromkeys((folder, None))
+        self._places = [
+            Located(urls, place, files, storage_options, _CONNECTIONS, counts=counts, facts=facts) for place in places
+        ]
+        self._without: set[int] = set()
+
+    def of(self, shard: int) -> Sequence[int] | None:
+        """Return where the samples of a shard begin, and the end of the last one; None: it has no
+        index.
+
+        Raises:
+            ShardError: the index cannot be read, is damaged, or is of other samples.
+        """
+        url = self._urls[shard]
+        if url == "-" or url.startswith("pipe:"):
+            return None
+        for place in () if shard in self._without else self._places:
+            try:
+                return place.offsets(shard)
+            except MissingIndexError:
+                continue
+            except ShardError as error:
+                # a store may not tell whether what may not be listed is there
+                if isinstance(error.__cause__ and error.__cause__.__cause__, PermissionError):
+                    continue
+                raise
+        self._without.add(shard)
+        return None
+
+    def read_all(self, shards: Iterable[int]) -> bool:
+        """Read the indexes of several shards, and return whether all have one."""
+        shards = list(dict.fromkeys(shards))
+        if any(is_remote(self._urls[shard]) for shard in shards):
+            with ThreadPoolExecutor(_CONNECTIONS) as pool:
+                return all(offsets is not None for offsets in pool.map(self.of, shards))
+        return all(self.of(shard) is not None for shard in shards)
+
+    def stale(self, url: str, what: str) -> ShardError:
+        """Return the error for a shard that does not fit its index."""
+        return self._places[0].stale(url, what)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.dali import Component
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.index_formats import ShardFacts
+from wds_pipes.tar.index import ShardFacts
 from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
 from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, field_twice, half_sample, reserved_name
+from wds_pipes.tar.offsets import Component
 from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:

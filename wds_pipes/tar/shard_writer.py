@@ -17,14 +17,12 @@ from wds_pipes.errors import StateError
 from wds_pipes.io.compression import compressor, kind_of_name
 from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.digest import Md5
 from wds_pipes.tar.encoded import Encoded, encoders
-from wds_pipes.tar.index import listed_shards
-from wds_pipes.tar.index_file import Entry, check_output, name_in, read_index, write_index
-from wds_pipes.tar.index_formats import ShardFacts, make_opener
+from wds_pipes.tar.index import Entry, ShardFacts, check_output, make_opener, name_in, read_index, write_index
+from wds_pipes.tar.listing import listed_shards
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.scanning import Rules, scan
-from wds_pipes.tar.writer import TarWriter, whole
+from wds_pipes.tar.writer import Md5, TarWriter, whole
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec

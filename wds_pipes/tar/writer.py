@@ -13,10 +13,13 @@ Rules:
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import warnings
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -25,14 +28,15 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
+from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.encoded import Encoded, encoders
-from wds_pipes.tar.offsets import remove_beside, write_beside
+from wds_pipes.tar.index import ShardFacts
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, remove_beside, write_beside
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec
     from wds_pipes.codecs.names import Encoder
-    from wds_pipes.tar.digest import Md5
 
 _END = 1024  # bytes of zeros at the end
 _RECORD = 10240  # the size of a tar file is a multiple of this
@@ -300,3 +304,71 @@ def whole(size: int) -> int:
 def most_members(max_bytes: int) -> int:
     """The bytes that the members of a tar of at most ``max_bytes`` may have; it may be negative."""
     return max_bytes // _RECORD * _RECORD - _END
+
+
+_MOST = 4  # blocks that wait
+
+
+class Md5:
+    """An MD5 that is computed while the next bytes are read and written, which takes about as long.
+
+    It is meant for large blocks: for each, the threads wait for the GIL.
+    """
+
+    def __init__(self) -> None:
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._threads = DaemonThreads(1)
+        self._calls: deque[Future[Any]] = deque()
+
+    def update(self, data: bytes) -> None:
+        """Add bytes at the end."""
+        if len(self._calls) == _MOST:
+            self._calls.popleft().result()
+        self._calls.append(self._threads.submit(self._md5.update, data))
+
+    def hexdigest(self) -> str:
+        """The MD5 of all bytes so far, as 32 hexadecimal digits."""
+        while self._calls:
+            self._calls.popleft().result()
+        return self._md5.hexdigest()
+
+
+def shard_files(name: str) -> tuple[str, ...]:
+    """The names of the files that ``write_shard`` writes for a shard: its own, and those of its
+    indexes of keys and of offsets.
+    """
+    return name, name + KEYS, name + OFFSETS
+
+
+def write_shard(
+    url: str,
+    samples: Iterable[Mapping[str, Any]],
+    *,
+    md5: bool = True,
+    storage_options: dict[str, Any] | None = None,
+) -> ShardFacts:
+    """Write a shard, and where each of its samples begins; replace what is there. The shard
+    appears when all of it is there.
+
+    Args:
+        url: the path or URL of an uncompressed shard.
+        samples: as ``TarWriter`` writes them.
+        md5: compute the MD5.
+        storage_options: how to reach the storage: a dict of options for fsspec.
+
+    Returns:
+        The number of samples, the size and the MD5 (None: it was not computed).
+
+    Raises:
+        SampleError: a sample cannot be written as it is.
+        OSError: the shard cannot be written; a ShardError for a store.
+    """
+    keys, starts = [], []
+    with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
+        writer.digest = digest = Md5() if md5 else None
+        for sample in samples:
+            starts.append(writer.size)
+            writer.write(sample)
+            keys.append(sample["__key__"])
+        writer.beside = {KEYS: pack_keys(keys), OFFSETS: pack_offsets([*starts, writer.size])}
+    return ShardFacts(writer.samples, writer.stored, None if digest is None else digest.hexdigest())

@@ -46,8 +46,8 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, is_header, no_tar
-from wds_pipes.tar.index import exists, find_facts, list_shards
-from wds_pipes.tar.index_formats import ShardFacts, dali_name, first_dot, folder_of, make_opener
+from wds_pipes.tar.index import ShardFacts, dali_name, first_dot, folder_of, make_opener
+from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
 
 _PARTS = f"{FOLDER}/parts"

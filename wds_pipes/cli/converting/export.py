@@ -38,9 +38,9 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import list_shards
-from wds_pipes.tar.index_formats import folder_of
+from wds_pipes.tar.index import folder_of
 from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.listing import list_shards
 
 _ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 

@@ -34,7 +34,7 @@ from wds_pipes.core.words import plain_json
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.writer import TarWriter
 

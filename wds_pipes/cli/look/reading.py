@@ -15,8 +15,8 @@ from wds_pipes.io.open import Opener
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.index import list_shards
 from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.listing import list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 from wds_pipes.tar.reader import TarReader

@@ -51,9 +51,9 @@ from wds_pipes.io.tasks.engines import without_interrupts
 from wds_pipes.io.tasks.running import unfinished
 from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import exists, find_facts, list_shards
-from wds_pipes.tar.index_formats import ShardFacts, folder_of, make_opener
+from wds_pipes.tar.index import ShardFacts, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.reader import TarReader

@@ -42,8 +42,8 @@ from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.tasks.running import check_plan
 from wds_pipes.io.tasks.task import Job, Place
 from wds_pipes.io.urls import local_path, redact
-from wds_pipes.tar.index import list_shards
-from wds_pipes.tar.shard_file import write_shard
+from wds_pipes.tar.listing import list_shards
+from wds_pipes.tar.writer import write_shard
 
 
 class _Common(NamedTuple):

@@ -56,8 +56,8 @@ from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import exists, list_shards
-from wds_pipes.tar.index_formats import base_name, folder_of, make_opener
+from wds_pipes.tar.index import base_name, folder_of, make_opener
+from wds_pipes.tar.listing import exists, list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets, stale_keys, write_beside
 from wds_pipes.tar.samples import SampleParser

@@ -24,7 +24,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.views import example_of, read_keys
 

@@ -20,12 +20,12 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import list_indexed
-from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import stale_keys
-from wds_pipes.tar.sample_numbers import among
+from wds_pipes.tar.views import among
 
 _TOGETHER = 64  # samples of which the partners are read at a time
 

@@ -24,7 +24,7 @@ from wds_pipes.errors import SampleError, StateError
 from wds_pipes.io.tasks.running import check_plan, run
 from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import splitter, without_dots
 
 KEY, CONTENT = "key", "content"

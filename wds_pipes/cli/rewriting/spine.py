@@ -26,9 +26,9 @@ from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, Work, fingerprint
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import list_shards
-from wds_pipes.tar.index_formats import base_name, path_of
+from wds_pipes.tar.index import base_name, path_of
 from wds_pipes.tar.keys import without_dots
+from wds_pipes.tar.listing import list_shards
 
 
 class Shard(NamedTuple):

@@ -1,0 +1,299 @@
+"""Find the entry of an index for each shard. Without torch.
+
+A name in an index is relative to the place of the index. It means the shard whose path has the
+longest end in common with it, at least the base name. If an entry could mean two shards, or a shard
+two entries, that is an error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import NamedTuple
+
+from wds_pipes.core.words import plural
+from wds_pipes.io.expand import expand, urls_of
+from wds_pipes.io.outputs import info_of, size_of
+from wds_pipes.io.urls import Urls, at_home, local_path, redact
+from wds_pipes.tar.index import (
+    MEND,
+    Index,
+    Options,
+    ShardFacts,
+    base_name,
+    check_named,
+    folder_of,
+    parts_of_path,
+    path_of,
+    read_indexes,
+)
+from wds_pipes.tar.offsets import MEND as MEND_OFFSETS
+from wds_pipes.tar.offsets import OFFSETS, beside, unusable
+
+_Parts = tuple[str, ...]
+
+# File names of an index in the directory of its shards.
+_BESIDE = ("index.json", "sizes.json")
+
+
+# Reading
+
+
+def is_index(url: str) -> bool:
+    """Whether a URL in a list of shards names an index: its path ends in ``.json``."""
+    return path_of(url).lower().endswith(".json")
+
+
+def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[list[tuple[str, ShardFacts]]]:
+    """The shards that each of several index files lists, in order, with the facts of each shard.
+
+    Raises:
+        ValueError: an index is damaged, or lists no shards to open.
+        ShardError: an index cannot be read.
+    """
+    found: list[list[tuple[str, ShardFacts]]] = []
+    for index in read_indexes(urls, storage_options):
+        if not index.shards:
+            raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
+        for url, _ in index.shards:
+            check_named(index.url, url)
+        found.append(index.shards)
+    return found
+
+
+def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str], list[ShardFacts] | None]:
+    """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
+    indexes.
+
+    Raises:
+        ValueError: nothing matches, or an index is damaged.
+        ShardError: a store cannot be listed, or an index cannot be read.
+    """
+    found = expand(urls, storage_options)
+    if not any(map(is_index, found)):
+        return found, None
+    shards = [shard for listed in listed_shards(found, storage_options) for shard in listed]
+    return [url for url, _ in shards], [facts for _, facts in shards]
+
+
+class Listed(NamedTuple):
+    """The shards of a data set whose samples are read by their offsets.
+
+    Attributes:
+        urls: the shards.
+        facts: what an ``index.json`` says of each; None: there is none.
+        folder: the directory of the indexes of offsets; None: they are beside the shards.
+    """
+
+    urls: list[str]
+    facts: list[ShardFacts] | None
+    folder: str | None
+
+    @property
+    def counts(self) -> list[int] | None:
+        """How many samples each shard has; None if this is not known of all."""
+        counts = [shard.samples for shard in self.facts or () if shard.samples is not None]
+        return counts if self.facts is not None and len(counts) == len(self.facts) else None
+
+
+def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: Options = None) -> Listed:
+    """List the shards of URLs or of an ``index.json``, whose indexes of offsets are where ``index``
+    says: True: beside the shards; a directory; or beside them, and the path of an ``index.json``,
+    which has the numbers of samples.
+
+    Raises:
+        TypeError: ``index`` is something else.
+        ValueError: nothing matches, or an ``index.json`` is damaged.
+        ShardError: a store cannot be listed, or an ``index.json`` cannot be read.
+    """
+    if index is False or not isinstance(index, (bool, str, os.PathLike)):
+        raise TypeError(f"index must be True, a directory or an index.json, not {index!r:.80}")
+    shards, facts = list_shards(urls, storage_options)
+    if "-" in shards:
+        raise ValueError("standard input has no index: write it to a file first")
+    where = None if isinstance(index, bool) else at_home(os.fspath(index))
+    if where is None or not is_index(where):
+        if where is not None and len(names := {path_of(url).rpartition("/")[2] for url in shards}) < len(shards):
+            raise ValueError(
+                f"the shards have {len(names)} names, such as {min(names)!r:.200}, and are {len(shards)}: a directory "
+                "has one index for each name. Write the indexes beside the shards"
+            )
+        return Listed(shards, facts, where)
+    return Listed(shards, find_facts(shards, where, storage_options), None)
+
+
+def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
+    """What an index says about each of ``urls``.
+
+    Args:
+        urls: the shards.
+        index: paths or URLs of index files, or directories with one; True for the directories of
+            the shards.
+        storage_options: options for fsspec.
+
+    Raises:
+        ValueError: the index is damaged, or there is none; a shard is not in it, or several entries
+            may mean the shard.
+        ShardError: the index cannot be read.
+    """
+    if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
+        raise TypeError(f"index must be the path or URL of an index, a list of them, or True, not {index!r:.80}")
+    files: list[str] = []
+    indices: list[Index] = []
+    if index is True:
+        folders: dict[str, list[str]] = {}
+        for url in urls:
+            folders.setdefault(folder_of(url), []).append(url)
+        for folder, shards in folders.items():
+            _look_in(folder, shards, storage_options, files, indices)
+    else:
+        items = [index] if isinstance(index, (str, os.PathLike)) else index
+        for name in (at_home(url) for item in items for url in urls_of(item)):
+            if name.endswith("/") or os.path.isdir(local_path(name) or ""):
+                _look_in(name.rstrip("/") + "/", urls, storage_options, files, indices)
+            else:
+                files += expand(name, storage_options)
+    indices += read_indexes(files, storage_options) if files else []
+    return _Matcher(indices).of(urls)
+
+
+def _look_in(
+    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], indices: list[Index]
+) -> None:
+    """Add the index in a directory: the first kind that exists, in a fixed order. It is added to
+    ``files`` if it has to be read.
+
+    An index of offsets is one file per shard.
+    """
+    for name in _BESIDE:
+        if exists(folder + name, storage_options):
+            files.append(folder + name)
+            return
+    if exists(beside(shards[0], OFFSETS, folder), storage_options):
+        each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
+        indices += _by_sizes(each, storage_options)
+        return
+    shown = redact(folder) or "the working directory"
+    raise ValueError(
+        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or {base_name(shards[0])}{OFFSETS} for each "
+        f"shard. {MEND}"
+    )
+
+
+def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+    """The numbers of samples that the sizes of indexes of offsets say."""
+    local = local_path(urls[0]) is not None
+    sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
+    found = []
+    for url, size in zip(urls, sizes, strict=True):
+        if size is None:
+            shard = redact(url.removesuffix(OFFSETS))
+            raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
+        if not size or size % 8:
+            raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
+        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))]))
+    return found
+
+
+def _size(url: str) -> int | None:
+    try:
+        return os.stat(local_path(url) or url).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
+    """The sizes of files in one directory of a store: as it lists them, or by one request each."""
+    from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
+
+    names = [file_system(url, storage_options)[1] for url in urls]
+    sizes: dict[str, int] = {}
+    if len(urls) > 1:
+        try:
+            listed = ask(folder_of(urls[0]), storage_options, lambda fs, name: fs.ls(name, detail=True))
+        except Exception:  # not every store lists
+            listed = []
+        sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
+
+    def found_size(url: str, name: str) -> int | None:
+        return sizes.get(name) or size_of(url, storage_options)
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(found_size, urls, names))
+
+
+def exists(url: str, storage_options: Options) -> bool:
+    """Return whether there is such a file, and it may be read.
+
+    Raises:
+        ShardError: the store does not answer, or with an error.
+    """
+    path = local_path(url)
+    if path is not None:
+        return os.path.isfile(path)
+    found = info_of(url, storage_options, readable=True)
+    return found is not None and found.get("type", "file") == "file"
+
+
+class _Matcher:
+    """Finds the entry of an index for a shard, as the docstring of this module says."""
+
+    def __init__(self, indices: Sequence[Index]) -> None:
+        self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
+        # the name and the facts of each entry, by the parts of its path, and these by its base name
+        self._entries: dict[_Parts, tuple[str, ShardFacts]] = {}
+        self._by_base: dict[str, list[_Parts]] = {}
+        for name, facts in chain.from_iterable(index.shards for index in indices):
+            parts = tuple(parts_of_path(name))
+            if parts not in self._entries:
+                self._entries[parts] = name, facts
+                self._by_base.setdefault(base_name(name), []).append(parts)
+            elif self._entries[parts][1] != facts:
+                raise ValueError(
+                    f"index {self._where} says two things of shard {redact(name)}: "
+                    f"{self._entries[parts][1]} and {facts}. {MEND}"
+                )
+
+    def of(self, urls: Sequence[str]) -> list[ShardFacts]:
+        """The facts of each shard."""
+        users: dict[_Parts, str] = {}
+        found = []
+        for url in urls:
+            parts = self._find(url)
+            name, facts = self._entries[parts]
+            user = users.setdefault(parts, url)
+            if user != url and parts_of_path(user) != parts_of_path(url):
+                raise ValueError(
+                    f"index {self._where} has one entry, {redact(name)}, "
+                    f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
+                )
+            found.append(facts if name == url else ShardFacts(*facts))  # it may be a copy
+        return found
+
+    def _find(self, url: str) -> _Parts:
+        candidates = (base_name(url), base_name(url) + OFFSETS)
+        base = next((name for name in candidates if name in self._by_base), None)
+        if base is None:
+            names = [redact(name) for name, _ in self._entries.values()]
+            example = f"; it lists {plural(len(names), 'other')}, such as {names[0]}" if names else ", it is empty"
+            raise ValueError(
+                f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
+            )
+        parts = (*parts_of_path(url)[:-1], base)
+        if parts in self._entries:
+            return parts
+        nearest = self._by_base[base]
+        for count in range(2, len(parts) + 1):
+            nearer = [other for other in nearest if other[-count:] == parts[-count:]]
+            if not nearer:
+                break
+            nearest = nearer
+        if len(nearest) > 1:
+            both = " and ".join(redact(self._entries[other][0]) for other in nearest[:2])
+            raise ValueError(
+                f"index {self._where} has {len(nearest)} entries that may mean shard {redact(url)}: {both}. {MEND}"
+            )
+        return nearest[0]
