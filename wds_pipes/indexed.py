@@ -22,7 +22,7 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
-from wds_pipes.tar.index import versions_of
+from wds_pipes.tar.index import Versions
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.listing import Listed, list_indexed
 from wds_pipes.tar.located import Located
@@ -121,7 +121,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         # ten thousand URLs are much larger than the pattern that they come from
-        listed = self._listed if isinstance(self._given, list) and self._listed and not self._listed.counts else None
+        listed = self._listed if isinstance(self._given, list) and self._listed and not self._listed.facts else None
         return {**self.__dict__, "_opened": None, "_listed": listed}
 
     @property
@@ -272,18 +272,18 @@ class _Opened:
 
     def __init__(self, data: IndexedShards) -> None:
         listed = data._listing()
-        versions = versions_of(listed.urls, listed.facts)
+        versions = Versions(listed.urls, listed.facts)
         self._files = RangeReader(data._options, data._connections, cache=data._cache, versions=versions)
-        self._urls, self._facts = listed.urls, listed.facts
+        self._urls, facts = list(listed.urls), listed.facts  # a list is faster
+        self._sizes = [None if facts is None else facts.size(shard) for shard in range(len(self._urls))]
         self.located = Located(
             listed.urls,
             listed.folder,
             self._files,
             data._options,
             data._connections,
-            counts=listed.counts,
             key_split=data._key_split,
-            facts=listed.facts,
+            facts=facts,
         )
         self.located.compare_ends()
         self.count = self.located.starts[-1]
@@ -299,7 +299,7 @@ class _Opened:
         shard = bisect_right(starts, number) - 1
         offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
         start, stop = offsets[place], offsets[place + 1]
-        size = None if self._facts is None else self._facts[shard].size
+        size = self._sizes[shard]
         before = offsets[place - 1] if place else -1
         part = self._files.read_one(url, start if place else 0, stop + AFTER, size)
         sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before)
@@ -349,7 +349,7 @@ class _Opened:
         """
         shard, place = self.located.place(number)
         offsets = self.located.offsets(shard)
-        size = None if self._facts is None else self._facts[shard].size
+        size = self._sizes[shard]
         start, stop = offsets[place], offsets[place + 1]
         before = offsets[place - 1] if place else -1
         wanted = Range(self._urls[shard], start if place else 0, stop + AFTER, size)
@@ -366,4 +366,5 @@ def decode_specs(decode: Any) -> tuple[Any, ...] | None:
 
 
 def _fingerprint_of(listed: Listed) -> str:
-    return fingerprint([*listed.urls, *map(str, listed.counts or ())])
+    counts = () if listed.facts is None else listed.facts.samples
+    return fingerprint([*listed.urls, *map(str, counts)])

@@ -199,8 +199,8 @@ def test_an_index_and_what_is_looked_for_beside_it(site):
     second.objects.update({"/index.json": index, "/d/": b'<a href="x-1.tar">x-1.tar</a>', "/d/x-1.tar": b""})
     first.objects["/d/x-1.tar"] = b""
     options = {"storage_options": {"headers": HEADERS, "client_kwargs": {"auth": None, "cookies": {"c": SECRET}}}}
-    assert ShardList(f"{first.address}/index.json", **options).samples == [3]
-    assert ShardList(f"{first.address}/x.tar", index=True, **options).samples == [3]
+    assert list(ShardList(f"{first.address}/index.json", **options).samples) == [3]
+    assert list(ShardList(f"{first.address}/x.tar", index=True, **options).samples) == [3]
     assert [url.rpartition("/")[2] for url in ShardList(f"{first.address}/d/*.tar", **options).urls] == ["x-1.tar"]
     assert {path for path, _ in second.came} >= {"/index.json", "/d/"}
     assert first.leaked()

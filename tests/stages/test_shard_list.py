@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.http import HTTPFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory import memory_below
 from tars import put
 
 import wds_pipes as wp
@@ -178,7 +179,7 @@ FORMS = {
 def test_an_index_in_any_form_gives_the_counts(data, tmp_path):
     """Whatever its name."""
     stage = ShardList([str(tmp_path / name) for name in COUNTS], index=put(tmp_path / "some index", data))
-    assert stage.samples == list(COUNTS.values())
+    assert list(stage.samples) == list(COUNTS.values())
 
 
 def test_joined_indexes(tmp_path, monkeypatch):
@@ -187,9 +188,9 @@ def test_joined_indexes(tmp_path, monkeypatch):
         put(tmp_path / f"{name}.json", wids({f"{name}-{number}.tar": count for number, count in enumerate(counts)}))
     monkeypatch.setenv("DATA", str(tmp_path))
     stage = ShardList("${DATA}/a.json::${DATA}/b.json", resampled=True, weights="1::3")
-    assert (stage.samples, stage.weights) == ([1, 2, 3], "2 x 1, 1 x 3")
+    assert (list(stage.samples), stage.weights) == ([1, 2, 3], "2 x 1, 1 x 3")
     shards = "${DATA}/a-{0..1}.tar::${DATA}/b-0.tar"
-    assert ShardList(shards, index="${DATA}/a.json::${DATA}/b.json").samples == [1, 2, 3]
+    assert list(ShardList(shards, index="${DATA}/a.json::${DATA}/b.json").samples) == [1, 2, 3]
 
 
 BESIDE = {
@@ -206,11 +207,15 @@ def test_the_index_beside_the_shards(name, tmp_path, monkeypatch):
     put(tmp_path / "a" / name, BESIDE[name])
     put(tmp_path / "b" / "sizes.json", b'{"x-0.tar": 77}')
     urls = [f"{tmp_path}/a/{url}" for url in URLS]
-    assert ShardList(urls, index=True).samples == ShardList(URLS, index=tmp_path / "a").samples == list(COUNTS.values())
-    assert ShardList(urls, index=f"file://{tmp_path}/a/").samples == list(COUNTS.values())
-    assert ShardList([*urls, f"{tmp_path}/b/x-0.tar"], index=True).samples == [*COUNTS.values(), 77]
+    assert (
+        list(ShardList(urls, index=True).samples)
+        == list(ShardList(URLS, index=tmp_path / "a").samples)
+        == list(COUNTS.values())
+    )
+    assert list(ShardList(urls, index=f"file://{tmp_path}/a/").samples) == list(COUNTS.values())
+    assert list(ShardList([*urls, f"{tmp_path}/b/x-0.tar"], index=True).samples) == [*COUNTS.values(), 77]
     monkeypatch.chdir(tmp_path / "a")
-    assert ShardList(URLS, index=True).samples == list(COUNTS.values())
+    assert list(ShardList(URLS, index=True).samples) == list(COUNTS.values())
     assert ShardList(URLS, index=False).samples is None
 
 
@@ -238,10 +243,12 @@ def test_a_remote_index():
         "s3://other/x-3.tar",
     ]
     stage = ShardList("memory://bucket/data/index.json", storage_options={})
-    assert (stage.urls, stage.samples) == (expected, [1, 2, 3, 4])
-    assert ShardList(expected[0], index="memory://bucket/data/index.json").samples == [1]
+    assert (list(stage.urls), list(stage.samples)) == (expected, [1, 2, 3, 4])
+    assert list(ShardList(expected[0], index="memory://bucket/data/index.json").samples) == [1]
     assert (
-        ShardList(expected[0], index=True).samples == ShardList("x-0.tar", index="memory://bucket/data/").samples == [1]
+        list(ShardList(expected[0], index=True).samples)
+        == list(ShardList("x-0.tar", index="memory://bucket/data/").samples)
+        == [1]
     )
     fs.pipe("/bucket/data/index.json", wids({"file:///etc/x.tar": 1}))
     with pytest.raises(ValueError, match="may not name the file 'file:///etc/x.tar' of this machine"):
@@ -259,11 +266,11 @@ def test_an_index_as_the_list(tmp_path):
     put(tmp_path / "sub" / "SIZES.JSON", b'{"y-0.tar": 5, "y-1.tar": 0}')
     stage = ShardList(tmp_path / "index.json")
     expected = [f"{tmp_path}/x-0.tar", f"{tmp_path}/x-1.tar", f"{tmp_path}/sub/x-2.tar", "/abs/x-3.tar"]
-    assert (stage.urls, stage.samples) == (expected, [1, 2, 3, 4])
+    assert (list(stage.urls), list(stage.samples)) == (expected, [1, 2, 3, 4])
     assert stage.which_data().fingerprint == ShardList(expected).which_data().fingerprint
     several = ShardList([tmp_path / "index.json", str(tmp_path / "sub" / "*.JSON")])
-    assert several.urls == [*expected, f"{tmp_path}/sub/y-0.tar", f"{tmp_path}/sub/y-1.tar"]
-    assert several.samples == [1, 2, 3, 4, 5, 0]
+    assert list(several.urls) == [*expected, f"{tmp_path}/sub/y-0.tar", f"{tmp_path}/sub/y-1.tar"]
+    assert list(several.samples) == [1, 2, 3, 4, 5, 0]
 
 
 def test_an_empty_index_is_no_list(tmp_path):
@@ -390,7 +397,7 @@ def test_a_remote_index_names_no_other_protocol(name):
 def test_other_names_in_a_remote_index_stay_in_its_store(name, url):
     """Whatever they look like; or name a store, or the protocol of the index."""
     fsspec.filesystem("memory").pipe("/bucket/data/index.json", listing(name))
-    assert ShardList("memory://bucket/data/index.json").urls == [url]
+    assert list(ShardList("memory://bucket/data/index.json").urls) == [url]
 
 
 def test_a_remote_index_cannot_read_a_local_file(tmp_path):
@@ -404,7 +411,7 @@ def test_a_remote_index_cannot_read_a_local_file(tmp_path):
 
 def test_an_index_given_as_a_chain_names_what_lies_beside_it():
     fsspec.filesystem("memory").pipe("/chained/index.json", listing("x.tar"))
-    assert ShardList("simplecache::memory://chained/index.json").urls == ["simplecache::memory://chained/x.tar"]
+    assert list(ShardList("simplecache::memory://chained/index.json").urls) == ["simplecache::memory://chained/x.tar"]
 
 
 def test_a_local_index_names_local_files_and_stores(tmp_path, monkeypatch):
@@ -423,7 +430,7 @@ def test_a_local_index_names_local_files_and_stores(tmp_path, monkeypatch):
         "ais://b/x.tar",
     ):
         (tmp_path / "index.json").write_bytes(listing(name))
-        assert ShardList(tmp_path / "index.json").urls == [
+        assert list(ShardList(tmp_path / "index.json").urls) == [
             name if ":/" in name or name[0] == "/" else f"{tmp_path}/{name}"
         ]
     for name in (
@@ -492,6 +499,62 @@ def test_whatever_is_in_an_index_is_used_or_refused(tmp_path, content):
             assert all(type(count) is int and count >= 0 for count in stage.samples)
 
 
+LONG = [
+    {"url": f"{number % 7}/x-{number:05}.tar", "nsamples": number, "filesize": 512 * number, "md5sum": f"{number:032x}"}
+    for number in range(20_000)
+]
+
+
+def long_index(entries=LONG, separators=(", ", ": "), **more) -> bytes:
+    return json.dumps({"wids_version": 1, **more, "shardlist": entries, "name": "x"}, separators=separators).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        long_index(),
+        long_index(separators=(",\n", ":")),
+        long_index().replace(b"}, {", b"}\n ,\t{"),
+        long_index([{**entry, "meta": {"a": {}}, "text": "}, {"} for entry in LONG]),
+        long_index([{**entry, "more": [{"url": "y"}] * 40} for entry in LONG]),
+        long_index(datasets={"shardlist": [{"url": "y"}]}),
+        json.dumps({"shardlist": LONG, "wids_version": 1}).encode(),
+    ],
+    ids=["usual", "lines", "blanks", "nested", "lists", "another list", "list first"],
+)
+def test_a_long_index_is_read_in_blocks(data, tmp_path):
+    """However it is written; where an entry ends is not taken from another one, or a text."""
+    stage = ShardList(put(tmp_path / "index.json", data))
+    assert len(data) > 1 << 20
+    assert list(stage.urls) == [str(tmp_path / entry["url"]) for entry in LONG]
+    assert list(stage.facts) == [(entry["nsamples"], entry["filesize"], entry["md5sum"]) for entry in LONG]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (long_index([*LONG[:15_000], {"url": "x"}, *LONG]), "nsamples of 'x' is None"),
+        (long_index([*LONG, {"url": ""}]), "an entry of its shardlist has no url"),
+        (long_index([*LONG[:9000], {**LONG[0], "md5sum": "0" * 31 + "g"}, *LONG]), "not 32 hexadecimal digits"),
+        (long_index()[:-5], "it is not JSON"),
+        (long_index()[:1_200_000], "it is not JSON"),
+        (long_index() + b"]", "it is not JSON"),
+        (long_index().replace(b'"wids_version": 1', b'"wids_version": 2'), "its wids_version is 2"),
+        (long_index([*LONG, {"url": "pipe:ls", "nsamples": 1}]), "names a command"),
+    ],
+)
+def test_damage_in_a_long_index_is_an_error(data, problem, tmp_path):
+    with pytest.raises(ValueError, match=problem):
+        ShardList(put(tmp_path / "index.json", data))
+
+
+def test_an_entry_without_end_is_no_index(tmp_path):
+    """It is not parsed."""
+    data = b'{"shardlist": [{"url": "' + bytes(65 << 20)
+    with pytest.raises(ValueError, match="it has more than 6.* bytes"), memory_below(1 << 28):
+        ShardList(put(tmp_path / "index.json", data))
+
+
 FOLDERS = st.lists(st.sampled_from("abc"), max_size=3).map("/".join)
 
 
@@ -507,14 +570,14 @@ def test_shards_of_one_name_are_told_by_their_path(tmp_path, names, data):
     expected = [counts[name] for name in chosen]
     for root in (str(tmp_path), "s3://bucket" + str(tmp_path), "https://host/path" + str(tmp_path)):
         stage = ShardList([f"{root}/{name}" for name in chosen], index=index)
-        assert stage.samples == expected
+        assert list(stage.samples) == expected
         assert [facts.md5 for facts in stage.facts] == [f"{count:032x}" for count in expected]
 
 
 def test_what_an_entry_could_mean_twice_is_an_error(tmp_path):
     """Rather than somebody else's count."""
     index = put(tmp_path / "i.json", wids({"a/0.tar": 1, "b/0.tar": 2}))
-    assert ShardList(["s3://x/b/0.tar", "a/0.tar", "a/0.tar"], index=index).samples == [2, 1, 1]
+    assert list(ShardList(["s3://x/b/0.tar", "a/0.tar", "a/0.tar"], index=index).samples) == [2, 1, 1]
     with pytest.raises(ValueError, match="has 2 entries that may mean shard c/0.tar: .*a/0.tar and .*b/0.tar"):
         ShardList("c/0.tar", index=index)
     with pytest.raises(ValueError, match="has one entry, .*1.tar, for two shards, a/1.tar and b/1.tar"):
@@ -523,7 +586,7 @@ def test_what_an_entry_could_mean_twice_is_an_error(tmp_path):
 
 def test_signed_urls_are_matched_without_their_query(tmp_path):
     index = put(tmp_path / "i.json", wids({"https://host/data/0.tar": 7}))
-    assert ShardList("https://host/data/0.tar?X-Amz-Signature=abc/0.tar", index=index).samples == [7]
+    assert list(ShardList("https://host/data/0.tar?X-Amz-Signature=abc/0.tar", index=index).samples) == [7]
 
 
 def refs(stage, **lane):
@@ -617,7 +680,7 @@ def test_several_index_files_are_read_through_one_client(web):
     fsspec.register_implementation("http", Counted, clobber=True)
     try:
         urls = [f"{web.url}/many/x-{number}.tar" for number in range(5)]
-        assert ShardList(urls, index=[f"{web.url}/many/{number}.json" for number in range(5)]).samples == [
+        assert list(ShardList(urls, index=[f"{web.url}/many/{number}.json" for number in range(5)]).samples) == [
             0,
             1,
             2,
@@ -655,9 +718,9 @@ def listed_by(how, folder):
 def test_the_order_of_a_directory_does_not_matter(how, tmp_path, caplog):
     """It is sorted with a warning, or refused if samples would come in this order."""
     in_order = [f"{tmp_path}/{name}.tar" for name in "abcdefghi"]
-    assert ShardList(map(str, in_order)).urls == in_order  # no warning
+    assert list(ShardList(map(str, in_order)).urls) == in_order  # no warning
     assert not caplog.text
-    assert ShardList(listed_by(how, tmp_path), shuffle=True).urls == in_order
+    assert list(ShardList(listed_by(how, tmp_path), shuffle=True).urls) == in_order
     assert "the list of shards is sorted" in caplog.text
     for options in ({}, {"shuffle": True, "samples_per_shard": [1] * 9}):
         with pytest.raises(ValueError, match=r"differs from machine to machine: pass sorted\(urls\)"):
@@ -668,4 +731,4 @@ def test_an_order_that_is_meant_is_kept(tmp_path):
     listed_by("glob", tmp_path)
     for names in ("ihgfedcba", "badc", "abcdefgih"):
         urls = [f"{tmp_path}/{name}.tar" for name in names]
-        assert ShardList(urls).urls == urls
+        assert list(ShardList(urls).urls) == urls

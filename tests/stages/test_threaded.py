@@ -21,8 +21,8 @@ from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, shard_source, threaded
-from wds_pipes.stages.shard_source import numbers_of
+from wds_pipes.io.packed import Packed
+from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, threaded
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards, same
 
@@ -533,15 +533,13 @@ def test_without_threads_the_caller_makes_the_calls(threads):
 def test_random_numbers_are_the_same_while_the_shards_are_numbered(tmp_path, monkeypatch):
     """They are numbered when a thread first needs it; others see all of the numbers, or none."""
 
-    class Slow(dict):
-        def __iter__(self):
-            return super().__iter__()
+    def slowly(self):
+        for number in range(len(self)):
+            time.sleep(0.001)
+            yield self[number]
 
-        def __getitem__(self, key):
-            time.sleep(0.003)
-            return super().__getitem__(key)
-
-    urls = make_shards(tmp_path, shards=12, samples=4)
-    expected = [sample["draw"] for sample in samples(urls).map_samples(draw)]
-    monkeypatch.setattr(shard_source, "numbers_of", lambda urls: Slow(numbers_of(urls)))
-    assert [sample["draw"] for sample in samples(urls).map_samples(draw, threads=4)] == expected
+    for urls in (shards := make_shards(tmp_path, shards=12, samples=4)), shards[::-1]:
+        expected = [sample["draw"] for sample in samples(urls).map_samples(draw)]
+        with monkeypatch.context() as patched:
+            patched.setattr(Packed, "__iter__", slowly)
+            assert [sample["draw"] for sample in samples(urls).map_samples(draw, threads=4)] == expected

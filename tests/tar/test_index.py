@@ -53,7 +53,7 @@ def test_it_says_what_is_there(urls, tmp_path):
         (entry["url"], *(entry[name] for name in ("nsamples", "filesize", "md5sum")))
         for entry in written(tmp_path / "index.json")
     ] == [(os.path.abspath(url), *facts) for url, facts in found.items()]
-    assert ShardList(urls, index=tmp_path / "index.json").facts == list(found.values())
+    assert list(ShardList(urls, index=tmp_path / "index.json").facts) == list(found.values())
     assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
 
 
@@ -248,7 +248,7 @@ def test_any_file_name_comes_back(tmp_path, monkeypatch):
     found = index_shards([Path(name) for name in NAMES_OF_FILES], "index.json")
     assert [facts.samples for facts in found.values()] == list(range(1, 8))
     stage = ShardList("index.json")
-    assert (stage.urls, stage.facts) == (NAMES_OF_FILES, list(found.values()))
+    assert (list(stage.urls), list(stage.facts)) == (NAMES_OF_FILES, list(found.values()))
 
 
 def test_a_name_with_a_nul_is_an_error_of_its_index(tmp_path):
@@ -264,7 +264,7 @@ def test_index_and_shards_can_be_moved_together(tmp_path):
     elsewhere = make_shards(tmp_path / "other", shards=1, samples=4)
     index_shards([tmp_path / "old" / "train", *elsewhere], tmp_path / "old" / "index.json")
     (tmp_path / "old").rename(tmp_path / "new")
-    assert ShardList(tmp_path / "new" / "index.json").urls == [
+    assert list(ShardList(tmp_path / "new" / "index.json").urls) == [
         *(f"{tmp_path}/new/train/shard-00000{number}.tar" for number in range(2)),
         *elsewhere,
     ]
@@ -311,7 +311,7 @@ def test_the_writer_writes_it_as_it_goes(tmp_path):
         write(7)
     assert seen == [1, 2, 3]
     stage = ShardList(index)
-    assert stage.urls == [str(tmp_path / f"s-{number}.tar") for number in range(3)]
+    assert list(stage.urls) == [str(tmp_path / f"s-{number}.tar") for number in range(3)]
     assert dict(zip(stage.urls, stage.facts, strict=True)) == index_shards(tmp_path / "s-*.tar")
 
 

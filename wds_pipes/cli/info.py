@@ -21,7 +21,7 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import ShardFacts
+from wds_pipes.tar.index import Facts
 from wds_pipes.tar.listing import find_facts, is_index
 
 
@@ -148,14 +148,14 @@ class Summary:
         else:
             self.samples, self.exact = self._estimate()
 
-    def _facts(self, urls: Sequence[str]) -> list[ShardFacts] | None:
+    def _facts(self, urls: Sequence[str]) -> Facts | None:
         index: Any = [url for url in urls if is_index(url)] or True
         try:
             return find_facts(self.shards, index, self._options)
         except (ValueError, ShardError, OSError):  # there is none, or it is not of these shards
             return None
 
-    def _sizes(self, facts: list[ShardFacts] | None) -> list[int | None]:
+    def _sizes(self, facts: Facts | None) -> list[int | None]:
         if facts is not None and all(known.size is not None for known in facts):
             return [known.size for known in facts]
         with ThreadPoolExecutor(16) as pool:

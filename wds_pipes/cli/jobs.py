@@ -304,7 +304,7 @@ def _finish(
         place.write(CLASSES, classes)
 
 
-def marks(urls: Sequence[str], storage_options: Options, facts: Sequence[ShardFacts] | None = None) -> list[str]:
+def marks(urls: Sequence[str], storage_options: Options, facts: Iterable[ShardFacts] | None = None) -> list[str]:
     """Return hashes that distinguish the contents of shards, and other files, from others.
 
     Args:

@@ -10,7 +10,8 @@
   their numbers.
 - ``state`` reads saved states, ``recipe`` is what a state and a chain must have in common,
   ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts
-  of samples, and ``lane`` says which part of an epoch a chain yields.
+  of samples, ``lane`` says which part of an epoch a chain yields, and ``shard_ranges`` has the
+  ranges of shards in it.
 - ``order`` has all random functions. ``hosts`` knows the frameworks that pipelines are written in.
   ``options``, ``words`` and ``suggest`` serve messages, ``importing`` the import of optional
   packages, and ``interrupts`` Ctrl-C in a command.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -55,7 +55,7 @@ class Lane:
     number: int = 0
     of: int = 1
     generation: int = 0
-    shards: tuple[tuple[int, int, int], ...] | None = None
+    shards: Sequence[tuple[int, int, int]] | None = None
     padding: bool | None = None
     stripe: Stripe | None = None
 

@@ -58,9 +58,12 @@ def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
     import numpy as np
 
     z = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(key & _MASK)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]:
@@ -96,7 +99,7 @@ def permutation(count: int, key: int) -> npt.NDArray[np.int64]:
     """Return the numbers 0 to count - 1 in an order that ``key`` decides."""
     import numpy as np
 
-    return np.argsort(stream(key, 0, count), kind="stable").astype(np.int64)
+    return np.argsort(stream(key, 0, count), kind="stable").astype(np.int64, copy=False)
 
 
 class Permutation:

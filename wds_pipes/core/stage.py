@@ -421,7 +421,7 @@ class Source(Reports, Stage[Out]):
     def check_resumable(self) -> None:
         """Raise StateError if the position of this chain cannot be known exactly."""
 
-    def epoch_shards(self, seed: int, epoch: int) -> list[tuple[int, int, int]]:
+    def epoch_shards(self, seed: int, epoch: int) -> Sequence[tuple[int, int, int]]:
         """Return the shards in the order of an epoch, each as its number and a range of samples. A
         range that ends at -1 means all samples, if their number is unknown.
         """

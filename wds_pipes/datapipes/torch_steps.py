@@ -25,8 +25,9 @@ from wds_pipes.core.stage import Source, Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.errors import StateError
+from wds_pipes.io.packed import Packed
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.shard_source import data_id, fingerprint, numbers_of
+from wds_pipes.stages.shard_source import data_id, fingerprint
 
 HOLD_NOTHING = torch_kinds("Mapper", "Filter", "Batcher", "Collator")
 _BATCHER, _SHARDING_FILTER, _WRAPPER = (
@@ -189,11 +190,12 @@ class TorchSource(Source[Any]):
         return Data(fingerprint(urls), data_id(urls), redact(urls[0]), shards=len(urls))
 
     @cached_property
-    def _numbers(self) -> dict[str, str]:
-        return numbers_of(self._urls or ())
+    def _packed(self) -> Packed:
+        return Packed(self._urls or ())
 
     def number_of(self, url: str) -> str | None:
-        return self._numbers.get(url)
+        number = self._packed.shown.number_of(url)
+        return None if number is None else str(number)
 
     def graph(self, *, counted: bool = False) -> list[str]:
         return [f"torch({' < '.join(map(_name, walk(self.pipe)))})"]

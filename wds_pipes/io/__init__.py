@@ -2,7 +2,8 @@
 
 # The modules:
 # - ``urls``: which objects URLs identify; ``expand`` and ``listing``: URLs that stand for several
-#   shards; ``identity``: which store a URL leads to; ``secret``: what messages leave out.
+#   shards; ``packed``: many URLs in little memory; ``identity``: which store a URL leads to;
+#   ``secret``: what messages leave out.
 # - ``open``: opens a shard. ``remote``: reads from stores ahead; ``cache``: keeps remote shards on
 #   a disk; ``pipe``: the output of a command; ``compression``: compressed shards; ``versions``:
 #   whether a shard has changed; ``verified``: whether it has the MD5 of its index.

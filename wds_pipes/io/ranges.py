@@ -9,8 +9,8 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, ShardWarning
@@ -37,6 +37,13 @@ _MOST_REPORTED = 4096  # remote files of which the versions are compared
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
 
+class Versions(Protocol):
+    """The versions of files that an index knows."""
+
+    def get(self, url: str, /) -> str | None:
+        """Return the version of a file; None: it is not known."""
+
+
 class RangeReader:
     """Reads ranges of local and remote files. Threads may share one; it can be pickled and forked.
 
@@ -60,10 +67,10 @@ class RangeReader:
         connections: int,
         readahead_bytes: int = 64 << 20,
         cache: ShardCache | None = None,
-        versions: Mapping[str, str] | None = None,
+        versions: Versions | None = None,
     ) -> None:
-        # of the files that were not read yet; that of a local file is a number
-        self._versions = {url: text for url, text in (versions or {}).items() if text.isdigit() != is_remote(url)}
+        self._versions = versions
+        self._compared: set[str] = set()
         self.reading = Reading(storage_options or {}, connections=connections, readahead_bytes=readahead_bytes)
         self.opener = Opener(self.reading, cache=cache, buffer_bytes=512)
         self._files: dict[str, _Mapped] = {}  # in the order in which they were opened
@@ -82,7 +89,12 @@ class RangeReader:
         return self.opener.stall_clock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"reading": self.reading, "opener": self.opener, "_versions": self._versions}
+        return {
+            "reading": self.reading,
+            "opener": self.opener,
+            "_versions": self._versions,
+            "_compared": self._compared,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _reported={})
@@ -122,21 +134,22 @@ class RangeReader:
         Raises:
             ShardError: a remote file is another one.
         """
-        known = self._versions.get(url)
-        if known is None or now is None:
+        if self._versions is None or now is None or url in self._compared:
             return
-        if _bare(known) == _bare(now):
-            self._versions.pop(url, None)
+        known = self._versions.get(url)
+        # that of a local file is a number
+        if known is None or known.isdigit() == is_remote(url) or _bare(known) == _bare(now):
+            self._compared.add(url)
             return
         problem = (
             f"shard {redact(url)} was written again since it was indexed, maybe with other samples. Run wds-pipes "
             "index again: then a state of other samples is refused."
         )
         if not is_remote(url):
-            self._versions = {}
+            self._versions = None
             warnings.warn(problem, ShardWarning, stacklevel=2)
         elif version_of(url, self.reading.storage_options).mark in (None, known):
-            self._versions = {}  # this store has two names for a version
+            self._versions = None  # this store has two names for a version
         else:
             raise ShardError(problem, url=redact(url))
 

@@ -35,6 +35,7 @@ from weakref import WeakKeyDictionary
 from wds_pipes.core.chain import PARTS, POSITION, Chain
 from wds_pipes.core.counts import COUNTED, public_counts, sum_counts
 from wds_pipes.core.lane import Lane, Stripe
+from wds_pipes.core.shard_ranges import ShardRanges, joined
 from wds_pipes.core.stage import Source
 from wds_pipes.core.state import (
     MOST_LANES,
@@ -133,8 +134,7 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     )
 
 
-ShardRange = tuple[int, int, int]  # a range of the samples of a shard, see ``Source.epoch_shards``
-Shares = list[list[list[ShardRange]]]  # of each lane, of each partition of an epoch, from the first one on
+Shares = list[list[ShardRanges]]  # of each lane, of each partition of an epoch, from the first one on
 Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopened shards; None: whole shards in turn
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Partition
 
@@ -171,7 +171,7 @@ class Partition:
         """
         if source.sample_counts is None:
             return cls(lanes)
-        total = sum(stop - start for _, start, stop in source.epoch_shards(source.seed, epoch))
+        total = ShardRanges.of(source.epoch_shards(source.seed, epoch)).samples
         return cls(lanes, tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
 
     def of_epoch(self, ahead: int, source: Source[Any], epoch: int) -> Partition:
@@ -203,10 +203,10 @@ class Partition:
             segment.number,
             len(shares),
             segment.generation,
-            tuple(shares[segment.number][segment.start : segment.stop]),
+            shares[segment.number][segment.start : segment.stop],
         )
 
-    def shares(self, source: Source[Any], seed: int, epoch: int) -> list[list[ShardRange]]:
+    def shares(self, source: Source[Any], seed: int, epoch: int) -> list[ShardRanges]:
         """Return the shares of the lanes, of the ranges that no lane of an earlier partition has
         opened.
         """
@@ -345,39 +345,26 @@ def _shares(source: Source[Any], *of: Any) -> Shares:
 
 
 def _divide_all(source: Source[Any], epoch: tuple[int, int], lanes: int, sizes: Sizes, history: History) -> Shares:
-    ranges = [shard_range for shard_range in source.epoch_shards(*epoch) if shard_range[2]]  # without empty shards
+    ranges = ShardRanges.of(source.epoch_shards(*epoch)).without_empty()
     earlier_shares = []
     for earlier, opened in history:
         shares = _divide(ranges, len(opened), earlier)
         if any(count > len(share) for share, count in zip(shares, opened, strict=True)):
             raise damaged("its partition has lanes that opened more shards than they had")
-        ranges = [shard_range for share, count in zip(shares, opened, strict=True) for shard_range in share[count:]]
+        ranges = joined(share[count:] for share, count in zip(shares, opened, strict=True))
         earlier_shares.append(shares)
     return [*earlier_shares, _divide(ranges, lanes, sizes)]
 
 
-def _divide(ranges: list[ShardRange], lanes: int, sizes: Sizes) -> list[list[ShardRange]]:
+def _divide(ranges: ShardRanges, lanes: int, sizes: Sizes) -> list[ShardRanges]:
     """Divide ranges over lanes: in turn if ``sizes`` is None, else cut into runs of these numbers
     of samples.
     """
     if sizes is None:
         return [ranges[lane::lanes] for lane in range(lanes)]
-    if (asked := sum(sizes)) != (left := sum(stop - start for _, start, stop in ranges)):
+    if (asked := sum(sizes)) != (left := ranges.samples):
         raise damaged(f"its partition is of {asked:,} samples, and {left:,} are left of the epoch")
-    shares: list[list[ShardRange]] = []
-    rest = iter(ranges)
-    shard, start, stop = 0, 0, 0
-    for size in sizes:
-        share: list[ShardRange] = []
-        while size:
-            if start == stop:
-                shard, start, stop = next(rest)
-            end = min(stop, start + size)
-            share.append((shard, start, end))
-            size -= end - start
-            start = end
-        shares.append(share)
-    return shares
+    return list(ranges.cut(sizes))
 
 
 def repartition(
@@ -427,12 +414,9 @@ def repartition(
             )
             if remainder is not None:
                 if old.sizes is not None:
-                    later = [
-                        *(segment.samples or 0 for segment in handed[place + 1 :]),
-                        *(stop - start for _, start, stop in share[opened[-1] :]),
-                    ]
+                    later = sum(segment.samples or 0 for segment in handed[place + 1 :]) + share[opened[-1] :].samples
                     done = sum(state["counts"].get(name, 0) for name in COUNTED)
-                    remainder = replace(remainder, samples=max(0, old.samples()[number] - done - sum(later)))  # type: ignore[index]
+                    remainder = replace(remainder, samples=max(0, old.samples()[number] - done - later))  # type: ignore[index]
                 remainders.append(remainder)
             remainders += handed[place + 1 :]
     # If nothing of this partition was opened, the next one takes its place.
@@ -440,7 +424,7 @@ def repartition(
     history = old.history if untouched else (*old.history, (old.sizes, tuple(opened)))
     if old.sizes is None:
         return Partition(lanes, None, history, tuple(remainders), counts)
-    rest = sum(stop - start for share, count in zip(shares, opened, strict=True) for _, start, stop in share[count:])
+    rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
     ordered = sorted(remainders, key=lambda remainder: -(remainder.samples or 0))
     loads = [sum(remainder.samples or 0 for remainder in ordered[lane::lanes]) for lane in range(lanes)]
     return Partition(lanes, tuple(_level(loads, rest)), history, tuple(ordered), counts)

@@ -11,11 +11,11 @@ from wds_pipes.core.chain import PARTS, Chain, Composite
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark, Out
+from wds_pipes.core.shard_ranges import ShardRange
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import ShardList
-from wds_pipes.stages.shard_source import ShardRange
 
 
 class OpenShard(NamedTuple):

@@ -15,6 +15,7 @@ from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.running import Ended, Mark
+from wds_pipes.core.shard_ranges import ShardRanges, joined
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote
@@ -24,8 +25,7 @@ from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
-from wds_pipes.stages.shard_source import ShardRange
-from wds_pipes.tar.index import versions_of
+from wds_pipes.tar.index import Versions
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
@@ -81,12 +81,12 @@ class _Steps(NamedTuple):
     offsets: ShardOffsets
 
 
-def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> list[ShardRange] | None:
+def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> ShardRanges | None:
     """Return the shard ranges after the position whose stages have these values, from the last
     stage; None if it is not that of a sample.
     """
     (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
-    ranges = list(steps.listed.order(lane)[passed:])
+    ranges = ShardRanges.of(steps.listed.order(lane)[passed:])
     if compression or SeenFields.parse(seen).lost:
         return None
     if offset:
@@ -96,21 +96,21 @@ def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> list
         first = bisect_left(places, offset, hi=len(places) - 1)
         if number not in (0, first) or not start <= first <= stop:
             return None
-        ranges[0] = shard, first, stop
+        return joined([ShardRanges.of([(shard, first, stop)]), ranges[1:]])
     return ranges
 
 
 class NumberedSamples(Numbered[dict[str, Any]]):
     """The samples after a position, by their numbers: see ``numbered_samples``."""
 
-    def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: Sequence[ShardRange]) -> None:
+    def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: ShardRanges) -> None:
         split, self._load, opened, listed, self._offsets = steps
         self._own, self._padding = own, lane.padding
         self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
-        self._starts = [0, *accumulate(stop - start for _, start, stop in ranges)]
+        self._starts = [0, *accumulate((ranges.stops - ranges.starts).tolist())]
         self.count = self._starts[-1]
-        versions = versions_of(listed.urls, listed.facts)
+        versions = Versions(listed.urls, listed.facts)
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections, versions=versions)
         self._parser = SampleParser(None, split, self._offsets.stale)
 

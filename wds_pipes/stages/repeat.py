@@ -80,7 +80,7 @@ class Repeat(Composite[Out]):
 
     def run(self) -> Iterator[Out]:
         at, empty = self.at, 0
-        while self.lane.shards != ():
+        while self.lane.shards is None or len(self.lane.shards):
             if (first := next(self._running.items, END)) is not END:
                 empty = -1
                 yield first

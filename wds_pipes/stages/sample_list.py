@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from wds_pipes.core.lane import Lane, LaneFacts, Stripe
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
+from wds_pipes.core.shard_ranges import ShardRanges
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import items_of
@@ -22,7 +22,7 @@ from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
+from wds_pipes.stages.shard_source import ShardSource, shortened_url
 from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.views import Selection, Selector, described, numbers_at
@@ -141,16 +141,8 @@ class SampleList(ShardSource[SampleRef]):
         self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(
-            self.urls,
-            listed.folder,
-            files,
-            storage_options,
-            connections,
-            counts=listed.counts,
-            facts=listed.facts,
-        )
-        if listed.counts is not None:
+        self._located = Located(self.urls, listed.folder, files, storage_options, connections, facts=listed.facts)
+        if listed.facts is not None:
             self._located.compare_ends()
         every = range(self._located.starts[-1])
         self._view = Selector(self._located, storage_options, connections).select(every, where, exclude)
@@ -160,7 +152,9 @@ class SampleList(ShardSource[SampleRef]):
                 f"the view has no sample: where= and exclude= leave none of {plural(len(every), 'sample')}"
             )
         self.view = described(self._view, len(every))  # a part of the order
-        self.samples = [stop - start for start, stop in pairwise(self._located.starts)]
+        self.samples = self._located.counts
+        if self.urls.plain:  # then it takes little time, and the first state is as fast as the others
+            _ = self.which_data(), self.samples_fingerprint
 
     def run(self) -> Iterator[SampleRef]:
         at, lane, located, view = self.at, self.lane, self._located, self._view
@@ -190,7 +184,7 @@ class SampleList(ShardSource[SampleRef]):
         """Return the URL of a shard, that of its index of offsets, its size if it is known, and
         whether it is remote.
         """
-        url, size = self.urls[shard], None if self.facts is None else self.facts[shard].size
+        url, size = self.urls[shard], None if self.facts is None else self.facts.size(shard)
         return url, self._located.index_of(shard), size, is_remote(url)
 
     def order(self, seed: int, epoch: int) -> Permutation | None:
@@ -201,8 +195,8 @@ class SampleList(ShardSource[SampleRef]):
         """Yield the places of a lane with ranges of blocks, from its position on."""
         at, shards, size = self.at, lane.shards or (), self._block
         self._check(lane, at.next <= len(shards))
-        ranges = np.array(shards[at.next :], np.int64).reshape(-1, 3)
-        counts, firsts = ranges[:, 2] - ranges[:, 1], ranges[:, 0] * size + ranges[:, 1]
+        ranges = ShardRanges.of(shards[at.next :])
+        counts, firsts = ranges.stops - ranges.starts, ranges.numbers * size + ranges.starts
         self._check(lane, at.inside <= (counts[0] if len(counts) else 0))
         counts[:1] -= at.inside
         firsts[:1] += at.inside
@@ -251,9 +245,10 @@ class SampleList(ShardSource[SampleRef]):
     def _block(self) -> int:
         return max(1, -(-self.count // _MOST_BLOCKS))
 
-    def epoch_shards(self, seed: int, epoch: int) -> list[ShardRange]:
+    def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
         size = self._block
-        return [(place // size, 0, min(size, self.count - place)) for place in range(0, self.count, size)]
+        places = np.arange(0, self.count, size)
+        return ShardRanges(places // size, np.zeros_like(places), np.minimum(size, self.count - places))
 
     @property
     def sample_counts(self) -> Sequence[int]:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
+from wds_pipes.core.shard_ranges import ShardRange, ShardRanges
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each, in_sure_order
+from wds_pipes.io.packed import Packed
 from wds_pipes.io.secret import origins_of, with_origins
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.stages.proportions import weigh
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.stages.shard_source import ShardRange, ShardSource, shortened_url
-from wds_pipes.tar.index import ShardFacts
-from wds_pipes.tar.listing import find_facts, is_index, listed_shards
+from wds_pipes.stages.shard_source import ShardSource, shortened_url
+from wds_pipes.tar.index import Facts
+from wds_pipes.tar.listing import find_facts, is_index, joined, listed_shards
 from wds_pipes.tar.located import ShardOffsets
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
@@ -130,14 +134,12 @@ class ShardList(ShardSource[ShardRef]):
         super().__init__(seed, storage_options, moved)
         self.empty_check = bool(empty_check)
         matched = weights is not None or isinstance(samples_per_shard, Iterable)  # by their place in the list
-        each = expand_each(in_sure_order(urls, sort=bool(shuffle) and not matched), storage_options)
-        self.urls = [url for shards in each for url in shards]
+        each: list[Sequence[str]] = [
+            *expand_each(in_sure_order(urls, sort=bool(shuffle) and not matched), storage_options)
+        ]
+        self.urls = Packed(chain.from_iterable(each))
         self.facts = self._known(each, samples_per_shard, index, storage_options)
-        self.samples = (
-            _samples(samples_per_shard, len(self.urls))
-            if self.facts is None
-            else [facts.samples or 0 for facts in self.facts]
-        )
+        self.samples = _samples(samples_per_shard, len(self.urls)) if self.facts is None else self.facts.samples
         # where the samples of the shards begin; None: there is no index
         self.offsets: ShardOffsets | None = None
         if self.facts is not None:
@@ -157,20 +159,21 @@ class ShardList(ShardSource[ShardRef]):
         self._bounds: npt.NDArray[np.uint64] | None = None
         if weights is not None:
             self.weights, self._bounds = weigh(weights, each)
-        # The lane that `where` was last called for, and its order.
-        self._asked: tuple[Lane | None, Sequence[ShardRange]] = None, []
+        self._last = _LastEpoch()
+        if self.urls.plain:  # then it takes little time, and the first state is as fast as the others
+            self.which_data()
 
     def _known(
         self,
-        each: list[list[str]],
+        each: list[Sequence[str]],
         samples_per_shard: object,
         index: Urls | bool | None,
         storage_options: dict[str, Any] | None,
-    ) -> list[ShardFacts] | None:
+    ) -> Facts | None:
         """Return what an index says of each shard; None without an index. If ``urls`` name an
         index, also replace them, and those in ``each``, by its shards.
         """
-        listed = [url for url in self.urls if is_index(url)]
+        listed = [url for urls in each for url in urls if is_index(url)]
         given = index is not None and index is not False
         if given and samples_per_shard is not None:
             raise ValueError("index and samples_per_shard both say how many samples there are: give one of them")
@@ -184,11 +187,11 @@ class ShardList(ShardSource[ShardRef]):
                 raise ValueError(
                     f"the list names shards and index {redact(listed[0])}: name either, or pass the index as index="
                 )
-            shards, self.origins = listed_shards(listed, storage_options), origins_of(listed)
-            by_index = iter(shards)
-            each[:] = [[url for _ in indexes for url, _ in next(by_index)] for indexes in each]
-            self.urls = [url for part in each for url in part]
-            return [facts for part in shards for _, facts in part]
+            indexes, self.origins = listed_shards(listed, storage_options), origins_of(listed)
+            by_url = iter(indexes)
+            each[:] = [joined([next(by_url) for _ in urls])[0] if urls else [] for urls in each]
+            self.urls, facts = joined(indexes)
+            return facts
         return None if index is None or index is False else find_facts(self.urls, index, storage_options)
 
     def run(self) -> Iterator[ShardRef]:
@@ -207,23 +210,22 @@ class ShardList(ShardSource[ShardRef]):
         """Return the shards of a lane, or ranges of them, in order."""
         if lane.shards is not None:
             return lane.shards
-        return self._whole(self.epoch_order(lane.seed, lane.epoch)[lane.number :: lane.of])
+        return self.epoch_shards(lane.seed, lane.epoch)[lane.number :: lane.of]
 
     def lane_in(self, lane: Lane, epoch: int) -> Lane:
         if lane.shards is None:
             return replace(lane, epoch=epoch)
-        order, count = self.epoch_order(lane.seed, epoch), len(lane.shards)
+        order, shards = self.epoch_shards(lane.seed, epoch), ShardRanges.of(lane.shards)
         if self.resampled:
-            drawn = [drawn for drawn in self._whole(order) if drawn[2]]
-            return replace(lane, epoch=epoch, shards=tuple(drawn[lane.number :: lane.of][:count]))
-        places = {shard: place for place, shard in enumerate(order)}
-        shards = sorted(lane.shards, key=lambda shard_range: places[shard_range[0]])
-        return replace(lane, epoch=epoch, shards=tuple(shards))
+            return replace(lane, epoch=epoch, shards=order.without_empty()[lane.number :: lane.of][: len(shards)])
+        places = np.empty(len(order), np.int64)
+        places[order.numbers] = np.arange(len(order))
+        return replace(lane, epoch=epoch, shards=shards[np.argsort(places[shards.numbers], kind="stable")])
 
     def ref(self, shard_range: ShardRange) -> ShardRef:
         """Return a shard, or a range of it, with all that is known of it."""
         number, start, stop = shard_range
-        size, md5 = (None, None) if self.facts is None else self.facts[number][1:]
+        _, size, md5 = (None, None, None) if self.facts is None else self.facts[number]
         if self.samples is None:
             return ShardRef(self.urls[number], size, md5)
         count, begin, end = self.samples[number], None, None
@@ -258,33 +260,36 @@ class ShardList(ShardSource[ShardRef]):
         per_lane = -(-((lane.shards or 0) - lane.number) // lane.of)
         return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
 
-    def epoch_shards(self, seed: int, epoch: int) -> list[ShardRange]:
-        return self._whole(self.epoch_order(seed, epoch))
+    def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
+        last = self._last.shards
+        if last is None or last[:2] != (seed, epoch):
+            last = seed, epoch, ShardRanges.whole(self.epoch_order(seed, epoch), self.samples)
+            self._last.shards = last
+        return last[2]
 
-    def _whole(self, numbers: Iterable[int]) -> list[ShardRange]:
-        """Return these shards as ranges of all their samples."""
-        counts = self.samples
-        return [(number, 0, -1 if counts is None else counts[number]) for number in numbers]
-
-    def epoch_order(self, seed: int, epoch: int) -> list[int]:
+    def epoch_order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of all shards in the order of an epoch."""
         count, key = len(self.urls), hash64(seed, epoch, _ORDER)
-        order: list[int] = list(range(count))
         if self._bounds is not None:
-            order = weighted(self._bounds, key, 0, count).tolist()
-        elif self.resampled:
-            order = below(count, key, 0, count).tolist()
-        elif self.shuffle:
-            order = permutation(count, key).tolist()
-        return order
+            return weighted(self._bounds, key, 0, count)
+        if self.resampled:
+            return below(count, key, 0, count)
+        return permutation(count, key) if self.shuffle else np.arange(count)
 
     def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
-        asked, order = self._asked
-        if asked is not lane and asked != lane:
-            order = self.order(lane)
-            self._asked = lane, order
-        place = own[0] if own else 0
+        order, place = self.order(lane), own[0] if own else 0
         return shortened_url(redact(self.urls[order[place][0]])) if place < len(order) else None
+
+
+class _LastEpoch:
+    """The shards of the epoch that was last requested. All copies of a stage have them at once, but
+    another process makes its own.
+    """
+
+    shards: tuple[int, int, ShardRanges] | None = None  # seed, epoch, and the shards in order
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LastEpoch, ()
 
 
 def _samples(given: int | Sequence[int] | None, shards: int) -> list[int] | None:

@@ -6,20 +6,17 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_storage_options
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Source
+from wds_pipes.io.packed import Packed
 from wds_pipes.io.secret import origins_of
 from wds_pipes.io.urls import identify, redact, relative_names
-from wds_pipes.tar.index import ShardFacts
-
-# a shard range: the number of the shard, its first sample, and the sample after the last; -1: to
-# the end of the shard
-ShardRange = tuple[int, int, int]
+from wds_pipes.tar.index import Facts
 
 
 class ShardSource(Source[Out]):
@@ -34,18 +31,15 @@ class ShardSource(Source[Out]):
     """
 
     divides = divides_shards = True
-    shared = ("urls", "facts", "samples", "storage_options", "_numbers")
-    urls: list[str]
-    facts: list[ShardFacts] | None = None
+    shared: ClassVar[tuple[str, ...]] = ("urls", "facts", "samples", "storage_options")
+    urls: Packed
+    facts: Facts | None = None
     origins: list[str] | None = None  # if an index lists the shards: see wds_pipes.io.secret
-    samples: list[int] | None = None
+    samples: Sequence[int] | None = None
 
     def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
         super().__init__(seed)
         self.storage_options, self.moved = check_storage_options(storage_options), bool(moved)
-        # The numbers of the shards by their URLs, added when one is first requested. As a whole: a
-        # thread must not see a part of them.
-        self._numbers: list[dict[str, str]] = []
 
     def which_data(self) -> Data:
         return self._data
@@ -57,9 +51,8 @@ class ShardSource(Source[Out]):
         return Data(fingerprint(urls), data_id(urls, self.facts), place, self.moved, len(urls))
 
     def number_of(self, url: str) -> str | None:
-        if not self._numbers:
-            self._numbers.append(numbers_of(self.urls))
-        return self._numbers[0].get(url)
+        number = self.urls.shown.number_of(url)
+        return None if number is None else str(number)
 
     def size_shown(self) -> str:
         """Return how much there is to read, as the text of a pipeline shows it."""
@@ -86,34 +79,37 @@ def fingerprint(urls: Iterable[str]) -> str:
     signatures in the URLs do not matter.
     """
     digest = blake2b(digest_size=8)
-    for url in urls:
-        digest.update(identify(url).encode("utf-8", "surrogateescape") + b"\0")
+    for texts in _packed(urls).changed(identify):
+        digest.update(texts + b"\0")
     return digest.hexdigest()
 
 
-def data_id(urls: Sequence[str], facts: Sequence[ShardFacts] | None = None) -> str:
+def data_id(urls: Sequence[str], facts: Facts | None = None) -> str:
     """Return an id of a list of shards that stays the same if they are moved: see
     ``wds_pipes.core.moved.NAMES``.
     """
-    names = _digest(relative_names(urls), NAMES)
-    if facts is None:
-        return names
-    if all(shard.md5 is not None for shard in facts):
-        return names + BY_MD5 + _digest([str(shard.md5) for shard in facts], 7)
-    if all(shard.size is not None for shard in facts):
-        return names + BY_SIZE + _digest([f"{shard.size} {shard.samples}" for shard in facts], 7)
-    return names
+    urls = _packed(urls)
+    # the directory that plain URLs have in common is the ``folder`` that ``changed`` changes
+    names = urls.changed(lambda url: relative_names([url])[0]) if urls.plain else relative_names(urls)
+    found = _digest(names, NAMES)
+    if facts is not None and (md5s := facts.md5s()) is not None:
+        return found + BY_MD5 + _digest(md5s, 7)
+    if facts is not None and (sizes := facts.sizes()) is not None:
+        return found + BY_SIZE + _digest(sizes, 7)
+    return found
 
 
-def numbers_of(urls: Sequence[str]) -> dict[str, str]:
-    """Return the number of each shard by its URL as samples show it. If a URL comes several times,
-    the first number counts.
-    """
-    return {redact(url): str(number) for number, url in reversed(list(enumerate(urls)))}
+def _packed(urls: Iterable[str]) -> Packed:
+    return urls if isinstance(urls, Packed) else Packed(urls)
 
 
-def _digest(texts: Iterable[str], digits: int) -> str:
-    return blake2b("\0".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:digits]
+def _digest(texts: Iterable[str | bytes], digits: int) -> str:
+    """Return hexadecimal digits of texts with a NUL between them."""
+    digest, between = blake2b(), b""
+    for text in texts:
+        digest.update(between + (text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text))
+        between = b"\0"
+    return digest.hexdigest()[:digits]
 
 
 def shortened_url(url: str) -> str:

@@ -14,23 +14,36 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.outputs import read_small, target_of, write_small
+from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
 from wds_pipes.io.urls import at_home, identify, links_of, local_path, plain, redact, with_variables
 
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
-MAX_INDEX_BYTES = 64 << 20  # enough for 250 000 shards
+MAX_INDEX_BYTES = 1 << 30  # enough for 4 million shards
+_MOST_AT_ONCE = 64 << 20  # bytes that are parsed at once, which take ten to twenty times that
+_BLOCK = 1 << 20  # bytes of an index that are read at a time
+_SHARDLIST = re.compile(rb'"shardlist"\s*:\s*\[')
+_COMMA = re.compile(rb"\s*,")
+_MOST_ENDS = 8  # places in a block where an entry may end
+_AT_A_TIME = 1 << 12  # shards
+_NO_MD5 = "0" * 32
+_MD5S = re.compile(r"([0-9a-fA-F]{32}(\0(?!\Z)|\Z))+")
+_FIELDS = ("url", "nsamples", "filesize", "md5sum", "version")
 _READAHEAD_BYTES = 2 << 20
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
@@ -55,19 +68,73 @@ class ShardFacts(NamedTuple):
     md5: str | None = None
 
 
-class FactsHere(ShardFacts):
-    """What is known about a shard that was indexed at the place where it is.
+class Facts:
+    """What is known about many shards, in columns: 32 bytes for each, and its version.
 
     Attributes:
-        version: its time of modification, or its ETag in a store, as ``version_of`` returned it.
+        samples: the number of samples of each shard.
+        versions: the time of modification of each shard, or its ETag in a store, as ``version_of``
+            returned it; empty if it is not known, or the shard may be a copy.
     """
 
-    version = ""
+    def __init__(self) -> None:
+        self.samples, self._sizes, self._md5s = PackedInts(), PackedInts(), SharedBytes()
+        self._without_md5 = set[int]()
+        self.versions = Packed()
 
+    def add(
+        self,
+        samples: Sequence[int],
+        sizes: Sequence[int | None],
+        md5s: Sequence[str | None],
+        versions: Sequence[Any],
+    ) -> None:
+        """Add shards at the end, before one is requested. What is no text is no version."""
+        if None in md5s:
+            self._without_md5.update(n for n, md5 in enumerate(md5s, len(self.samples)) if md5 is None)
+            md5s = [md5 or _NO_MD5 for md5 in md5s]
+        if set(map(type, versions)) != {str} or "\0" in "".join(versions):
+            versions = [text if isinstance(text, str) and "\0" not in text else "" for text in versions]
+        self.samples.add(samples)
+        self._sizes.add([-1 if size is None else size for size in sizes] if None in sizes else sizes)  # type: ignore[arg-type]
+        self._md5s.data += bytes.fromhex("".join(md5s))  # type: ignore[arg-type]
+        self.versions.add(versions)
 
-def versions_of(urls: Sequence[str], facts: Sequence[ShardFacts] | None) -> dict[str, str]:
-    """Return the versions of shards that an index knows, by their URLs."""
-    return {url: shard.version for url, shard in zip(urls, facts or (), strict=False) if isinstance(shard, FactsHere)}
+    def extend(self, facts: Iterable[ShardFacts], versions: Sequence[str]) -> None:
+        """Add shards at the end, whose numbers of samples are known."""
+        samples, sizes, md5s = zip(*facts, strict=True)
+        self.add(samples, sizes, md5s, versions)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> ShardFacts:
+        md5 = None if number in self._without_md5 else self._md5s.data[16 * number : 16 * number + 16].hex()
+        return ShardFacts(self.samples[number], self.size(number), md5)
+
+    def __iter__(self) -> Iterator[ShardFacts]:
+        return map(self.__getitem__, range(len(self)))
+
+    def size(self, number: int) -> int | None:
+        """Return the size of a shard."""
+        size = self._sizes[number]
+        return None if size < 0 else size
+
+    def md5s(self) -> Iterator[bytes] | None:
+        """Yield the MD5s of the shards as text, many at a time, with a NUL between them; None: one
+        is not known.
+        """
+        data, step = self._md5s.data, 16 * _AT_A_TIME
+        if self._without_md5:
+            return None
+        return (data[at : at + step].hex("\0", 16).encode() for at in range(0, len(data), step))
+
+    def sizes(self) -> Iterator[bytes] | None:
+        """Yield the sizes of the shards and their numbers of samples as text, like ``md5s``."""
+        if min(self._sizes, default=0) < 0:
+            return None
+        texts = map(b"%d %d".__mod__, zip(self._sizes, self.samples, strict=True))
+        return iter(lambda: b"\0".join(islice(texts, _AT_A_TIME)), b"")
 
 
 class Index(NamedTuple):
@@ -75,17 +142,36 @@ class Index(NamedTuple):
 
     Attributes:
         url: where the index is.
-        shards: the URLs of the shards that it lists, and what it says about each.
+        shards: the URLs of the shards that it lists.
+        facts: what it says about each.
     """
 
     url: str
-    shards: list[tuple[str, ShardFacts]]
+    shards: Packed
+    facts: Facts
 
 
 def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
     """Read several index files, in order."""
     opener = make_opener(storage_options, readahead_bytes=_READAHEAD_BYTES, connections=2)
     return [_read(url, opener) for url in urls]
+
+
+class Versions(NamedTuple):
+    """The versions of shards that an index knows, by their URLs.
+
+    Attributes:
+        urls: the shards.
+        facts: what the index says of each; None: there is no index.
+    """
+
+    urls: Packed
+    facts: Facts | None
+
+    def get(self, url: str) -> str | None:
+        """Return the version of a shard; None: it is not known."""
+        number = None if self.facts is None else self.urls.number_of(url)
+        return None if self.facts is None or number is None else self.facts.versions[number] or None
 
 
 def make_opener(storage_options: Options, **reading: int) -> Opener:
@@ -97,10 +183,10 @@ def make_opener(storage_options: Options, **reading: int) -> Opener:
 
 
 def _read(url: str, opener: Opener) -> Index:
-    shown = redact(url)
+    shown, index = redact(url), Index(url, Packed(), Facts())
     try:
         with opener.open(url) as stream:
-            data = stream.read(MAX_INDEX_BYTES + 1)
+            _parse(index, stream)
     except ShardError as error:
         renamed = ShardError(str(error).replace("shard ", "index ", 1), url=shown)
         renamed.missing = error.missing
@@ -111,62 +197,111 @@ def _read(url: str, opener: Opener) -> Index:
             "file, and can be reached.",
             url=shown,
         ) from error
-    try:
-        return _parse(url, data)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"index {shown} cannot be used: {error}. {MEND}") from error
+    return index
 
 
-def _parse(url: str, data: bytes) -> Index:
-    """Parse an index by its content. The message of a ValueError continues a sentence."""
-    if len(data) > MAX_INDEX_BYTES:
-        raise ValueError(f"it has more than {MAX_INDEX_BYTES} bytes, so it is no index, or should be cut into several")
+def _parse(index: Index, stream: BinaryIO) -> None:
+    """Parse an index by its content. The message of a ValueError continues a sentence.
+
+    The entries of a long ``shardlist`` are parsed while it is read, which takes a tenth of the
+    memory. At the end, what is left of it is an index too.
+    """
+    data = stream.read(_BLOCK)
+    head, before, size = b"", None, len(data)
+    if opening := _SHARDLIST.search(data):
+        with contextlib.suppress(ValueError, RecursionError):
+            before = json.loads(data[: opening.end()] + b"]}")
+            head, data = data[: opening.end()], data[opening.end() :]
+    while more := stream.read(_BLOCK):
+        data, size = data + more, size + len(more)
+        if before is not None:
+            entries, data = _whole_entries(data)
+            if entries:
+                _add_wids(index, before, entries)
+            else:
+                before = None  # it is written in another way than usual: all that is left is parsed at once
+        if size > MAX_INDEX_BYTES or len(data) > _MOST_AT_ONCE:
+            most = min(MAX_INDEX_BYTES, _MOST_AT_ONCE + size - len(data))
+            raise ValueError(f"it has more than {most} bytes, so it is no index, or should be cut into several")
     try:
-        content = json.loads(data)
+        content = json.loads(head + data)
     except ValueError as error:
-        raise ValueError(f"it is not JSON ({error}); its first bytes are {data[:24]!r}") from error
+        raise ValueError(f"it is not JSON ({error}); its first bytes are {(head + data)[:24]!r}") from error
     if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
-        return Index(url, list(_wids(url, content)))
-    if isinstance(content, dict) and content and not any(isinstance(value, (dict, list)) for value in content.values()):
-        return Index(
-            url,
-            [
-                (_join(url, name), ShardFacts(_count(f"the number for {name!r}", value)))
-                for name, value in content.items()
-            ],
-        )
-    raise ValueError("its content is in no known format (wids index.json, sizes.json)")
+        _add_wids(index, content, content.get("shardlist"))
+    elif isinstance(content, dict) and content and not any(isinstance(each, (dict, list)) for each in content.values()):
+        names, none = list(content), [None] * len(content)
+        samples = list(content.values())
+        _check_counts("the number for {!r}", names, samples)
+        index.shards.add(_joined(index.url, names))
+        index.facts.add(samples, none, none, none)
+    else:
+        raise ValueError("its content is in no known format (wids index.json, sizes.json)")
 
 
-def _wids(url: str, content: dict[str, Any]) -> Iterator[tuple[str, ShardFacts]]:
+def _whole_entries(data: bytes) -> tuple[list[Any], bytes]:
+    """Return the entries at the beginning of a list, and the rest; none if that is not found out
+    soon.
+    """
+    end = len(data)
+    for _ in range(_MOST_ENDS):
+        end = data.rfind(b"}", 0, end)
+        if end >= 0 and (comma := _COMMA.match(data, end + 1)):
+            with contextlib.suppress(ValueError, RecursionError):  # this one ends something in an entry
+                return json.loads(b"[%b]" % data[: end + 1]), data[comma.end() :]
+    return [], data
+
+
+def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
+    """Add entries of the ``shardlist`` of an index."""
     if content.get("wids_version", 1) != 1:
         raise ValueError(f"its wids_version is {content['wids_version']!r:.40}, and 1 is known here")
-    here = content.get("place") == place_of(url)
-    entries = content.get("shardlist")
     if not isinstance(entries, list):
         raise ValueError(f"its shardlist is {entries!r:.80}, not a list")
-    for entry in entries:
-        if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
-            raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
-        name, size, digest = entry["url"], entry.get("filesize"), entry.get("md5sum") or None
-        if digest is not None and not (isinstance(digest, str) and _MD5.fullmatch(digest)):
-            raise ValueError(f"md5sum of {name!r} is {digest!r:.80}, not 32 hexadecimal digits")
-        samples = _count(f"nsamples of {name!r}", entry.get("nsamples"))
-        if size is not None:
-            size = _count(f"filesize of {name!r}", size)
-        version = entry.get("version") if here or local_path(name) is None or os.path.isabs(name) else None
-        facts = ShardFacts(samples, size, digest and digest.lower())
-        if isinstance(version, str):
-            facts = FactsHere(*facts)
-            facts.version = version
-        yield _join(url, name), facts
+    if not entries:
+        return
+    names, samples, sizes, md5s, versions = _columns(entries)
+    _check_counts("nsamples of {!r}", names, samples)
+    _check_counts(
+        "filesize of {!r}", names, [0 if size is None else size for size in sizes] if None in sizes else sizes
+    )
+    if None in md5s or not _MD5S.fullmatch("\0".join(map(str, md5s))):
+        for name, md5 in zip(names, md5s, strict=True):
+            if md5 is not None and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
+                raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
+    if content.get("place") != place_of(index.url):  # the shards beside the index may be copies
+        beside = [local_path(name) is not None and not os.path.isabs(name) for name in names]
+        versions = [None if near else version for near, version in zip(beside, versions, strict=True)]
+    index.shards.add(_joined(index.url, names))
+    index.facts.add(samples, sizes, md5s, versions)
 
 
-def _count(what: str, value: Any) -> int:
-    """A number that is not negative."""
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(f"{what} is {value!r:.80}, not a number of 0 or more")
-    return value
+def _columns(entries: list[Any]) -> Iterable[Sequence[Any]]:
+    """Return the columns of the entries of a ``shardlist``, with None for what is not there."""
+    try:
+        columns = [list(map(itemgetter(field), entries)) for field in _FIELDS]  # in C
+    except (TypeError, LookupError):
+        for entry in entries:
+            if not isinstance(entry, dict):
+                raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}") from None
+        columns = [[entry.get(field) for entry in entries] for field in _FIELDS]
+    names, samples, sizes, md5s, versions = columns
+    if "" in names or set(map(type, names)) != {str}:
+        wrong = next(entry for entry, name in zip(entries, names, strict=True) if not name or not isinstance(name, str))
+        raise ValueError(f"an entry of its shardlist has no url: {wrong!r:.80}")
+    if not all(md5s):
+        md5s = [md5 or None for md5 in md5s]
+    return names, samples, sizes, md5s, versions
+
+
+def _check_counts(what: str, names: Sequence[str], values: Sequence[Any]) -> None:
+    """Check that numbers are not negative."""
+    if set(map(type, values)) != {int} or min(values) < 0 or max(values) >= 1 << 62:
+        for name, value in zip(names, values, strict=True):
+            if type(value) is not int or not 0 <= value < 1 << 62:
+                raise ValueError(f"{what.format(name)} is {value!r:.80}, not a number of 0 or more")
 
 
 # Names
@@ -215,6 +350,16 @@ def dali_name(url: str) -> str:
     return first_dot(url) + ".idx"
 
 
+def _joined(index: str, names: Sequence[str]) -> list[str]:
+    """The URLs for names in an index."""
+    text = "\0" + "\0".join(names)
+    usual = local_path(index) is not None and text.isascii() and text.count("\0") == len(names)
+    if usual and ":" not in text and "\0/" not in text and "\0." not in text:
+        folder = folder_of(index)
+        return [folder + name for name in names]
+    return [_join(index, name) for name in names]
+
+
 def _join(index: str, name: str) -> str:
     """The URL for a name in an index; ValueError: no file can have this name."""
     os.fsencode(name)
@@ -234,12 +379,18 @@ def _join(index: str, name: str) -> str:
     return f"{scheme}://{host}{posixpath.normpath(posixpath.join('/', folder, name))}"
 
 
-def check_named(index: str, url: str) -> None:
+def check_named(index: str, urls: Packed) -> None:
     """Check rule 2.
 
     Raises:
-        ValueError: an index may not name this shard.
+        ValueError: an index may not name one of these shards.
     """
+    # the directory decides, but for the short ones that may be above those that are refused
+    for url in urls[:1] if urls.plain and len(urls.folder) > len("/dev/fd/") else urls:
+        _check_named(index, url)
+
+
+def _check_named(index: str, url: str) -> None:
     if url.startswith("pipe:"):
         raise ValueError(f"index {redact(index)} names a command: only the program itself may")
     local, path = local_path(index) is not None, local_path(url)
@@ -278,18 +429,6 @@ class Entry(NamedTuple):
     dali: str | None = None
 
 
-class IndexFile(NamedTuple):
-    """The content of an index that ``write_index`` has written.
-
-    Attributes:
-        entries: by the names of the shards in it.
-        rules: how the samples were found: ``key_split`` and ``on_repeated_key``.
-    """
-
-    entries: dict[str, Entry]
-    rules: dict[str, str]
-
-
 def check_output(output: str | os.PathLike[str], *, remote: bool = False) -> str:
     """The path of an index to write, with ``remote`` also its URL; ValueError if it is another one,
     or has no existing directory.
@@ -321,7 +460,7 @@ def check_is_index(path: str) -> None:
     content = b"a directory, a pipe or a device"
     if os.path.isfile(path):
         with open(path, "rb") as file:
-            content = file.read(MAX_INDEX_BYTES)
+            content = file.read(_MOST_AT_ONCE)
     try:
         known = _KIND in content or isinstance(json.loads(content)["shardlist"], list)
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -362,9 +501,13 @@ def write_index(
     write_small(path, (json.dumps(content, indent=1) + "\n").encode("ascii"), storage_options)
 
 
-def read_index(path: str, storage_options: dict[str, Any] | None = None) -> IndexFile:
+def read_index(path: str, storage_options: dict[str, Any] | None = None) -> tuple[dict[str, Entry], dict[str, str]]:
     """Read an index that ``write_index`` has written. Of a file that is missing, damaged or in
     another format, nothing is known.
+
+    Returns:
+        What it says of each shard, by its name in it; and how the samples were found:
+        ``key_split`` and ``on_repeated_key``.
     """
     try:
         content = json.loads((read_small(path, storage_options, most=MAX_INDEX_BYTES + 1) or b"")[:MAX_INDEX_BYTES])
@@ -372,9 +515,9 @@ def read_index(path: str, storage_options: dict[str, Any] | None = None) -> Inde
         found = {entry["url"]: entry for entry in content["shardlist"]}
         if len(found) < len(content["shardlist"]):
             found = {}
-        return IndexFile({name: _entry(entry) for name, entry in found.items()}, rules)
+        return {name: _entry(entry) for name, entry in found.items()}, rules
     except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return IndexFile({}, dict(_RULES))
+        return {}, dict(_RULES)
 
 
 def _entry(entry: dict[str, Any]) -> Entry:

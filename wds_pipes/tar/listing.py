@@ -8,7 +8,7 @@ two entries, that is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple
@@ -16,9 +16,11 @@ from typing import NamedTuple
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.outputs import info_of, size_of
+from wds_pipes.io.packed import Packed
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.tar.index import (
     MEND,
+    Facts,
     Index,
     Options,
     ShardFacts,
@@ -46,24 +48,22 @@ def is_index(url: str) -> bool:
     return path_of(url).lower().endswith(".json")
 
 
-def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[list[tuple[str, ShardFacts]]]:
-    """The shards that each of several index files lists, in order, with the facts of each shard.
+def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[Index]:
+    """What each of several index files lists.
 
     Raises:
         ValueError: an index is damaged, or lists no shards to open.
         ShardError: an index cannot be read.
     """
-    found: list[list[tuple[str, ShardFacts]]] = []
-    for index in read_indexes(urls, storage_options):
+    indexes = read_indexes(urls, storage_options)
+    for index in indexes:
         if not index.shards:
             raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
-        for url, _ in index.shards:
-            check_named(index.url, url)
-        found.append(index.shards)
-    return found
+        check_named(index.url, index.shards)
+    return indexes
 
 
-def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str], list[ShardFacts] | None]:
+def list_shards(urls: Urls, storage_options: Options = None) -> tuple[Packed, Facts | None]:
     """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
     indexes.
 
@@ -72,10 +72,17 @@ def list_shards(urls: Urls, storage_options: Options = None) -> tuple[list[str],
         ShardError: a store cannot be listed, or an index cannot be read.
     """
     found = expand(urls, storage_options)
-    if not any(map(is_index, found)):
-        return found, None
-    shards = [shard for listed in listed_shards(found, storage_options) for shard in listed]
-    return [url for url, _ in shards], [facts for _, facts in shards]
+    return joined(listed_shards(found, storage_options)) if any(map(is_index, found)) else (Packed(found), None)
+
+
+def joined(indexes: Sequence[Index]) -> tuple[Packed, Facts]:
+    """The shards of several indexes, and what these say about them."""
+    if len(indexes) == 1:
+        return indexes[0].shards, indexes[0].facts
+    facts = Facts()
+    for index in indexes:
+        facts.extend(index.facts, index.facts.versions)
+    return Packed(chain.from_iterable(index.shards for index in indexes)), facts
 
 
 class Listed(NamedTuple):
@@ -87,15 +94,9 @@ class Listed(NamedTuple):
         folder: the directory of the indexes of offsets; None: they are beside the shards.
     """
 
-    urls: list[str]
-    facts: list[ShardFacts] | None
+    urls: Packed
+    facts: Facts | None
     folder: str | None
-
-    @property
-    def counts(self) -> list[int] | None:
-        """How many samples each shard has; None if this is not known of all."""
-        counts = [shard.samples for shard in self.facts or () if shard.samples is not None]
-        return counts if self.facts is not None and len(counts) == len(self.facts) else None
 
 
 def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: Options = None) -> Listed:
@@ -124,7 +125,7 @@ def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storag
     return Listed(shards, find_facts(shards, where, storage_options), None)
 
 
-def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> list[ShardFacts]:
+def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> Facts:
     """What an index says about each of ``urls``.
 
     Args:
@@ -141,31 +142,35 @@ def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options
     if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
         raise TypeError(f"index must be the path or URL of an index, a list of them, or True, not {index!r:.80}")
     files: list[str] = []
-    indices: list[Index] = []
+    offsets: dict[str, int] = {}  # the numbers of samples that indexes of offsets say
     if index is True:
         folders: dict[str, list[str]] = {}
         for url in urls:
             folders.setdefault(folder_of(url), []).append(url)
         for folder, shards in folders.items():
-            _look_in(folder, shards, storage_options, files, indices)
+            _look_in(folder, shards, storage_options, files, offsets)
     else:
         items = [index] if isinstance(index, (str, os.PathLike)) else index
         for name in (at_home(url) for item in items for url in urls_of(item)):
             if name.endswith("/") or os.path.isdir(local_path(name) or ""):
-                _look_in(name.rstrip("/") + "/", urls, storage_options, files, indices)
+                _look_in(name.rstrip("/") + "/", urls, storage_options, files, offsets)
             else:
                 files += expand(name, storage_options)
-    indices += read_indexes(files, storage_options) if files else []
-    return _Matcher(indices).of(urls)
+    indexes = read_indexes(files, storage_options) if files else []
+    listed = (zip(index.shards, index.facts, index.facts.versions, strict=True) for index in indexes)
+    by_sizes = ((path_of(url), ShardFacts(samples), "") for url, samples in offsets.items())
+    matcher = _Matcher([*offsets, *(index.url for index in indexes)], chain(by_sizes, *listed))
+    found, versions = zip(*map(matcher.find, urls), strict=True)
+    facts = Facts()
+    facts.extend(found, versions)
+    return facts
 
 
 def _look_in(
-    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], indices: list[Index]
+    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], offsets: dict[str, int]
 ) -> None:
-    """Add the index in a directory: the first kind that exists, in a fixed order. It is added to
-    ``files`` if it has to be read.
-
-    An index of offsets is one file per shard.
+    """Add the index in a directory: the first kind that exists, in a fixed order. An index of
+    offsets is one file per shard, and its size says the number of samples.
     """
     for name in _BESIDE:
         if exists(folder + name, storage_options):
@@ -173,7 +178,7 @@ def _look_in(
             return
     if exists(beside(shards[0], OFFSETS, folder), storage_options):
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
-        indices += _by_sizes(each, storage_options)
+        offsets.update(_by_sizes(each, storage_options))
         return
     shown = redact(folder) or "the working directory"
     raise ValueError(
@@ -182,19 +187,17 @@ def _look_in(
     )
 
 
-def _by_sizes(urls: Sequence[str], storage_options: Options) -> list[Index]:
+def _by_sizes(urls: Sequence[str], storage_options: Options) -> Iterator[tuple[str, int]]:
     """The numbers of samples that the sizes of indexes of offsets say."""
     local = local_path(urls[0]) is not None
     sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
-    found = []
     for url, size in zip(urls, sizes, strict=True):
         if size is None:
             shard = redact(url.removesuffix(OFFSETS))
             raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
         if not size or size % 8:
             raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
-        found.append(Index(url, [(path_of(url), ShardFacts(size // 8 - 1))]))
-    return found
+        yield url, size // 8 - 1
 
 
 def _size(url: str) -> int | None:
@@ -239,17 +242,24 @@ def exists(url: str, storage_options: Options) -> bool:
 
 
 class _Matcher:
-    """Finds the entry of an index for a shard, as the docstring of this module says."""
+    """Finds the entry of an index for a shard, as the docstring of this module says.
 
-    def __init__(self, indices: Sequence[Index]) -> None:
-        self._where = ", ".join(redact(index.url) for index in indices[:2]) + (", ..." if len(indices) > 2 else "")
-        # the name and the facts of each entry, by the parts of its path, and these by its base name
-        self._entries: dict[_Parts, tuple[str, ShardFacts]] = {}
+    Args:
+        indexes: the URLs of the indexes.
+        entries: of each shard in them: the name, what is known, and the version.
+    """
+
+    def __init__(self, indexes: Sequence[str], entries: Iterable[tuple[str, ShardFacts, str]]) -> None:
+        self._where = ", ".join(map(redact, indexes[:2])) + (", ..." if len(indexes) > 2 else "")
+        # the entries by the parts of their paths, and these by the base name
+        self._entries: dict[_Parts, tuple[str, ShardFacts, str]] = {}
         self._by_base: dict[str, list[_Parts]] = {}
-        for name, facts in chain.from_iterable(index.shards for index in indices):
+        self._users: dict[_Parts, str] = {}  # the shard that each entry was found for
+        for entry in entries:
+            name, facts, _ = entry
             parts = tuple(parts_of_path(name))
             if parts not in self._entries:
-                self._entries[parts] = name, facts
+                self._entries[parts] = entry
                 self._by_base.setdefault(base_name(name), []).append(parts)
             elif self._entries[parts][1] != facts:
                 raise ValueError(
@@ -257,27 +267,23 @@ class _Matcher:
                     f"{self._entries[parts][1]} and {facts}. {MEND}"
                 )
 
-    def of(self, urls: Sequence[str]) -> list[ShardFacts]:
-        """The facts of each shard."""
-        users: dict[_Parts, str] = {}
-        found = []
-        for url in urls:
-            parts = self._find(url)
-            name, facts = self._entries[parts]
-            user = users.setdefault(parts, url)
-            if user != url and parts_of_path(user) != parts_of_path(url):
-                raise ValueError(
-                    f"index {self._where} has one entry, {redact(name)}, "
-                    f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
-                )
-            found.append(facts if name == url else ShardFacts(*facts))  # it may be a copy
-        return found
+    def find(self, url: str) -> tuple[ShardFacts, str]:
+        """The facts of a shard, and its version."""
+        parts = self._find(url)
+        name, facts, version = self._entries[parts]
+        user = self._users.setdefault(parts, url)
+        if user != url and parts_of_path(user) != parts_of_path(url):
+            raise ValueError(
+                f"index {self._where} has one entry, {redact(name)}, "
+                f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
+            )
+        return facts, version if name == url else ""  # it may be a copy
 
     def _find(self, url: str) -> _Parts:
         candidates = (base_name(url), base_name(url) + OFFSETS)
         base = next((name for name in candidates if name in self._by_base), None)
         if base is None:
-            names = [redact(name) for name, _ in self._entries.values()]
+            names = [redact(name) for name, *_ in self._entries.values()]
             example = f"; it lists {plural(len(names), 'other')}, such as {names[0]}" if names else ", it is empty"
             raise ValueError(
                 f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"

@@ -1,18 +1,23 @@
 """Where the samples of many shards are: their indexes of offsets, read when they are needed.
 
-``Located`` is for shards that all have one, ``ShardOffsets`` for shards of which some may have none.
+``Located`` is for shards that all have one. ``ShardOffsets`` is for shards of which some may have
+none.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, pairwise
+from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import numpy as np
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
@@ -23,7 +28,7 @@ from wds_pipes.io.ranges import Part, RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import MAX_INDEX_BYTES, Options, ShardFacts, path_of
+from wds_pipes.tar.index import Facts, Options, path_of
 from wds_pipes.tar.keys import KeySplit, split_key
 from wds_pipes.tar.offsets import (
     KEYS,
@@ -39,7 +44,6 @@ from wds_pipes.tar.offsets import (
 from wds_pipes.tar.samples import AFTER, SampleParser, first_name, name_of
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
@@ -47,6 +51,7 @@ _PLAIN = "A compressed shard has no index: write it uncompressed, with: wds-pipe
 _USUAL_END = 20 * BLOCK  # bytes of zeros after the last sample, at most, unless tar was told otherwise
 _MOST_END = 1 << 20  # which are looked at
 _STANDARD: tuple[KeySplit, ...] = ("first-dot", "last-dot")
+_MOST_BYTES = 64 << 20  # of a remote index of offsets
 _CHECKED = 8  # shards whose keys are checked at a time
 Found = TypeVar("Found")
 
@@ -68,14 +73,13 @@ class Located:
         files: reads the sizes of local files.
         storage_options: how to reach the storage.
         connections: how many remote indexes are read at once.
-        counts: how many samples each shard has; None: the indexes of offsets say it, and are all
-            looked at now.
         made: the directories of indexes that the caller has just made, by shard: they are there
             instead, and are not compared with the shard. They may be of what a compressed shard
             contains.
         held_bytes: how many bytes of indexes stay in memory.
         key_split: the rule by which the indexes of keys were made; None: not known.
-        facts: what an ``index.json`` says of each shard; None: there is none.
+        facts: what an ``index.json`` says of each shard; None: there is none. Then the indexes of
+            offsets say how many samples each shard has, and are all looked at now.
 
     Raises:
         ShardError: an index cannot be read, or is damaged.
@@ -89,11 +93,10 @@ class Located:
         storage_options: dict[str, Any] | None,
         connections: int,
         *,
-        counts: Sequence[int] | None = None,
         made: Mapping[str, str] | None = None,
         held_bytes: int = 128 << 20,
         key_split: KeySplit | None = None,
-        facts: Sequence[ShardFacts] | None = None,
+        facts: Facts | None = None,
     ) -> None:
         self._facts = facts
         self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
@@ -103,16 +106,18 @@ class Located:
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
         self._bytes = 0
-        self.starts: list[int] = []  # the number of the first sample of each shard, and that of all samples
-        self._counted = counts is not None
-        if counts is not None:
-            pass
-        elif len(urls) > 1 and any(map(is_remote, urls)):
+        # how many samples each shard has
+        self.counts: Sequence[int] = () if facts is None else facts.samples
+        if facts is None and len(urls) > 1 and any(map(is_remote, urls)):
             with ThreadPoolExecutor(min(connections, len(urls))) as pool:
-                counts = list(pool.map(self._count, range(len(urls))))
-        else:
-            counts = list(map(self._count, range(len(urls))))
-        self.starts = [0, *accumulate(counts)]
+                self.counts = list(pool.map(self._count, range(len(urls))))
+        elif facts is None:
+            self.counts = list(map(self._count, range(len(urls))))
+
+    @cached_property
+    def starts(self) -> array[int]:
+        """The number of the first sample of each shard, and of all samples."""
+        return array("q", accumulate(self.counts, initial=0))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_held": OrderedDict(), "_bytes": 0}
@@ -128,7 +133,7 @@ class Located:
     @property
     def with_samples(self) -> list[int]:
         """The shards that have samples."""
-        return [shard for shard, (start, stop) in enumerate(pairwise(self.starts)) if start < stop]
+        return [shard for shard, count in enumerate(self.counts) if count]
 
     def place(self, number: int) -> Place:
         """Return where a sample is."""
@@ -140,13 +145,16 @@ class Located:
         url = self.index_of(shard)
         if is_remote(url):
             return len(self.offsets(shard)) - 1
+        size = self._size(url) or 0
+        # what is read raises, or no sample is expected
+        return len(self.offsets(shard)) - 1 if size <= 8 or size % 8 else size // 8 - 1
+
+    def _size(self, url: str) -> int | None:
+        """Return the size of a file; None: not known."""
         try:
-            size = self._files.size(url) or 0
-        except OSError:
-            size = 0
-        if size <= 8 or size % 8:
-            return len(self.offsets(shard)) - 1  # which raises, or no sample is expected
-        return size // 8 - 1
+            return self._files.size(url)
+        except OSError:  # reading it will say why
+            return None
 
     def compare_ends(self) -> None:
         """Compare local indexes with the ends of their shards. If a shard has other samples now,
@@ -156,7 +164,7 @@ class Located:
             ShardError: an index is of another shard.
         """
         for shard in range(len(self.urls)):
-            if self._counted and self.starts[shard] < self.starts[shard + 1]:
+            if self._facts is not None and self.counts[shard]:
                 continue  # its index is compared when it is read; that of a shard without samples never is
             url = self.index_of(shard)
             if is_remote(url):
@@ -167,7 +175,7 @@ class Located:
                 end = int.from_bytes(_read_local(url, size - 8, 8), "little") if size >= 8 else 0
             except OSError:  # reading its samples will say why
                 continue
-            if self._counted or size % 8 or not size or end % BLOCK or (most is not None and size > most):
+            if self._facts is not None or size % 8 or not size or end % BLOCK or (most is not None and size > most):
                 self.offsets(shard)  # raises, or compares it
             else:
                 self._check_end(shard, end)
@@ -177,13 +185,10 @@ class Located:
         that is local.
         """
         url = self.urls[shard]
-        if is_remote(url) or url in self._made:
+        size = None if is_remote(url) or url in self._made else self._size(url)
+        if size is None:
             return
-        try:
-            size = self._files.size(url) or 0
-        except OSError:  # reading it will say why
-            return
-        said = None if self._facts is None else self._facts[shard].size
+        said = None if self._facts is None else self._facts.size(shard)
         if said not in (None, size):
             what = f"it has {size} bytes, and index.json says {said}"
         elif size < end:
@@ -197,11 +202,6 @@ class Located:
         self._drop((shard, OFFSETS))
         raise self.stale(url, f"{what}, and its samples should end at byte {end}")
 
-    def _missing(self, shard: int, url: str) -> ShardError:
-        shown, what = redact(self.urls[shard]), _NAMES[KEYS if url.endswith(KEYS) else OFFSETS]
-        mend = _PLAIN if is_compressed_name(path_of(self.urls[shard])) else MEND
-        return MissingIndexError(f"shard {shown} has no {what}: there is no {redact(url)}. {mend}", url=shown)
-
     def offsets(self, shard: int) -> Sequence[int]:
         """Return the offsets of a shard.
 
@@ -213,7 +213,7 @@ class Located:
         # a number of a memoryview comes faster than one of an array
         found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
         url, count = self.urls[shard], len(found) - 1
-        if self.starts and count != (expected := self.starts[shard + 1] - self.starts[shard]):
+        if self.counts and count != (expected := self.counts[shard]):
             self._drop((shard, OFFSETS))
             raise unusable(
                 self.index_of(shard),
@@ -252,7 +252,7 @@ class Located:
         When they are read, the keys of the first and the last sample of a local shard are compared,
         if their rule is known.
         """
-        count, url, known = self.starts[shard + 1] - self.starts[shard], self.urls[shard], (shard, KEYS) in self._held
+        count, url, known = self.counts[shard], self.urls[shard], (shard, KEYS) in self._held
         found = self._load(shard, KEYS, lambda data, place: unpack_keys(data, count, place))
         if self._key_split is None or known or not count or is_remote(url) or not os.path.exists(local_path(url) or ""):
             return found
@@ -263,8 +263,6 @@ class Located:
 
     def find(self, key: str) -> list[Place]:
         """Return the samples whose keys have the hash of ``key``."""
-        import numpy as np
-
         hashed, found = np.uint64(hash_text(key)), []
         for shard in self.with_samples:
             hashes, numbers = self.keys(shard)
@@ -299,9 +297,7 @@ class Located:
         if held is not None:
             return cast(Found, held[0])
         url = self._place_of(self.urls[shard], ending)
-        data = self._read(shard, ending, url, self._most(shard, ending))
-        if data is None:
-            raise self._missing(shard, url)
+        data = self._read(shard, ending, url)
         found = unpack(data, url)
         self._drop((shard, ending))  # another thread may have read it meanwhile
         with self._locks.setdefault(os.getpid(), threading.Lock()):
@@ -315,26 +311,23 @@ class Located:
     def _most(self, shard: int, ending: str) -> int | None:
         """The maximum size of an index of a shard in bytes; None: not known."""
         if ending == KEYS:
-            return 12 * (self.starts[shard + 1] - self.starts[shard])
+            return 12 * self.counts[shard]
         if self.urls[shard] in self._made:
             return None
-        try:
-            size = self._files.size(self.urls[shard])
-        except OSError:  # reading it will say why
-            return None
-        return MAX_INDEX_BYTES if size is None else 8 * (size // BLOCK + 1)  # a server may never end its response
+        size = self._size(self.urls[shard])
+        return _MOST_BYTES if size is None else 8 * (size // BLOCK + 1)  # a server may never end its response
 
-    def _read(self, shard: int, ending: str, url: str, most: int | None) -> bytes | None:
-        """Return the content of an index of a shard, at most so many bytes; None: there is no such
-        file.
-        """
+    def _read(self, shard: int, ending: str, url: str) -> bytes:
+        """Return the content of an index of a shard, at most so many bytes as it can have."""
+        most, shown = self._most(shard, ending), redact(self.urls[shard])
         try:
             with self._opener.open(url) as stream:
                 data = stream.read(-1 if most is None else most + 1)
         except ShardError as error:
             if error.missing:
-                return None
-            shown = redact(self.urls[shard])
+                mend = _PLAIN if is_compressed_name(path_of(self.urls[shard])) else MEND
+                what = f"shard {shown} has no {_NAMES[ending]}: there is no {redact(url)}. {mend}"
+                raise MissingIndexError(what, url=shown) from None
             message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
             raise ShardError(message, url=shown) from error
         if most is not None and len(data) > most:
@@ -381,15 +374,10 @@ class ShardOffsets:
         storage_options: how to reach the storage.
     """
 
-    def __init__(
-        self, urls: Sequence[str], facts: Sequence[ShardFacts], folder: str | None, storage_options: Options
-    ) -> None:
+    def __init__(self, urls: Sequence[str], facts: Facts, folder: str | None, storage_options: Options) -> None:
         self._urls = urls
-        files, counts = RangeReader(storage_options, _CONNECTIONS), [shard.samples or 0 for shard in facts]
-        places = dict.fromkeys((folder, None))
-        self._places = [
-            Located(urls, place, files, storage_options, _CONNECTIONS, counts=counts, facts=facts) for place in places
-        ]
+        files, places = RangeReader(storage_options, _CONNECTIONS), dict.fromkeys((folder, None))
+        self._places = [Located(urls, place, files, storage_options, _CONNECTIONS, facts=facts) for place in places]
         self._without: set[int] = set()
 
     def of(self, shard: int) -> Sequence[int] | None:

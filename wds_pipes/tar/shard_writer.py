@@ -313,11 +313,11 @@ def _entries(
     """
     if index is None or not exists(index, storage_options):
         return {}, {}
-    listed, known = listed_shards([index], storage_options)[0], read_index(index, storage_options)
+    (listed,), (known, rules) = listed_shards([index], storage_options), read_index(index, storage_options)
     entries = {}
-    for url, facts in listed:
+    for url, facts, version in zip(listed.shards, listed.facts, listed.facts.versions, strict=True):
         name = name_in(index, url)
-        entry = known.entries.get(name)
+        entry = known.get(name)
         entry = Entry(facts) if entry is None or entry.facts != facts else entry
-        entries[name] = url, entry._replace(version=getattr(facts, "version", None))  # unless they have moved
-    return entries, known.rules
+        entries[name] = url, entry._replace(version=version or None)  # unless they have moved
+    return entries, rules

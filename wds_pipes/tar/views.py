@@ -18,6 +18,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from wds_pipes.core.counts import logger
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
@@ -28,7 +30,6 @@ from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.located import Located
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     Numbers = range | npt.NDArray[np.int64]
@@ -50,8 +51,6 @@ class KeyRange:
 
     def has(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return for each hash whether it is in this part: shape (hashes,)."""
-        import numpy as np
-
         places = (hashes >> np.uint64(11)).astype(np.float64) / (1 << 53)
         return (self.start <= places) & (places < self.stop)
 
@@ -77,8 +76,6 @@ def split_by_key(shares: Mapping[str, float]) -> dict[str, KeyRange]:
         ValueError: the shares do not sum to 1, or one is not above 0.
         TypeError: the shares have no names.
     """
-    import numpy as np
-
     if not isinstance(shares, Mapping):
         raise TypeError(f'the shares have names, as {{"train": 0.9, "val": 0.1}}, and these have none: {shares!r:.80}')
     for name, share in shares.items():
@@ -119,8 +116,6 @@ class Selector:
             ShardError: an index or a file of keys cannot be read.
             SampleError: two samples have the same key, and it is not known which is meant.
         """
-        import numpy as np
-
         found = view if where is None else self._find(where, view, "where")
         if exclude is not None:
             without = self._find(exclude, view, "exclude")
@@ -165,7 +160,6 @@ class Selector:
 
     def _by_hash(self, part: KeyRange) -> npt.NDArray[np.int64]:
         """Return the numbers of the samples in a part, sorted."""
-        import numpy as np
 
         def of_shard(shard: int) -> npt.NDArray[np.int64]:
             hashes, numbers = self.located.keys(shard)
@@ -178,30 +172,25 @@ class Selector:
         wanted = set(keys)
         if not all(isinstance(key, str) for key in wanted):
             raise TypeError("keys are strings: pass a list of keys, or one of numbers")
-        found = self._with_keys(wanted, self.located.with_samples)
+        found = self._with_keys(wanted)
         if not len(found):
             raise ValueError(
                 f"no sample has one of {plural(len(wanted), 'key')}, such as {min(wanted)!r:.200}. "
-                f"{self._example(0, wanted)}"
+                f"{self._example(wanted)}"
             )
         if len(found) < len(wanted):
             logger.warning("%d of %d keys have no sample", len(wanted) - len(found), len(wanted))
         return found
 
-    def _example(self, shard: int, wanted: Collection[str]) -> str:
+    def _example(self, wanted: Collection[str]) -> str:
         """Return which key the first sample has, for a message."""
-        start = self.located.starts[shard]
-        if self.located.starts[-1] <= start:
+        if not self.located.starts[-1]:
             return "The shards have no samples"
-        shown = redact(self.located.urls[self.located.place(start).shard])
-        return example_of(self.located.key_of(start), wanted, f" of shard {shown}")
+        shown = redact(self.located.urls[self.located.place(0).shard])
+        return example_of(self.located.key_of(0), wanted, f" of shard {shown}")
 
-    def _with_keys(self, wanted: Collection[str], shards: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the numbers of the samples of some shards that have one of these distinct keys,
-        sorted.
-        """
-        import numpy as np
-
+    def _with_keys(self, wanted: Collection[str]) -> npt.NDArray[np.int64]:
+        """Return the numbers of the samples that have one of these distinct keys, sorted."""
         hashes = np.fromiter(map(hash_text, wanted), np.uint64, len(wanted))
         hashes.sort()
 
@@ -210,7 +199,7 @@ class Selector:
             held = among(own, hashes)
             return own[held], _from(self.located.starts[shard], numbers[held])
 
-        parts = self._each(of_shard, shards)
+        parts = self._each(of_shard, self.located.with_samples)
         found = np.concatenate([hashes[:0], *(hashes for hashes, _ in parts)])
         numbers = _joined([numbers for _, numbers in parts])
         order = np.argsort(found, kind="stable")
@@ -283,14 +272,10 @@ def read_keys(url: str, opener: Opener) -> list[str]:
 
 def _from(start: int, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """Return the numbers among all samples, from those in a shard that begins with ``start``."""
-    import numpy as np
-
     return numbers.astype(np.int64) + start
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    import numpy as np
-
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
@@ -327,8 +312,6 @@ def by_numbers(wanted: Any, view: Numbers) -> Numbers:
         IndexError: there is no sample at one of these places.
         TypeError: they are not integers, or an array of bools has another length.
     """
-    import numpy as np
-
     count = len(view)
     if isinstance(wanted, slice):
         return compact(view[wanted])
@@ -360,16 +343,12 @@ def _no_sample(number: int, count: int) -> IndexError:
 
 def as_array(view: Numbers) -> npt.NDArray[np.int64]:
     """Return the numbers of a view: int64, shape (samples,)."""
-    import numpy as np
-
     # asarray() of a range would make an object of each number
     return np.arange(view.start, view.stop, view.step) if isinstance(view, range) else view
 
 
 def compact(view: Numbers) -> Numbers:
     """Return a view as a range if it is one, in one form for equal ones."""
-    import numpy as np
-
     count = len(view)
     if count < 2:
         first = int(view[0]) if count else 0
@@ -384,8 +363,6 @@ def compact(view: Numbers) -> Numbers:
 
 def of_view(view: Numbers, found: npt.NDArray[np.int64]) -> Numbers:
     """Return those of some samples that are in a view, in its order. ``found`` is sorted."""
-    import numpy as np
-
     if not isinstance(view, range):
         return compact(view[among(view, found)])
     places, rests = np.divmod(found - view.start, view.step)
@@ -395,8 +372,6 @@ def of_view(view: Numbers, found: npt.NDArray[np.int64]) -> Numbers:
 
 def among(values: npt.NDArray[Any], some: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return for each value whether it is among some sorted ones: shape (values,)."""
-    import numpy as np
-
     if not some.size:
         return np.zeros(len(values), bool)
     found: npt.NDArray[np.bool_] = some[np.minimum(np.searchsorted(some, values), len(some) - 1)] == values

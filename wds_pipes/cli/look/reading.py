@@ -125,7 +125,7 @@ def located_of(urls: Sequence[str], storage_options: dict[str, Any]) -> Located:
 
 def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]:
     """Return the shards that URLs or an ``index.json`` name."""
-    return list_shards(list(urls), storage_options)[0]
+    return list(list_shards(list(urls), storage_options)[0])
 
 
 class Source:

@@ -266,7 +266,7 @@ def check(
 
 
 def _known(
-    shards: Sequence[str], facts: Sequence[ShardFacts] | None, index: str | None, options: Options
+    shards: Sequence[str], facts: Iterable[ShardFacts] | None, index: str | None, options: Options
 ) -> tuple[list[ShardFacts | None], list[Finding]]:
     """Return what an index.json says of each shard (``facts``, if the shards come from one), and
     which directories have one that does not fit.
