@@ -34,7 +34,7 @@ from wds_pipes.io.urls import at_home, identify, links_of, local_path, plain, re
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
-MAX_INDEX_BYTES = 1 << 30  # enough for 4 million shards
+MAX_INDEX_BYTES = 1 << 30  # enough for 6 million shards
 _MOST_AT_ONCE = 64 << 20  # bytes that are parsed at once, which take ten to twenty times that
 _BLOCK = 1 << 20  # bytes of an index that are read at a time
 _SHARDLIST = re.compile(rb'"shardlist"\s*:\s*\[')
@@ -69,7 +69,7 @@ class ShardFacts(NamedTuple):
 
 
 class Facts:
-    """What is known about many shards, in columns: 32 bytes for each, and its version.
+    """What is known about many shards, in columns: 33 bytes for each, and its version.
 
     Attributes:
         samples: the number of samples of each shard.
@@ -79,7 +79,7 @@ class Facts:
 
     def __init__(self) -> None:
         self.samples, self._sizes, self._md5s = PackedInts(), PackedInts(), SharedBytes()
-        self._without_md5 = set[int]()
+        self._has_md5 = bytearray()  # 1 or 0 of each shard
         self.versions = Packed()
 
     def add(
@@ -90,8 +90,8 @@ class Facts:
         versions: Sequence[Any],
     ) -> None:
         """Add shards at the end, before one is requested. What is no text is no version."""
+        self._has_md5.extend(map(bool, md5s))
         if None in md5s:
-            self._without_md5.update(n for n, md5 in enumerate(md5s, len(self.samples)) if md5 is None)
             md5s = [md5 or _NO_MD5 for md5 in md5s]
         if set(map(type, versions)) != {str} or "\0" in "".join(versions):
             versions = [text if isinstance(text, str) and "\0" not in text else "" for text in versions]
@@ -109,7 +109,7 @@ class Facts:
         return len(self.samples)
 
     def __getitem__(self, number: int) -> ShardFacts:
-        md5 = None if number in self._without_md5 else self._md5s.data[16 * number : 16 * number + 16].hex()
+        md5 = self._md5s.data[16 * number : 16 * number + 16].hex() if self._has_md5[number] else None
         return ShardFacts(self.samples[number], self.size(number), md5)
 
     def __iter__(self) -> Iterator[ShardFacts]:
@@ -125,7 +125,7 @@ class Facts:
         is not known.
         """
         data, step = self._md5s.data, 16 * _AT_A_TIME
-        if self._without_md5:
+        if not all(self._has_md5):
             return None
         return (data[at : at + step].hex("\0", 16).encode() for at in range(0, len(data), step))
 
