@@ -25,9 +25,10 @@ if _TYPE_CHECKING:
     from wds_pipes import tar as tar
     from wds_pipes import tasks as tasks
     from wds_pipes import testing as testing
-    from wds_pipes.codecs.codec import Codec, register_codec
+    from wds_pipes.codecs.codec import Codec
     from wds_pipes.codecs.images import image_size
     from wds_pipes.codecs.media import AudioReader, VideoReader, audio, video
+    from wds_pipes.codecs.table import register_codec
     from wds_pipes.core.flat_map import FlatMap
     from wds_pipes.core.row_source import RowSource
     from wds_pipes.core.stage import Stage
@@ -137,7 +138,7 @@ _MODULE_OF = {
     "load_state_dict": "datapipes",
     "merge_states": "loader.merging",
     "mix": "datapipes",
-    "register_codec": "codecs.codec",
+    "register_codec": "codecs.table",
     "register_stage": "datapipes",
     "split_by_key": "tar.views",
     "state_dict": "datapipes",

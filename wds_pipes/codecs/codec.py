@@ -136,37 +136,9 @@ def by_extension(given: Mapping[Any, Any], role: str) -> ByExtension[Any]:
 _registered: dict[str, Codec] = {}
 
 
-def register_codec(codec: Codec) -> Codec:
-    """Decode and encode the fields with some extensions by a codec, from here on.
-
-    ``decode_by_ext`` takes the codecs that are registered when the step is built, and they travel
-    with the pipe to workers. So its functions must be defined at the top of a module if workers are
-    started with spawn or forkserver. ``TarWriter`` takes those that are registered when it writes.
-    For a single pipe or writer, pass functions: ``decode_by_ext({"dcm": fn})``,
-    ``TarWriter(codecs={"dcm": fn})``.
-
-    Args:
-        codec: the codec. It replaces one that was registered for the same extension before, and
-            goes before the codecs of installed packages.
-
-    Returns:
-        The same codec.
-
-    Raises:
-        TypeError: it is not a ``Codec``.
-        ValueError: wds_pipes decodes one of the extensions itself.
-    """
-    from wds_pipes.codecs.table import ROWS
-
-    if not isinstance(codec, Codec):
-        raise TypeError(f"register_codec() takes a Codec, such as Codec('dcm', decode), not {codec!r:.80}")
-    if own := [name for name in codec.names if name in ROWS]:
-        raise ValueError(
-            f"wds_pipes has a codec for {', '.join(own)}: to decode or encode otherwise, pass a function, as in "
-            f"decode_by_ext({{{own[0]!r}: function}}) and TarWriter(codecs={{{own[0]!r}: function}})"
-        )
+def add_codec(codec: Codec) -> None:
+    """Register a codec: see ``register_codec``."""
     _registered.update(dict.fromkeys(codec.names, codec))
-    return codec
 
 
 def registered_codecs() -> dict[str, Codec]:

@@ -7,7 +7,7 @@
 # - ``open``: opens a shard. ``remote``: reads from stores ahead; ``cache``: keeps remote shards on
 #   a disk; ``pipe``: the output of a command; ``compression``: compressed shards; ``versions``:
 #   whether a shard has changed; ``verified``: whether it has the MD5 of its index.
-# - ``ranges`` and ``range_runs``: ranges of bytes of many files.
+# - ``ranges``: ranges of bytes of many files.
 # - ``outputs``, ``partial``: files that appear when they are complete; ``tasks``: jobs
 #   that write files; ``locks``: files that one process uses at a time.
 # - ``threads``: blocking calls that may never return.

@@ -25,8 +25,8 @@ Rules:
    it.
 """
 
-# ``data_module``: WdsDataModule; ``resumable``: ResumableData, its base; ``loaders``: a PipeLoader
-# as the Trainer sees it; ``stats``: StatsCallback; ``host``: which package of Lightning is used.
+# ``data_module``: WdsDataModule; ``resumable``: ResumableData, its base, and a PipeLoader as the
+# Trainer sees it; ``stats``: StatsCallback; ``host``: which package of Lightning is used.
 
 from wds_pipes.lightning.data_module import WdsDataModule
 from wds_pipes.lightning.resumable import ResumableData

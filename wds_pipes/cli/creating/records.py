@@ -17,8 +17,7 @@ from wds_pipes.cli.jobs import REQUESTS, Options
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.outputs import exists, refuse
-from wds_pipes.io.range_runs import Range
-from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.remote.file_systems import file_system
 from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.urls import identify, local_path, redact

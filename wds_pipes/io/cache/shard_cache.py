@@ -137,7 +137,9 @@ class ShardCache:
             Exception: whatever ``fetch`` and its streams raise, here or while reading.
         """
         expected = Facts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
-        stream = CachedStream(self, CacheDirectory(self.directory).entry(url, store), fetch, expected)
+        stream = CachedStream(
+            self.directory, self.max_bytes, CacheDirectory(self.directory).entry(url, store), fetch, expected
+        )
         try:
             stream.begin(start)
         except BaseException:
@@ -156,7 +158,9 @@ class ShardCache:
         def fetch(_: int) -> NoReturn:
             raise NotImplementedError
 
-        stream = CachedStream(self, CacheDirectory(self.directory).entry(url, store), fetch, Facts(redact(url)))
+        stream = CachedStream(
+            self.directory, self.max_bytes, CacheDirectory(self.directory).entry(url, store), fetch, Facts(redact(url))
+        )
         try:
             if stream.begin_stored():
                 return stream

@@ -9,15 +9,12 @@ import time
 import warnings
 from dataclasses import replace
 from hashlib import md5 as md5_hash
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wds_pipes.errors import CacheError, ShardError
 from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, is_end_vouched_for, using
 from wds_pipes.io.cache.files import CacheDirectory, Entry, Facts, boot
 from wds_pipes.io.locks import LockedFile, open_locked
-
-if TYPE_CHECKING:
-    from wds_pipes.io.cache.shard_cache import ShardCache
 
 # After this long without a byte from another process's download, read directly from the store.
 STALL_SECONDS = 60.0
@@ -30,11 +27,11 @@ _full: dict[str, float] = {}
 class CachedStream(io.RawIOBase):
     """A shard that is stored, is being stored (by this process or another), or cannot be stored."""
 
-    def __init__(self, cache: ShardCache, entry: Entry, fetch: Fetch, expected: Facts) -> None:
+    def __init__(self, directory: str, max_bytes: int, entry: Entry, fetch: Fetch, expected: Facts) -> None:
         super().__init__()
         self._pid = os.getpid()
-        self._directory = CacheDirectory(cache.directory)
-        self._max_bytes = cache.max_bytes
+        self._directory = CacheDirectory(directory)
+        self._max_bytes = max_bytes
         self._entry, self._fetch, self._expected = entry, fetch, expected
         self._position = 0
         self._given = 0  # the reader has received the bytes up to here
