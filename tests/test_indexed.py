@@ -455,8 +455,8 @@ def test_a_damaged_shard_is_an_error_in_words(tmp_path):
 def test_all_kinds_of_tars(name, tmp_path):
     """Long names, directories between, and archives after each other."""
     (tmp_path / "a.tar").write_bytes(SORTS[name])
-    index_shards(tmp_path / "a.tar", offsets=True, on_repeated_key="ignore")
-    stream = wp.ShardList(tmp_path / "a.tar", empty_check=False).open_shards().load_tar()
+    index_shards(tmp_path / "a.tar", offsets=True, on_repeated_key="ignore", concatenated=True)
+    stream = wp.ShardList(tmp_path / "a.tar", empty_check=False).open_shards().load_tar(concatenated=True)
     data = wp.IndexedShards(tmp_path / "a.tar")
     assert [data[number] for number in range(len(data))] == list(data)
     assert list(data) == list(stream.group_by_key(on_repeated_key="ignore"))
@@ -471,7 +471,8 @@ MEMBERS = st.builds(
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(names=st.lists(MEMBERS, max_size=12), key_split=st.sampled_from(["first-dot", "last-dot"]))
+@given(names=st.lists(MEMBERS, max_size=12), key_split=st.sampled_from(["first-dot", "last-dot", "folder"]))
+@pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
 def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
     path = tmp_path / "a.tar"
     members = ((name, b"%d" % number) for number, name in enumerate(names))

@@ -81,6 +81,24 @@ with raises(wp.ShardError):
     list(samples("cut.tar"))
 
 # %% [markdown]
+# ### A shard has data after its end-of-archive mark, or no such mark
+#
+# **Cause:** several archives were joined (`cat a.tar b.tar`, `tar -A`); or a page of the file was
+# zeroed; or it was cut. **Do:** read joined archives with `load_tar(concatenated=True)`, or make one
+# archive of them with `wds-pipes repair --concatenated`. Fetch any other shard again. With
+# `on_truncated="warn"`, a shard that was cut gives all its samples but the last one, which may be
+# incomplete.
+
+# %%
+with open("joined.tar", "wb") as joined:
+    for url in urls[:2]:
+        with open(url, "rb") as part:
+            joined.write(part.read())
+with raises(wp.ShardError):
+    list(samples("joined.tar"))
+print(len(list(wp.ShardList("joined.tar").open_shards().load_tar(concatenated=True).group_by_key())))
+
+# %% [markdown]
 # ### A sample has no such field; an epoch is empty
 #
 # **Cause:** the field has another name. **Do:** look at a sample: `next(iter(samples))`. For a
@@ -124,6 +142,20 @@ write("dots.tar", "photo.1.txt", "photo.2.txt")
 dots = next(iter(samples("dots.tar")))
 print(dots)
 assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(key_split="last-dot"))) == 2
+
+# %% [markdown]
+# ### No file of a shard makes a sample
+#
+# **Cause:** the names have no dot, or are hidden. **Do:** name the files `KEY.FIELD`. If each sample
+# is a directory, as of a robot's run or a zarr tree, use `group_by_key(key_split="folder")`: the path
+# below the directory is the field.
+
+# %%
+write("runs.tar", "run1/.zattrs", "run1/camera/0", "run2/.zattrs", "run2/camera/0")
+with raises(wp.SampleError):
+    list(samples("runs.tar"))
+for run in wp.ShardList("runs.tar").open_shards().load_tar().group_by_key(key_split="folder"):
+    print(run)
 
 # %% [markdown]
 # ### A field cannot be decoded; pickles are refused

@@ -134,7 +134,7 @@ def change(data: bytearray, rng: random.Random) -> None:
     elif sort == 4:
         del data[place : place + rng.choice([1, 511, 512, 1024])]
     elif sort == 5:
-        data += bytes(-len(data) % 10240) + tar([("appended.txt", b"x")])
+        data += bytes(rng.choice([0, 512, -len(data) % 10240])) + tar([("appended.txt", b"x")])
     elif sort == 6:
         start = data.find(b"=", place)
         if start > 0:
@@ -161,7 +161,7 @@ def make(rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def read(data: bytes, *, skip: bool) -> tuple[list[tuple[str, bytes]], bool]:
+def read(data: bytes, *, skip: bool, joined: bool = False) -> tuple[list[tuple[str, bytes]], bool]:
     """The members, and whether anything was reported."""
     stream, errors, found = Watched(data), [], []
     with warnings.catch_warnings(record=True) as caught:
@@ -171,7 +171,7 @@ def read(data: bytes, *, skip: bool) -> tuple[list[tuple[str, bytes]], bool]:
                 stream,
                 max_member_bytes=MOST,
                 on_error=errors.append if skip else None,
-                doubts=True,
+                concatenated=joined,
                 on_link=pass_link,
                 named=False,
             ):
@@ -238,6 +238,9 @@ def main() -> None:
         try:
             found, reported = read(data, skip=False)
             read(data, skip=True)
+            joined, _ = read(data, skip=rng.randrange(2) == 0, joined=True)
+            if not reported and joined != found:
+                raise RuntimeError("other members with concatenated=True")
             sorts["reported"] += reported
             if not reported and (expected := oracle(data)) is not None:
                 sorts["compared"] += 1

@@ -755,7 +755,7 @@ FEW = [*sections("xy", "jpg", "txt"), *sections([f"u{number}" for number in rang
 IN_PIECES = {  # a shard, how many samples are written, with how many fields, and some keys that are lost
     "three": (damaged(sections("abcdef", "jpg", "txt", "json"), 14), 3, 4, {"b", "c", "d"}),
     "all others are next to it": (damaged(sections("abc", "jpg", "txt"), 4), 0, 0, set("abc")),
-    "a zeroed page": (zeroed(), 38, 3, {"08", "09"}),
+    "a zeroed page": (zeroed(), 36, 3, {"07", "08", "09", "10"}),
     "most samples have one field": (damaged([*FEW, ("z.jpg", b"")], len(FEW) - 1), 31, 2, {"w"}),
 }
 
@@ -802,27 +802,27 @@ def test_files_that_no_sample_can_have_are_listed(tmp_path):
     assert run("verify", tmp_path / "out").stdout.endswith("nothing is wrong\n")
 
 
-@pytest.mark.parametrize("zeros", [0, 512, 5120])
-def test_a_shard_that_may_be_cut_at_its_end(zeros, tmp_path):
-    """Its samples are written, and the list says where others may be missing."""
+@pytest.mark.parametrize("zeros", [0, 512])
+def test_the_last_sample_of_a_shard_that_is_cut_is_lost(zeros, tmp_path):
+    """It may be half; the list says so, and where others may be missing."""
     whole = tar(good(4), end=False)
     path = put(tmp_path / "a.tar", whole + bytes(zeros))
-    [finding] = json.loads(run("verify", path, "--json", code=(0, 1)).stdout)["findings"] or [None]
+    [finding] = json.loads(run("verify", path, "--json", code=1).stdout)["findings"]
     told = run("repair", path, tmp_path / "out").stdout
-    assert len(read(tmp_path / "out")) == 4
-    why = finding and {"shard": path, "start": len(whole), "end": None, "key": None, "why": finding["text"]}
-    assert lost_of(tmp_path / "out") == ([why] if why else [])
-    assert told.endswith("1 shard may have been cut at the end, see lost.jsonl\n" if why else "nothing is lost\n")
+    assert len(read(tmp_path / "out")) == 3
+    sample, place = lost_of(tmp_path / "out")
+    assert (sample["start"], sample["end"], sample["key"]) == (6144, 8192, "0003")
+    assert place == {"shard": path, "start": len(whole), "end": None, "key": None, "why": finding["text"]}
+    assert "lost: 1 sample, 1 damaged place; in 1 shard, see lost.jsonl" in told
 
 
-def test_half_a_sample_before_a_cut_is_lost(tmp_path):
-    path = put(tmp_path / "a.tar", tar(good(4)[:-1], end=False))
-    told = run("repair", path, tmp_path / "out").stdout
-    assert "lost: 1 sample; in 1 shard, see lost.jsonl; 1 shard may have been cut at the end" in told
-    assert [(one["start"], one["end"], one["key"]) for one in lost_of(tmp_path / "out")] == [
-        (6144, 7168, "0003"),
-        (7168, None, None),
-    ]
+def test_joined_archives_become_one(tmp_path):
+    path = put(tmp_path / "a.tar", tar(good(2)) + tar(good(4)[4:]))
+    [finding] = json.loads(run("verify", path, "--json", code=1).stdout)["findings"]
+    assert "If archives were joined, pass --concatenated to wds-pipes repair" in finding["text"]
+    assert run("repair", path, tmp_path / "out", "--concatenated").stdout.endswith("nothing is lost\n")
+    assert read(tmp_path / "out") == samples_of(good(4))
+    assert run("verify", tmp_path / "out").stdout.endswith("nothing is wrong\n")
 
 
 def test_undecodable_samples_are_dropped_with_an_option(tmp_path):

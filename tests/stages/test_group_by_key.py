@@ -13,6 +13,7 @@ import fsspec
 import pytest
 import zstandard
 from tars import END, Renewed, by_webdataset, group, header, load, padded, pairs, put, samples, tar
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import SampleError, ShardWarning
@@ -270,12 +271,10 @@ def test_what_is_no_member_is_told():
 
 @pytest.mark.parametrize("index", [True, False])
 def test_a_shard_that_begins_with_a_directory(index, tmp_path):
-    """A resume at its first sample checks it as a whole run does: its number of samples, and the
-    samples next to another archive.
-    """
+    """A resume at its first sample checks its number of samples, as a whole run does."""
     folder = tarfile.TarInfo("a")
     folder.type = tarfile.DIRTYPE
-    urls = [put(tmp_path / f"{n}.tar", tar([folder, *pairs(1)]) + tar(pairs(3)[2:])) for n in range(2)]
+    urls = [put(tmp_path / f"{n}.tar", tar([folder, *pairs(3)])) for n in range(2)]
     index_shards(urls, offsets=True)
 
     def make(count=3):
@@ -291,3 +290,89 @@ def test_a_shard_that_begins_with_a_directory(index, tmp_path):
             again.load_state_dict(pipe.state_dict())
             with pytest.raises(wp.ShardError, match="samples_per_shard"):
                 list(again)
+
+
+NAMELESS = tar([("0001", b"1"), ("0002", b"2")])
+
+
+def test_a_shard_of_which_no_file_makes_a_sample_is_warned_of(tmp_path):
+    """Once, with the first name and the reason."""
+    urls = [put(tmp_path / f"{n}.tar", data) for n, data in enumerate((tar(pairs(2)), NAMELESS, NAMELESS, tar([])))]
+    with pytest.warns(ShardWarning, match="'0001' is the first of 2 files, of which none makes a sample") as caught:
+        assert len(samples(urls)) == 2
+    assert len(caught) == 1
+    assert urls[1] in str(caught[0].message)
+    assert "files of samples are named KEY.FIELD, such as 0001.jpg" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("num_workers", [None, 0, 1])
+@pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
+def test_an_epoch_of_such_shards_is_an_error(tmp_path, num_workers):
+    """Not of empty ones, if these are allowed."""
+    urls = [put(tmp_path / f"{n}.tar", data) for n, data in enumerate((NAMELESS, NAMELESS, tar([])))]
+    pipe = wp.ShardList(urls, empty_check=False).open_shards().load_tar().group_by_key()
+    if num_workers is not None:
+        pipe = wp.PipeLoader(pipe, batch_size=1, num_workers=num_workers)
+    with pytest.raises(SampleError, match="this epoch gave nothing: .*'0001' is the first of 2 files"):
+        list(pipe)
+    assert samples(urls[2:]) == []
+
+
+def test_directories_as_samples(tmp_path):
+    """The path below the directory is the field; hidden files of zarr are fields too."""
+    names = ["run1/.zgroup", "run1/cam/0.JPG", "run1/cam/1.jpg", "./run2/0.0", "run2/._x", "notes.txt", "__meta__/a"]
+    path = put(tmp_path / "x.tar", tar((name, b"1") for name in names))
+    first, second = samples([path], key_split="folder")
+    assert list(first) == ["__key__", "__url__", ".zgroup", "cam/0.jpg", "cam/1.jpg"]
+    assert (first["__key__"], second["__key__"], list(second)[2:]) == ("run1", "run2", ["0.0"])
+    check_resume(lambda: Stream(group([path], key_split="folder")))
+    assert [list(sample)[2:] for sample in samples([path], key_split="folder", fields=["cam/1.jpg"])] == [["cam/1.jpg"]]
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_lost_sample_at_the_end_of_a_requested_range(tmp_path, on_error):
+    """It is counted where it is requested, and no sample of another range takes its place."""
+    members = [(f"{n}.{field}", b"") for n in range(6) for field in ("a", "a" if n == 2 else "b")]
+    path = put(tmp_path / "x.tar", tar(members))
+    index_free = [wp.ShardRef(path, start=start, stop=stop, of=6) for start, stop in ((0, 3), (3, 6))]
+    found = []
+    for ref in index_free:
+        pipe = IterableWrapper([ref]).open_shards().load_tar().group_by_key(on_error=on_error)
+        if on_error == "raise" and ref.start == 0:
+            with pytest.raises(SampleError, match="twice"):
+                list(pipe)
+        else:
+            found.append((keys(pipe), pipe.counts()["skipped"]))
+    assert found == [(["0", "1"], 1), (["3", "4", "5"], 0)][on_error == "raise" :]
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["counted", "offsets"])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+def test_faulty_samples_of_divided_shards(tmp_path, lanes, index):
+    """Each lane skips and counts its own; each other sample comes once, and each cut resumes."""
+    faulty = {(0, 0), (0, 3), (0, 4), (1, 5), (2, 2), (2, 6)}
+    urls, good = [], []
+    for shard in range(3):
+        names = []
+        for number in range(7):
+            key = f"{shard}{number}"
+            bad = (shard, number) in faulty
+            names += [f"{key}.a", f"{key}.__x__" if bad and number % 2 else f"{key}.a" if bad else f"{key}.b"]
+            good += [] if bad else [key]
+        urls.append(put(tmp_path / f"{shard}.tar", tar((name, b"") for name in names)))
+        if index:  # offsets of samples that are whole, at the same places
+            (tmp_path / "whole").mkdir(exist_ok=True)
+            whole = put(tmp_path / "whole" / f"{shard}.tar", tar((f"{n // 2}.{n % 2}", b"") for n in range(14)))
+            index_shards(whole, offsets=True)
+            os.rename(f"{whole}.idx", tmp_path / f"{shard}.tar.idx")
+            os.rename(f"{whole}.keys", tmp_path / f"{shard}.tar.keys")
+
+    def make():
+        known = {"index": True} if index else {"samples_per_shard": 7}
+        pipe = wp.ShardList(urls, **known).open_shards().load_tar().group_by_key(on_error="skip")
+        return wp.PipeLoader(pipe.batch_samples(1, collate="list"), lanes=lanes, num_workers=0)
+
+    loader = make()
+    assert sorted(sample["__key__"] for batch in loader for sample in batch) == good
+    assert (loader.counts()["delivered"], loader.counts()["skipped"]) == (15, 6)
+    check_resume(make)

@@ -443,10 +443,8 @@ def test_errors_are_raised_again_after_they_were_skipped(kind, tmp_path):
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 5])
-def test_doubtful_places(lanes, tmp_path):
-    """Archives one after another, without an end mark, with samples of varied fields: a part is
-    judged by all samples before it in the shard, as it is without an index.
-    """
+def test_joined_archives(lanes, tmp_path):
+    """With samples of varied fields: the same as without an index."""
 
     def archive(letter, count):  # the first and last samples have all fields
         fields = ("cls", "txt", "json")
@@ -458,22 +456,14 @@ def test_doubtful_places(lanes, tmp_path):
             ]
         )
 
-    whole = archive("a", 9) + archive("b", 8) + archive("c", 7)
-    url = put(tmp_path / "x.tar", whole[: len(whole.rstrip(b"\0")) + 511 & -512])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        index_shards(url, offsets=True)
+    url = put(tmp_path / "x.tar", archive("a", 9) + archive("b", 8) + archive("c", 7))
+    index_shards(url, offsets=True, concatenated=True)
 
-        def run(**more):
-            return wp.PipeLoader(shuffled(url, 4, **more).batch_samples(2), lanes=lanes)
+    def run(**more):
+        pipe = shuffled(url, 4, load={"concatenated": True}, **more)
+        return wp.PipeLoader(pipe.batch_samples(2, collate="list"), lanes=lanes)
 
-        try:
-            expected = list(run(index=None, samples_per_shard=24))
-        except wp.WdsError as error:
-            with pytest.raises(type(error)):
-                list(run())
-        else:
-            assert same(check_resume(run)[0], expected)
+    assert same(check_resume(run)[0], list(run(index=None, samples_per_shard=24)))
 
 
 def whole_of(lanes, make):

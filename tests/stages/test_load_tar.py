@@ -55,7 +55,7 @@ def test_resume_is_exact(tmp_path, kind):
         put(tmp_path / f"{number}.tar", COMPRESS[kind](data))
         for number, data in enumerate((MIXED, tar([]), tar(pairs(2)), MIXED[:-1024] + END))
     ]
-    epoch, _ = check_resume(lambda: Stream(load(urls)))
+    epoch, _ = check_resume(lambda: Stream(load(urls, concatenated=True)))
     assert len(epoch) == 28
     assert {member.url for member in epoch} == {urls[0], urls[2], urls[3]}
 
@@ -66,7 +66,7 @@ def test_resume_is_exact_where_the_last_padding_is_missing(tmp_path, cut):
     data = tar([("a.a", b"1" * 700), ("b.a", b"2")], end=False)
     urls = [put(tmp_path / "0.tar", data[: -cut if cut < 512 else None]), put(tmp_path / "1.tar", tar(pairs(1)))]
     epoch, _ = check_resume(lambda: Stream(load(urls, on_truncated="ignore")))
-    assert len(epoch) == 4
+    assert [bool(member.name) for member in epoch] == [True, *[True] * (cut == 512), False, True, True]
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
@@ -220,8 +220,8 @@ def test_a_shard_that_was_compressed_since_is_refused(tmp_path):
 def test_each_shard_without_an_end_warns_once(tmp_path):
     urls = [put(tmp_path / f"{number}.tar", tar(pairs(2), end=False)) for number in range(3)]
     with pytest.warns(ShardWarning, match="no end-of-archive mark") as caught:
-        list(Stream(load(urls)))
-    assert [str(warning.message).split()[1] for warning in caught] == urls
+        list(Stream(load(urls, on_truncated="warn")))
+    assert [str(warning.message).split(",")[0].split()[1] for warning in caught] == urls
 
 
 def test_a_file_that_is_no_shard_is_named():

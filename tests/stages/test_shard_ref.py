@@ -112,12 +112,14 @@ def test_the_lists_of_others_may_have_strings_paths_and_references(tmp_path, kin
     assert [sample["__url__"] for sample in got] == [url for url in urls for _ in range(2)]
 
 
-def test_members_and_samples_have_plain_urls(tmp_path):
+def test_members_know_their_shard_and_samples_have_plain_urls(tmp_path):
     urls = make_shards(tmp_path, shards=1, samples=2)
     opened = wp.ShardList(urls, samples_per_shard=2).open_shards()
     [shard] = list(opened)
     assert (type(shard.url), shard.url, shard.ref) == (str, urls[0], ShardRef(urls[0], start=0, stop=2, of=2))
-    assert {(type(member.url), member.url) for member in opened.load_tar()} == {(str, urls[0])}
+    assert {member.url for member in opened.load_tar()} == {urls[0]}
+    assert {member.url.ref for member in opened.load_tar()} == {shard.ref}
+    assert {type(member.url) for member in wp.ShardList(urls).open_shards().load_tar()} == {str}
     assert {(type(sample["__url__"]), sample["__url__"]) for sample in opened.load_tar().group_by_key()} == {
         (str, urls[0])
     }
@@ -148,7 +150,7 @@ def renamed(member):
 
 
 def test_members_find_their_shard_when_a_step_has_read_further(tmp_path):
-    """Also two ranges of one shard, one after another: only the str object tells them apart."""
+    """Also two ranges of one shard, one after another."""
     url = make_shards(tmp_path, shards=1, samples=7)[0]
     shards = IterableWrapper([ShardRef(url, start=start, stop=stop, of=7) for start, stop in ((0, 2), (3, 5), (5, 7))])
     direct = keys(samples(shards))

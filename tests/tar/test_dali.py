@@ -86,6 +86,7 @@ def test_the_bytes_are_those_of_dali(kind, tmp_path):
         (header(b"a.txt", 2, kind=b"7") + padded(b"ab"), "is sparse or contiguous"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
 def test_what_has_no_place_in_it(member, message, tmp_path):
     path = put(tmp_path / "x.tar", member + bytes(1024) if isinstance(member, bytes) else tar([member]))
     with pytest.raises(wp.ShardError, match=message):

@@ -11,7 +11,7 @@ from tars import FOLDER, KINDS, SORTS, Reads, by_reader, by_tarfile, pairs, tar
 
 from wds_pipes import ShardWarning
 from wds_pipes.tar import TarMember, TarReader
-from wds_pipes.tar.reader import _SIZES, _SUMS
+from wds_pipes.tar.headers import SIZES, SUMS
 
 
 def test_a_member():
@@ -30,7 +30,7 @@ def test_a_member():
 def test_the_walk_can_be_taken_up_at_the_offset_behind_every_member(name):
     """A new reader that starts there gives the rest, also behind folders, long names and ends."""
     data = SORTS[name]
-    reader = TarReader(io.BytesIO(data))
+    reader = TarReader(io.BytesIO(data), concatenated=True)
     members, offsets = [], [0]
     for member in reader:
         members.append(member)
@@ -38,11 +38,11 @@ def test_the_walk_can_be_taken_up_at_the_offset_behind_every_member(name):
     for number, offset in enumerate(offsets):
         stream = io.BytesIO(data)
         stream.seek(offset)
-        assert list(TarReader(stream, offset=offset)) == members[number:]
+        assert list(TarReader(stream, offset=offset, concatenated=True)) == members[number:]
     for number, member in enumerate(members):
         stream = io.BytesIO(data)
         stream.seek(member.offset)
-        assert list(TarReader(stream, offset=member.offset)) == members[number:]
+        assert list(TarReader(stream, offset=member.offset, concatenated=True)) == members[number:]
 
 
 @pytest.mark.parametrize("size", [10, 513, 70_000, 3_000_000])
@@ -88,9 +88,9 @@ def test_any_names_and_bytes_are_read_as_tarfile_reads_them(members, format):
 def test_the_caches_of_sizes_and_checksums_do_not_grow_without_bound():
     """20 000 different ones."""
     for number in range(20_000):
-        _ = _SIZES[b"%011o" % number], _SUMS[b"%06o\0 " % number]
-    assert len(_SIZES) <= 8193
-    assert len(_SUMS) <= 8193
+        _ = SIZES[b"%011o" % number], SUMS[b"%06o\0 " % number]
+    assert len(SIZES) <= 8193
+    assert len(SUMS) <= 8193
     assert by_reader(tar(pairs(3))) == pairs(3)
 
 

@@ -58,6 +58,7 @@ from wds_pipes.io.urls import redact
     show_default=True,
     help="When the key of a sample comes again later in its shard: stop, print a warning, or go on.",
 )
+@click.option("--concatenated", is_flag=True, help="Shards may be several archives, one after another (cat, tar -A).")
 @storage_options
 def index(
     *,
@@ -74,6 +75,7 @@ def index(
     progress: bool,
     key_split: str,
     on_repeated_key: str,
+    concatenated: bool,
     storage_options: dict[str, Any],
 ) -> None:
     """Write an index of shards: the samples, bytes and MD5 of each, or where each sample begins.
@@ -94,6 +96,7 @@ def index(
                 output,
                 key_split=key_split,
                 on_repeated_key=on_repeated_key,
+                concatenated=concatenated,
                 jobs=jobs,
                 storage_options=storage_options or None,
                 force=force,

@@ -42,6 +42,7 @@ class Lack(NamedTuple):
         left_out: other fields that were seen; only some of them if there are many.
         skipped: the message of the first error that was skipped; empty: none was.
         found: False: all shards were read, and have no sample, which is not allowed; None: unknown.
+        outside: why the files of a shard make no sample; empty: no shard has only such files.
     """
 
     samples: int = 0
@@ -50,6 +51,7 @@ class Lack(NamedTuple):
     left_out: frozenset[str] = frozenset()
     skipped: str = ""
     found: bool | None = None
+    outside: str = ""
 
     @classmethod
     def of_all(cls, lacks: Iterable[Lack]) -> Lack:
@@ -63,6 +65,7 @@ class Lack(NamedTuple):
                 both.left_out | lack.left_out,
                 both.skipped or lack.skipped,
                 lack.found if both.found is None else both.found or bool(lack.found),
+                both.outside or lack.outside,
             )
         return both
 
@@ -158,11 +161,12 @@ def error_of_nothing(counts: dict[str, int], lack: Lack) -> SampleError | None:
     if lack.explains(counts):
         return lack.error()
     if lack.found is False and not any(counts.values()):
-        return NothingKeptError(
-            "this epoch gave nothing: no shard of the list has a sample. Correct the list, or allow it with "
-            "ShardList(empty_check=False).",
-            samples=0,
+        why = (
+            "no shard of the list has a sample. Correct the list, or allow it with ShardList(empty_check=False)"
+            if not lack.outside
+            else lack.outside
         )
+        return NothingKeptError(f"this epoch gave nothing: {why}.", samples=0)
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)
     if lost and not counts["delivered"]:
         logger.warning(

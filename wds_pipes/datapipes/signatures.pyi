@@ -109,6 +109,7 @@ class Methods(Generic[T_co]):
         on_truncated: str = "raise",
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        concatenated: bool = False,
     ) -> WdsPipe[TarMember]:
         """Read the regular files in the tars of open shards."""
 

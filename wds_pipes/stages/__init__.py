@@ -11,7 +11,7 @@ The other modules:
 
 - ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields;
   ``shard``: what OpenShards yields.
-- ``sample_fields``, ``sample_errors``, ``numbered_samples``: parts of GroupByKey.
+- ``sample_errors``, ``numbered_samples``: parts of GroupByKey.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
   ``threaded``: functions in threads; ``draws``: random numbers for single samples.
 - ``proportions``: the order of draws of Mix, and weights.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
@@ -14,17 +12,36 @@ from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.errors import ShardError, ShardWarning, StateError
+from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
+from wds_pipes.stages.sample_errors import check_enough
 from wds_pipes.stages.shard import Shard
+from wds_pipes.stages.shard_ref import ShardRef, ShardUrl
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.members import EMPTY, GAP, Link, TarMember
-from wds_pipes.tar.members import END as SHARD_END
+from wds_pipes.tar.members import TarMember
 from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
+
+
+class OpenTar(NamedTuple):
+    """A tar that ``LoadTar.tars`` has opened.
+
+    Attributes:
+        ref: the shard.
+        reader: yields its members, as plain tuples; None: it is the shard of the state that was
+            loaded, and was skipped since it cannot be opened.
+        resumed: whether reading begins at the member of a state.
+        part: the byte where the requested part of the shard begins, if what is before it is not
+            read; otherwise 0.
+    """
+
+    ref: ShardRef
+    reader: TarReader | None
+    resumed: bool = False
+    part: int = 0
 
 
 class LoadTar(Tolerant[TarMember]):
@@ -33,32 +50,31 @@ class LoadTar(Tolerant[TarMember]):
     Yields a ``TarMember(url, name, data, offset)`` for each file, with ``data`` as bytes. Reads
     ustar, v7, GNU and pax archives. Shards compressed as a whole (gz, bz2, xz, zst) are recognized
     by content. The checksum of every header is checked, and a truncated shard never passes for a
-    whole one. Further archives may follow in a shard, each at a multiple of 10 240 bytes. The
-    extended headers of a member (its name and attributes) may take at most 1 MiB. For
-    ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real size.
-    Links have no data: they are skipped, and the first one of a shard is a ShardWarning.
+    whole one. The extended headers of a member (its name and attributes) may take at most 1 MiB.
+    For ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real
+    size. Links have no data: they are skipped, and the first one of a shard is a ShardWarning.
+
+    A shard ends with two blocks of zeros, its end-of-archive mark, and then at most 10 240 bytes of
+    zeros more. Without the mark it is cut. Data after the mark, or more zeros, is damage, unless
+    ``concatenated``.
 
     Args:
         source: a pipe of open shards: ``open_shards()``.
         max_member_bytes: refuse a larger member before memory is allocated for it.
-        on_truncated: what to do with a shard that is cut inside a header or a member: ``"raise"``,
-            ``"warn"`` (ShardWarning) or ``"ignore"``. The cut member is not yielded, and
-            ``group_by_key`` drops its sample. A shard that only lacks its end-of-archive mark is a
-            ShardWarning here, and ``group_by_key`` yields its last sample only if it is like the
-            samples before it. An archive usually ends with two blocks of zeros, or with zeros up to
-            the next multiple of 10 240 bytes. Any other number of zeros at the end of a shard is a
-            ShardWarning, since they may hide samples. More than 10 240 bytes of zeros after the
-            usual end count as a cut, since the file may have been preallocated and never filled;
-            this does not hold for zeros that fill one record of a power of two up to 1 MiB
-            (``tar -b 2048``).
+        on_truncated: what to do with a shard that is cut inside a header or a member, or before its
+            end-of-archive mark: ``"raise"``, ``"warn"`` (ShardWarning) or ``"ignore"``. The cut
+            member is not yielded, and ``group_by_key`` drops the last sample, which may be
+            incomplete.
         on_error: what to do at a damaged place: ``"raise"``, or ``"skip"`` to count it, search for
             the next valid header and continue there. A place where members were lost is yielded as
             a member with an empty name, so that ``group_by_key`` drops the samples next to it,
-            which may be incomplete. Unless the next header is where the size in a damaged one leads
-            to, it may lie inside another member, such as a tar in the tar. ``group_by_key`` then
-            drops every further sample of the shard that has a field which no sample before the
-            damage had.
+            which may be incomplete. If the header of a member that is itself a tar is damaged, its
+            members follow.
         max_errors: with ``"skip"``, how many damaged places an epoch may have; None: no limit.
+        concatenated: shards may be several archives, one after another, with any number of zeros
+            between them and at the end: joined by ``cat`` or ``tar -A``, or ``.tar.gz`` parts.
+            Then zeros in the middle of a shard are taken for the end of an archive. If they are
+            damage, a sample may lack members.
 
     Raises:
         ShardError: during iteration, with ``.url`` and ``.offset``: the shard is not a tar, a
@@ -106,33 +122,47 @@ class LoadTar(Tolerant[TarMember]):
         on_truncated: str = "raise",
         on_error: OnError = "raise",
         max_errors: int | None = None,
+        concatenated: bool = False,
     ) -> None:
         super().__init__(source, on_error, max_errors)
         self.max_member_bytes = check_count("max_member_bytes", max_member_bytes)
         self.on_truncated = check_choice("on_truncated", on_truncated, "raise", "warn", "ignore")
-        # this and `named` are set by a group_by_key that reads from this stage
-        self.want: Callable[[str], bool] | None = None
-        self.named = True
-        self.doubts = False  # set by a group_by_key anywhere after this stage
-        self.on_link: Callable[[Link], None] | None = None  # as in TarReader; set by a subclass
-        self.leave = False  # set by group_by_key when it has all requested samples of a shard
+        self.concatenated = bool(concatenated)
         self._reader: TarReader | None = None
         self._shard: Shard | None = None  # while running, the shard that is being read
         self._before: Mark | None = None  # while running, the position of the source to resume at
         self.bytes_read = 0  # while running, of the shards that were read to their end
         self._began = 0  # while running, the byte of the shard where reading started
-        self._damage_at = -1  # while running, where the last damage of this shard begins
         # while running, where the part of this shard begins, if what is before it is not read
         self._part = 0
 
     def run(self) -> Iterator[TarMember]:
+        for tar in self.tars():
+            if tar.reader is None:  # a position of group_by_key is not one in the next shard
+                yield TarMember(ShardUrl.of(tar.ref), "", None, MAX_SIZE)
+                continue
+            members = iter(tar.reader)
+            first = next(members, None)
+            if first is not None:
+                yield first
+                yield from members
+            elif not tar.resumed:
+                check_enough(tar.ref, 0)
+
+    def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
+        """Yield the tars of a running stage, each with a reader of its members after the position.
+        The position moves with the reader.
+
+        ``run`` reads these, or, in place of the items of this stage, a ``group_by_key`` right after
+        it, which saves the position of a member by ``mark_at``.
+
+        Args:
+            want: as in ``TarReader``.
+            named: as in ``TarReader``; False: the URLs of members are plain.
+        """
         at, source = self.at, self.source
-        assert source is not None
-        skipped: Shard | None = None  # the shard of a state, if it cannot be opened
         while True:
             self._before = source.mark()
-            if skipped is not None:  # the position of group_by_key is not one in the next shard
-                yield TarMember(skipped.url, "", GAP, MAX_SIZE)
             shard = next(source.items, END)
             if shard is END:
                 self._before = None
@@ -142,65 +172,52 @@ class LoadTar(Tolerant[TarMember]):
                     f"load_tar() takes open shards, and its source gave {hide(repr(shard)):.200}: "
                     "put .open_shards() before it"
                 )
+            resumed = at.offset > 0
+            self._part = 0 if resumed else shard.ref.begin or 0
             try:
-                resumed = at.offset > 0
-                skipped = shard if resumed and self.doubts else None
-                self._part = 0 if resumed else shard.ref.begin or 0
-                try:
-                    stream, at.compression = self._open(shard)
-                except ShardError as error:
-                    shard.refuse(error)
-                    at.offset, at.compression = 0, ""
-                    continue
-                self._began, self._shard, skipped = at.offset or self._part, shard, None
-                self._reader = TarReader(
-                    stream,
-                    url=shard.url,
-                    offset=self._began,
-                    want=self.want,
-                    max_member_bytes=self.max_member_bytes,
-                    on_truncated=self.on_truncated,
-                    on_error=self._damaged,
-                    doubts=self.doubts,
-                    on_link=self.on_link,
-                    named=self.named,
-                )
-                members = iter(self._reader)
-                if resumed and not self.named:  # group_by_key saves where a member begins
-                    first = next(members, None)
-                    if first is None or (not first[1] and first[2] == SHARD_END):
-                        raise self._no_member("it ends there")
-                    members = chain([first], members)
-                if shard.ref.of is not None:
-                    empty = not resumed
-                    for member in members:
-                        empty = False
-                        yield member
-                        if self.leave:
-                            break
-                    if empty and self.doubts:  # group_by_key knows how many samples there should be
-                        yield TarMember(shard.url, "", EMPTY, 0)
-                else:
-                    yield from members
-            except ModuleNotFoundError as error:
-                # a missing package is not the fault of the shard, so this is never skipped
-                raise ShardError(f"shard {redact(shard.url)} cannot be read: {error}", url=redact(shard.url)) from error
-            except ShardError:
-                raise
-            except unreadable() as error:
-                url = redact(shard.url)
-                broken = ShardError(
-                    f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.",
-                    url=url,
-                    offset=at.offset,
-                )
-                shard.doubt(broken)
-                self.skip(broken)
+                stream = self._begin(shard)
+                if stream is not None:
+                    self._began, self._shard = at.offset or self._part, shard
+                    self._reader = TarReader(
+                        stream,
+                        url=ShardUrl.of(shard.ref) if named else shard.url,
+                        offset=self._began,
+                        want=want,
+                        max_member_bytes=self.max_member_bytes,
+                        on_truncated=self.on_truncated,
+                        on_error=self._damaged,
+                        concatenated=self.concatenated,
+                        named=named,
+                    )
+                    yield OpenTar(shard.ref, self._reader, resumed, self._part)
             finally:
                 shard.close()
             self.bytes_read = self.bytes_so_far
-            self._reader, self._shard, self._damage_at, at.offset, at.compression = None, None, -1, 0, ""
-            self.leave = False
+            self._reader, self._shard, at.offset, at.compression = None, None, 0, ""
+            if resumed and stream is None:
+                self._before = source.mark()
+                yield OpenTar(shard.ref, None, resumed=True)
+
+    def _begin(self, shard: Shard) -> BinaryIO | None:
+        """Return the tar in a shard, at the position; None: it cannot be opened, and is skipped."""
+        url = redact(shard.url)
+        try:
+            stream, self.at.compression = self._open(shard)
+            return stream
+        except ShardError as error:
+            shard.refuse(error)
+        except ModuleNotFoundError as error:
+            # a missing package is not the fault of the shard, so this is never skipped
+            raise ShardError(f"shard {url} cannot be read: {error}", url=url) from error
+        except unreadable() as error:
+            broken = ShardError(
+                f"shard {url} cannot be read ({type(error).__name__}: {error}). Write or fetch it again.",
+                url=url,
+                offset=self.at.offset,
+            )
+            shard.doubt(broken)
+            self.skip(broken)
+        return None
 
     def _open(self, shard: Shard) -> tuple[BinaryIO, str]:
         """Return the tar in a shard as a stream at the position or the beginning of its part, and
@@ -234,31 +251,20 @@ class LoadTar(Tolerant[TarMember]):
         if not skips and offset == self._began > 0 and error.__cause__ is None:
             # If the shard were unchanged, this header would have been valid when the state was
             # saved.
-            raise self._no_member(str(error))
+            raise self.no_member(str(error))
         if not skips:
             raise error
         self.count_skip(error)
-        self._damage_at = self._reader.offset  # type: ignore[union-attr]
 
-    def _no_member(self, why: str) -> StateError:
+    def no_member(self, why: str) -> StateError:
         """Return the error for a state at a byte of this shard where no member starts."""
         return StateError(
             f"the state stands at byte {self._began} of shard {redact(self._shard.url)}, and no member starts "  # type: ignore[union-attr]
             f"there: the shard was changed or damaged since, or the state or the index of offsets is damaged. ({why})"
         )
 
-    def refuse(self, error: ShardError, *, cut: bool) -> None:
-        """Raise, warn of or count the doubtful sample that ``group_by_key`` found; ``cut``: at the
-        end of a shard.
-        """
-        if cut and self.on_truncated == "warn":
-            warnings.warn(str(error), ShardWarning, stacklevel=2)
-        elif not cut or self.on_truncated == "raise":
-            self.skip(error)
-
     def mark(self) -> Mark:
         at, reader = self.at, self._reader
-        assert self.source is not None
         if reader is not None and reader.ended:
             return (0, "", at.damaged), self.source.mark()
         return (
@@ -268,10 +274,8 @@ class LoadTar(Tolerant[TarMember]):
         ), self._before or self.source.mark()
 
     def mark_at(self, offset: int) -> Mark:
-        """Return the position before the member at ``offset``, which was yielded last. If it is a
-        gap, a resume meets its damage again.
-        """
+        """Return the position before the member at ``offset``, which was read last."""
         at = self.at
         if self._part and offset == self._part:  # the beginning of this part, as it is also read without an index
             return (0, "", at.damaged), self._before
-        return (offset, at.compression, at.damaged if offset != self._damage_at else at.damaged - 1), self._before
+        return (offset, at.compression, at.damaged), self._before

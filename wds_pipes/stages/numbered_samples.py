@@ -23,7 +23,6 @@ from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
-from wds_pipes.stages.sample_fields import SeenFields
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.tar.index import Versions
 from wds_pipes.tar.keys import KeySplit
@@ -85,9 +84,9 @@ def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> Shar
     """Return the shard ranges after the position whose stages have these values, from the last
     stage; None if it is not that of a sample.
     """
-    (_, _, number, seen), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
+    (_, _, number, uncounted), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
     ranges = ShardRanges.of(steps.listed.order(lane)[passed:])
-    if compression or SeenFields.parse(seen).lost:
+    if compression or (uncounted and number):
         return None
     if offset:
         if not ranges or (places := steps.offsets.of(ranges[0][0])) is None:
@@ -131,10 +130,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
             passed = own, passed
         first = number == self._starts[place]
         if first and (place or self._own[1][0] == 0):  # the beginning of a range
-            return (skipped, filtered, 0, ""), ((0, "", damaged), passed)
+            return (skipped, filtered, 0, 0), ((0, "", damaged), passed)
         start = self._check_start(place, of_shard)
-        seen = str(SeenFields(partial=True))
-        return (skipped, filtered, of_shard, seen), ((start, "", damaged), passed)
+        return (skipped, filtered, of_shard, 0), ((start, "", damaged), passed)
 
     def opened(self, number: int) -> int:
         return int(self._passed) + (self._place(number)[0] + 1 if number < self.count else len(self._ranges))
@@ -216,7 +214,13 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         """Raise the ShardError for a member that is too large."""
         most = self._load.max_member_bytes
         for _ in TarReader(
-            io.BytesIO(data), url=url, offset=start, max_member_bytes=most, on_truncated="ignore", on_link=pass_link
+            io.BytesIO(data),
+            url=url,
+            offset=start,
+            max_member_bytes=most,
+            on_truncated="ignore",
+            concatenated=True,
+            on_link=pass_link,
         ):
             pass
 

@@ -27,13 +27,9 @@ from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.stages.shard_source import allowed_origins
-from wds_pipes.tar.members import TarMember, pass_link
-from wds_pipes.tar.reader import TarReader
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
-
-_MOST_AHEAD = 64  # how many shards the steps between open_shards and group_by_key may have read ahead
 
 
 class OpenShards(Tolerant[Shard]):
@@ -51,9 +47,7 @@ class OpenShards(Tolerant[Shard]):
     Network failures are retried. A request is made again, from the byte reached, if it is refused
     temporarily (408, 425, 429, 5xx), reset, cut short, silent, or answered with the wrong bytes.
     The delay grows from one attempt to the next, and is never shorter than the server requests. An
-    object that changes while it is read is an error: two versions are never mixed. A shard without
-    an end-of-archive mark is also an error, if the server sends neither its length nor the end of
-    the response: the shard may have been cut there.
+    object that changes while it is read is an error: two versions are never mixed.
 
     Args:
         source: a pipe of shards: ``ShardList``, or one of torch's own that yields URLs or paths,
@@ -162,7 +156,6 @@ class OpenShards(Tolerant[Shard]):
         self._ended = False  # while running, whether nothing more will be read through this queue
         # while running, the shards ahead, each with the position of the source after it
         self._next: deque[tuple[Shard, Mark | None]] = deque()
-        self._yielded: deque[tuple[str, ShardRef]] = deque(maxlen=_MOST_AHEAD)  # while running: see ref_of
 
     def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
         running = super().open(lane, mark)
@@ -186,7 +179,6 @@ class OpenShards(Tolerant[Shard]):
                     self._look_ahead(0 if self.cache is not None else self.shards_ahead)
                     if shard.is_open:
                         self._read_ahead()
-                self._yielded.append((shard.url, shard.ref))
                 yield shard
         except GeneratorExit:
             if shard is not None:
@@ -256,27 +248,6 @@ class OpenShards(Tolerant[Shard]):
             "and lost what ShardList knows of the shard: which of its samples to read, its size and its MD5. Samples "
             "could come twice. Let the step return the ShardRef that it takes, or ref.with_url(url) to change the URL."
         )
-
-    def ref_of(self, url: str) -> ShardRef | None:
-        """Return the reference to the shard with members of this ``url``; None if it is not one of
-        those that were yielded last.
-
-        Usually it is the last one. A step after this one may have read further, and a shard may
-        come several times, with different ranges of samples. So the same str object is looked for
-        first, and an equal one only if a step has made it anew.
-        """
-        found = next((ref for text, ref in reversed(self._yielded) if text is url), None)
-        return found or next((ref for text, ref in reversed(self._yielded) if text == url), None)
-
-    def members_of(self, url: str) -> Iterator[TarMember]:
-        """Yield the members of a shard, one of those that were yielded last, from its beginning,
-        without their data.
-        """
-        if (ref := self.ref_of(url)) is not None:
-            with self.opener.open(ref.url) as stream:
-                yield from TarReader(
-                    stream, url=ref.url, want=lambda name: False, on_truncated="ignore", doubts=True, on_link=pass_link
-                )
 
     def _opening(self, ref: ShardRef, start: int, wait: bool) -> BinaryIO:
         md5 = ref.md5 if is_remote(ref.url) or ref.stop in (None, ref.of) else None

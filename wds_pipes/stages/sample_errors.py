@@ -1,4 +1,4 @@
-"""What group_by_key says of the samples of a shard: too many, too few, in pieces, incomplete.
+"""What group_by_key says of the samples of a shard: too many, too few, misspelt fields.
 
 The number of samples is known from ``samples_per_shard`` or an index. It is judged only where
 nothing was lost at damage that the caller chose to skip.
@@ -7,17 +7,16 @@ nothing was lost at damage that the caller chose to skip.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.suggest import nearest
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, ShardWarning
+from wds_pipes.errors import ShardError
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.tar import members
-from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.offsets import stale_offset
 
 
@@ -53,59 +52,21 @@ def check_enough(ref: ShardRef, number: int) -> None:
 
 
 def unknown_shard(url: str) -> TypeError:
-    """Return the error for members whose shard cannot be found, although its number of samples is
+    """Return the error for members that do not know their shard, although its number of samples is
     known.
     """
     return TypeError(
-        f"group_by_key() got members of {redact(url)}, which is not one of the shards that open_shards() yielded "
-        "last, so it is not known which samples of the shard to yield. A step between open_shards() and "
-        "group_by_key() changes the url of members, or mixes several shards: put it after group_by_key(). A step "
-        "that opens shards itself must yield members whose url is the ShardRef."
+        f"group_by_key() got members of {redact(url)} without the ShardRef of their shard, so it is not known which of "
+        "its samples to yield. A step between open_shards() and group_by_key() changes the url of members: let it "
+        "return member._replace(data=...), or put it after group_by_key(). A step that opens shards itself must yield "
+        "members whose url is the ShardRef."
     )
-
-
-def field_twice(sample: dict[str, Any], field: str, name: str, offset: int) -> SampleError:
-    """Return the error for a field that comes again as member ``name``, or that is reserved."""
-    url, key = sample["__url__"], sample["__key__"]
-    if is_metadata(field):
-        return members.reserved_name(url, key, field, name, offset=offset)
-    return members.field_twice(url, key, field, name, offset=offset)
 
 
 def no_member(item: object) -> TypeError:
     """Return the error for an item that is no member of a tar."""
     return TypeError(
         f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it"
-    )
-
-
-def key_again(sample: dict[str, Any], offset: int) -> SampleError:
-    """Return the error for a key that was seen before in this shard."""
-    url, key = redact(sample["__url__"]), sample["__key__"]
-    message = (
-        f"key {key!r} comes again in shard {url} at byte {offset}, apart "
-        "from its other members, so that its sample is in pieces. Join them with: wds-pipes repair SHARD NEW (or "
-        "unpack it, and pack it with tar --sort=name), or pass on_repeated_key='ignore' to take the pieces as samples. "
-        "(A resume from here on does not see what came before.)"
-    )
-    return SampleError(message, url=url, key=key, offset=offset)
-
-
-def report_repeated(sample: dict[str, Any], offset: int, choice: str) -> None:
-    """Raise, warn of or ignore a key that was seen before in this shard."""
-    if choice == "raise":
-        raise key_again(sample, offset)
-    if choice == "warn":
-        warnings.warn(str(key_again(sample, offset)), ShardWarning, stacklevel=3)
-
-
-def last_lacks(sample: dict[str, Any], missing: Sequence[str]) -> str:
-    """Return the warning for the last sample of a shard that lacks fields."""
-    return (
-        f"the last sample of shard {redact(sample['__url__'])}, {sample['__key__']!r}, "
-        f"has no {', '.join(missing)}, unlike all samples before it. If it "
-        "should have it, the end of the shard is damaged (a zeroed page looks like "
-        "its end): fetch the shard again."
     )
 
 
@@ -117,3 +78,20 @@ def check_order(source: Stage[Any]) -> None:
     names = names[: names.index("load_tar")] if "load_tar" in names else []
     if found := next((name for name in names if name in ("shuffle_buffer", "interleave_shards")), None):
         raise TypeError(f"{found}() takes the members of a sample apart: put it after group_by_key()")
+
+
+def tell_misspelt(fields: Collection[str], seen: Collection[str]) -> None:
+    """Warn of each field to keep that no sample had, if a field of nearly the same name was left
+    out.
+
+    Args:
+        fields: the fields to keep.
+        seen: all fields of the samples.
+    """
+    left_out = set(seen).difference(fields)
+    for field in sorted(set(fields).difference(seen)):
+        if (meant := nearest(field, left_out)) is not None:
+            warnings.warn(
+                f"no sample had {field!r} of group_by_key(fields=...). Did you mean {meant!r}, which is left out?",
+                stacklevel=3,
+            )

@@ -28,8 +28,7 @@ class Shard:
         self, ref: ShardRef, opening: Callable[[int, bool], BinaryIO], refuse: Callable[[ShardError], None]
     ) -> None:
         self.ref = ref
-        # A new object for each shard, also if an URL comes twice: see OpenShards.ref_of.
-        self.url = f"{ref.url} "[:-1]
+        self.url = ref.url
         self.refuse = refuse
         self._opening = opening  # takes the first byte (for remote shards), and whether to wait for it
         self._opened: list[BinaryIO] = []

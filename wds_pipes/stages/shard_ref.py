@@ -1,4 +1,4 @@
-"""ShardRef: a shard to read, and what is known of it before it is opened."""
+"""ShardRef: a shard to read, and what is known of it before it is opened; the URL of members."""
 
 from __future__ import annotations
 
@@ -76,3 +76,30 @@ class ShardRef:
         named = [(field.name, getattr(self, field.name), field.default) for field in fields(self)[1:]]
         known = [f"{name}={value!r}" for name, value, default in named if value != default]
         return f"ShardRef({', '.join([repr(redact(self.url)), *known])})"
+
+
+class ShardUrl(str):
+    """The URL of the members of a shard whose number of samples is known: a str that also has the
+    ShardRef, so that ``group_by_key`` knows which samples to yield, whatever is in between.
+    """
+
+    __slots__ = ("ref",)
+    ref: ShardRef
+
+    @classmethod
+    def of(cls, ref: ShardRef) -> str:
+        """Return the URL of the members of a shard: a plain str if its number of samples is
+        unknown.
+        """
+        if ref.stop is None:
+            return ref.url
+        url = cls(ref.url)
+        url.ref = ref
+        return url
+
+
+def same_shard(one: str | ShardRef, other: str | ShardRef) -> bool:
+    """Whether two members with these URLs are of the same range of a shard."""
+    return one is other or (
+        type(one) is type(other) and one == other and getattr(one, "ref", None) == getattr(other, "ref", None)
+    )

@@ -3,7 +3,8 @@
 # The modules:
 # - ``reader``: the members of a stream, ``members``, from its ``source``; ``headers`` and
 #   ``header_block``: parse headers; ``ends``: the end of a tar; ``recovery``: what damage is.
-# - ``keys``: a member's name as key and field; ``samples``: one sample from its bytes.
+# - ``keys``: a member's name as key and field; ``grouping``: members to samples; ``samples``: one
+#   sample from its bytes.
 # - ``index``: an ``index.json``; ``listing``: the shards that indexes list, and what they say of
 #   shards; ``indexing``, ``scanning``: make indexes.
 # - ``offsets``: the indexes beside a shard; ``located``: where the samples of many shards are;

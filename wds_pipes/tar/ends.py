@@ -1,125 +1,71 @@
-"""The end of a tar: whether it is a proper one, or another archive follows (rule 4 of
+"""The end of a tar: whether it is a proper one, or another archive follows (rules 4 and 5 of
 ``tar.reader``).
 """
 
 from __future__ import annotations
 
-import warnings
-
-from wds_pipes.errors import ShardWarning
-from wds_pipes.io.urls import redact
-from wds_pipes.tar.headers import BLOCK, ZEROS, Damage, is_header, no_tar
-from wds_pipes.tar.members import END, MARK
+from wds_pipes.tar.headers import BLOCK, ZEROS, Damage, Extra, is_header, no_tar
 from wds_pipes.tar.source import TarSource
 
-RECORD = 20 * BLOCK  # archives end at a multiple of this
-_LARGE = 1 << 20  # or at a multiple of a power of two up to this (tar -b 2048)
-_MOST_AFTER = 1 << 28  # bytes after an end that are searched for another archive: a server may send zeros for ever
+_MARK = 2 * BLOCK  # bytes of zeros that end an archive
+_RECORD = 20 * BLOCK  # at most so many more follow
+_MOST_ZEROS = 1 << 28  # between archives: a server may send zeros for ever
+_JOINED = (
+    "If archives were joined, pass load_tar(concatenated=True) (wds-pipes repair --concatenated). Otherwise, write or "
+    "fetch it again"
+)
 
 
-def examine_end(
-    source: TarSource, head: bytes, offset: int, *, url: str, extended: bool, warn: bool
-) -> tuple[bytes | None, bytes | None]:
-    """Examine what may be the end of a tar.
+def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | None, *, joined: bool) -> bytes | None:
+    """Examine what stands in place of a header.
 
     Args:
         source: the stream, after ``head``.
-        head: what was read at ``offset`` instead of a header: fewer bytes than a block, or zeros.
-        offset: where ``head`` starts.
-        url: the name of the stream in warnings.
-        extended: whether extended headers come before it, whose member is missing.
-        warn: warn of an end that may be a cut.
+        head: fewer bytes than a block, or zeros.
+        offset: where it starts.
+        extra: the extended headers before it, whose member is missing.
+        joined: another archive may follow the end of one.
 
     Returns:
-        The doubt (MARK or END), or None; and the header of the next archive, which starts at the
-        position of ``source``, or None.
+        The header of the next archive, which starts at the position of ``source``; None: the tar
+        ends properly.
     """
-    if extended:
+    if extra is not None:
         how = "is cut" if len(head) < BLOCK else "ends"
         raise Damage(f"{how} after an extended header, before its member. Write or fetch it again", offset, cut=True)
     if len(head) < BLOCK:
-        return _without_mark(source, head, offset, url, warn), None
-    return _after_mark(source, offset, url, warn)
-
-
-def _without_mark(source: TarSource, rest: bytes, offset: int, url: str, warn: bool) -> bytes:
-    """Examine a stream that ends before a whole header; return the doubt (END)."""
-    if offset == 0 and not rest:
-        raise Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
-    if rest.strip(b"\0"):
-        if offset == 0 and b"\0" not in rest:  # in a header, a NUL follows the name
-            raise Damage(no_tar(rest), 0, cut=True, lost=True)
-        raise Damage(
-            f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there. Write or fetch it again",
-            offset,
-            cut=True,
-        )
-    if not getattr(getattr(source.stream, "raw", None), "end_is_vouched_for", True):
-        what = (
-            "ends without an end-of-archive mark, and its server reported neither its length "
-            "nor its end: it may have been cut there"
-        )
-        raise Damage(f"{what}. Write it with that mark, or have the server send Content-Length", offset, cut=True)
-    if warn:
-        warnings.warn(
-            f"shard {redact(url)} has no end-of-archive mark at byte {offset}: it may have been cut there.",
-            ShardWarning,
-            stacklevel=3,
-        )
-    return END
-
-
-def _after_mark(source: TarSource, offset: int, url: str, warn: bool) -> tuple[bytes | None, bytes | None]:
-    """Examine what follows a block of zeros at ``offset``: see ``examine_end``."""
+        raise _cut(head, offset)
+    most = _MOST_ZEROS if joined else _MARK + _RECORD
     while (head := source.stream.read(BLOCK)) == ZEROS:
-        _pass_block(source, offset)
-    end = source.position
-    while len(head) == BLOCK and not is_header(head):
-        head = source.stream.read(BLOCK)
-        _pass_block(source, offset)
-    # An archive ends here, or after two blocks of zeros.
-    usual = offset + 2 * BLOCK + (-(offset + 2 * BLOCK) % RECORD)
-    if len(head) == BLOCK:
-        if source.position == offset + BLOCK:
-            raise Damage(
-                "has a lone block of zeros where a header is missing. Write or fetch it again", offset, head=head
-            )
-        if source.position > end or end % RECORD or end > usual + RECORD:
-            what = f"has a hole: what looks like its end is not, for members come again at byte {source.position}"
-            why = f"another archive starts at a multiple of {RECORD} bytes, right after the zeros"
-            raise Damage(f"{what}, and {why}. Write or fetch it again", offset, head=head)
-        return MARK, head
-    if source.position > end or head:
-        warnings.warn(
-            f"shard {redact(url)} has bytes after its end, from byte {end} on: they are ignored.",
-            ShardWarning,
-            stacklevel=3,
-        )
-        return END, None
-    if end > offset + 2 * BLOCK and end != usual:
-        _odd_zeros(offset, end, usual, url, warn)
-    return None, None
+        source.position += BLOCK
+        if source.position - offset > most:
+            what = f"has more than {most} bytes of zeros, so its end was never filled, or a part of it is lost"
+            raise Damage(f"{what}. {_JOINED}", offset, cut=joined)
+    zeros = source.position - offset
+    if not head.strip(b"\0"):
+        if zeros < _MARK or head:  # a tar has whole blocks
+            raise Damage("is cut inside the zeros at its end. Write or fetch it again", offset, cut=True)
+        return None
+    following, at = head if len(head) == BLOCK and is_header(head) else None, source.position
+    if following is None:
+        source.position += len(head)
+    if zeros < _MARK:
+        what = "has a lone block of zeros where a header is missing. Write or fetch it again"
+        raise Damage(what, offset, head=following)
+    if joined and following is not None:
+        return following
+    what = f"has data after its end-of-archive mark, at byte {at}, so a part of it may be lost"
+    raise Damage(f"{what}. {_JOINED}", offset, head=following)
 
 
-def _pass_block(source: TarSource, offset: int) -> None:
-    """Count a block after an end mark at ``offset``."""
-    source.position += BLOCK
-    if source.position - offset > _MOST_AFTER:
-        what = f"goes on for more than {_MOST_AFTER} bytes after what may be its end, without another archive"
-        raise Damage(f"{what}. Write or fetch it again", offset, cut=True, soft=True)
-
-
-def _odd_zeros(offset: int, end: int, usual: int, url: str, warn: bool) -> None:
-    """Report an archive whose zeros at the end go from ``offset`` to ``end``, not to ``usual``."""
-    what = f"has {end - offset} bytes of zeros at its end, where archives have {2 * BLOCK} or, here, {usual - offset}"
-    what = f"{what}: perhaps they hide members, or space was reserved and not filled"
-    if end > usual + RECORD and end - offset >= min(end & -end, _LARGE) + 2 * BLOCK:
-        raise Damage(
-            f"{what}. Write or fetch it again, with records of {RECORD} bytes (tar -b 20)",
-            offset,
-            cut=True,
-            soft=True,
-        )
-    if warn:
-        why = f"unless it was written in records of another size than {RECORD} bytes"
-        warnings.warn(f"shard {redact(url)} {what}, {why}.", ShardWarning, stacklevel=4)
+def _cut(rest: bytes, offset: int) -> Damage:
+    """The damage of a stream that ends at ``offset`` with less than a header."""
+    if offset == 0 and not rest:
+        return Damage("is empty (0 bytes), not even an archive without members. Write or fetch it again", 0, cut=True)
+    if not rest.strip(b"\0"):
+        what = "is cut: it has no end-of-archive mark, and its last sample may be incomplete"
+        return Damage(f"{what}. Write or fetch it again", offset, cut=True)
+    if offset == 0 and b"\0" not in rest:  # in a header, a NUL follows the name
+        return Damage(no_tar(rest), 0, cut=True, lost=True)
+    what = f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there"
+    return Damage(f"{what}. Write or fetch it again", offset, cut=True)

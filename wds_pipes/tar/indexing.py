@@ -54,6 +54,7 @@ def index_shards(
     *,
     key_split: KeySplit = "first-dot",
     on_repeated_key: str = "raise",
+    concatenated: bool = False,
     jobs: int = 4,
     storage_options: Options = None,
     on_shard: Callable[[str, ShardFacts], None] | None = None,
@@ -81,6 +82,7 @@ def index_shards(
             credentials. None: no index is written, and all shards are read.
         key_split: as in ``group_by_key``.
         on_repeated_key: as in ``group_by_key``.
+        concatenated: as in ``load_tar``.
         jobs: the number of shards that are read at a time.
         storage_options: how to reach the storage: a dict of options for fsspec.
         on_shard: called with the URL and the facts of each shard, in order, after it was read or
@@ -121,7 +123,7 @@ def index_shards(
     places, dali_places = _places(shards, "offsets", offsets, base_name), _places(shards, "dali", dali, dali_name)
     if both := {place + OFFSETS for place in places.values()} & set(dali_places.values()):
         raise ValueError(f"{min(both)} would be an index of offsets, and one of DALI: write one to another directory")
-    indexer = _Indexer(Rules(key_split, on_repeated_key), storage_options)
+    indexer = _Indexer(Rules(key_split, on_repeated_key, bool(concatenated)), storage_options)
     known = {} if path is None or force else _known(path, rules)
     entries, read = dict[str, Entry](), 0
     pool = executor or ThreadPoolExecutor(min(jobs, len(shards)))

@@ -1,26 +1,26 @@
-"""Split a member name into the key of its sample and its field, and compare the fields of samples.
-
-All modules use these rules.
-"""
+"""Split a member name into the key of its sample and its field. All modules use these rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 
 KeySplit = str | Callable[[str], tuple[str, str] | None]
+Split = Callable[[str], tuple[str, str] | None]
 
 
 def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None:
     """The key and the field of a member name, or None for a member that belongs to no sample.
 
     The field is returned in lower case, the key unchanged. Hidden files (``.x``, ``._x``), names
-    without a dot and everything under a top-level ``__name__`` belong to no sample.
+    without a dot (or, by ``"folder"``, without a directory) and everything under a top-level
+    ``__name__`` belong to no sample.
 
     Args:
         name: the member's name in the tar.
         rule: ``"first-dot"`` (webdataset's rule: ``a.seg.png`` is key ``a``, field ``seg.png``),
-            ``"last-dot"`` (key ``a.seg``, field ``png``) or a function from the name to a (key,
-            field) pair or None.
+            ``"last-dot"`` (key ``a.seg``, field ``png``), ``"folder"`` (the first directory of
+            ``run7/cam/0.jpg`` is the key ``run7``, the path below it the field ``cam/0.jpg``) or a
+            function from the name to a (key, field) pair or None.
     """
     parts = splitter(rule)(name)
     return parts and (parts[0], parts[1].lower())
@@ -28,16 +28,41 @@ def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None
 
 def check_key_split(rule: KeySplit) -> KeySplit:
     """Return ``rule`` if it is one of ``split_key``; otherwise raise ValueError."""
-    if not callable(rule) and rule not in ("first-dot", "last-dot"):
-        raise ValueError(f"key_split must be one of 'first-dot', 'last-dot' or a function, not {rule!r:.80}")
+    if not callable(rule) and rule not in _RULES:
+        names = ", ".join(map(repr, _RULES))
+        raise ValueError(f"key_split must be one of {names} or a function, not {rule!r:.80}")
     return rule
 
 
-def splitter(rule: KeySplit) -> Callable[[str], tuple[str, str] | None]:
+def splitter(rule: KeySplit) -> Split:
     """The function of one rule of ``split_key``; it does not change the case of the field."""
+    return rule if callable(rule) else _RULES[rule]
+
+
+def wants(fields: Collection[str] | None, rule: KeySplit) -> Callable[[str], bool] | None:
+    """Return a function that says of a name whether its field is one of ``fields``; None: all
+    are.
+    """
+    if fields is None:
+        return None
+    if not fields:
+        return lambda name: False
+    split = splitter(rule)
+
+    def want(name: str) -> bool:
+        parts = split(name)
+        return parts is not None and parts[1].lower() in fields
+
+    return want
+
+
+def why_outside(rule: KeySplit) -> str:
+    """Say what a name needs to be that of a file of a sample."""
     if callable(rule):
-        return rule
-    return _first_dot if rule == "first-dot" else _last_dot
+        return "key_split returns None for their names"
+    if rule == "folder":
+        return "files of samples are in a directory, such as 0001/camera.jpg"
+    return "files of samples are named KEY.FIELD, such as 0001.jpg, and are not hidden"
 
 
 def _first_dot(name: str) -> tuple[str, str] | None:
@@ -59,6 +84,17 @@ def _last_dot(name: str) -> tuple[str, str] | None:
     return name[:dot], name[dot + 1 :]
 
 
+def _folder(name: str) -> tuple[str, str] | None:
+    key, slash, field = name.removeprefix("./").partition("/")
+    # files of the Finder belong to no sample; other hidden ones do, such as .zarray
+    if not slash or not key or key[0] == "." or is_metadata(key) or field[field.rfind("/") + 1 :][:2] in ("", "._"):
+        return None
+    return key, field
+
+
+_RULES: dict[str, Split] = {"first-dot": _first_dot, "last-dot": _last_dot, "folder": _folder}
+
+
 def is_metadata(name: str) -> bool:
     """Whether a name in a sample is metadata, such as ``__key__``: it begins and ends with two
     underscores. All other names are fields.
@@ -70,40 +106,3 @@ def without_dots(name: str) -> str:
     """A name as a key of ``"first-dot"``: in its last part, dots become underscores."""
     folder, slash, base = name.rpartition("/")
     return folder + slash + base.replace(".", "_")
-
-
-# The known fields of the samples of a shard, as a short string for a position: names separated by
-# spaces.
-
-_MOST = 256  # characters
-UNKNOWN = "*"  # too many names for a position, or a name that such a string cannot represent
-
-
-def with_field(known: str, field: str) -> str:
-    """Add ``field`` to the ``known`` fields."""
-    if (
-        known == UNKNOWN
-        or not (field.isascii() and field.isprintable())
-        or not field
-        or " " in field
-        or len(known) + len(field) > _MOST
-    ):
-        return UNKNOWN
-    return known if has_field(known, field) else f"{known} {field}".lstrip()
-
-
-def has_field(known: str, field: str) -> bool:
-    """Whether ``field`` is one of the ``known`` ones."""
-    return field in known.split(" ")
-
-
-def lacks(fields: Container[str], known: str, wanted: Container[str] | None = None) -> list[str]:
-    """The ``known`` fields that are not in ``fields``; only those in ``wanted``, if given.
-
-    If the known fields are UNKNOWN, the result is [UNKNOWN].
-    """
-    return [
-        field
-        for field in known.split(" ")
-        if field not in fields and (wanted is None or field in wanted or known == UNKNOWN)
-    ]

@@ -1,19 +1,11 @@
-"""The members of a tar, and the places where samples are doubtful."""
+"""The members of a tar, its links, and the errors of single members."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from wds_pipes.errors import DamagedShardError, SampleError
+from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
-
-# The data of a member without a name: what that member means.
-GAP = None  # members were lost
-ASTRAY = b"astray"  # members were lost, and the following ones may be inside another member
-MARK = b"mark"  # an end mark before another archive: it may be a zeroed page
-# The end of the shard, without an end mark or with too much after it: the shard may be cut.
-END = b"end"
-EMPTY = b"empty"  # a shard without members (yielded by load_tar if the number of samples is known)
 
 
 class TarMember(NamedTuple):
@@ -21,9 +13,8 @@ class TarMember(NamedTuple):
 
     Attributes:
         url: the shard that contains it.
-        name: its name; ``""`` for a place that is not a file, such as a gap where members were
-            lost.
-        data: its bytes; None if they were not requested. Of a member without a name: what it means.
+        name: its name; ``""`` for a gap, where members were lost.
+        data: its bytes; None if they were not requested, and for a gap.
         offset: where its headers start in the (decompressed) tar, in bytes.
     """
 
@@ -67,6 +58,22 @@ class ReservedNameError(SampleError):
     """A file of a sample has a field name that is kept for metadata."""
 
 
+class RepeatedKeyError(SampleError):
+    """A key comes again in a shard, apart from its other members."""
+
+
+def repeated_key(url: str, key: str, *, offset: int) -> RepeatedKeyError:
+    """Return the error for a key that comes again at ``offset``."""
+    url = redact(url)
+    message = (
+        f"key {key!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is "
+        "in pieces. Join them with: wds-pipes repair SHARD NEW (or unpack it, and pack it with tar --sort=name), or "
+        "pass on_repeated_key='ignore' (wds-pipes index --on-repeated-key ignore), to take the pieces as samples. (A "
+        "resume from here on does not see what came before.)"
+    )
+    return RepeatedKeyError(message, url=url, key=key, offset=offset)
+
+
 def reserved_name(url: str, key: str, field: str, name: str, *, offset: int, begins: bool = False) -> ReservedNameError:
     """Return the error for a file whose field name is kept for metadata.
 
@@ -95,18 +102,3 @@ def field_twice(url: str, key: str, field: str, name: str, *, offset: int) -> Sa
         "remove one, or keep the first: wds-pipes repair SHARD NEW --drop-repeated"
     )
     return SampleError(message, url=url, key=key, offset=offset)
-
-
-def half_sample(url: str, key: str, offset: int, place: bytes) -> DamagedShardError:
-    """The error for a sample next to a doubtful place that differs from its neighbours.
-
-    The place is a ``MARK`` or an ``END`` at ``offset``.
-    """
-    what = "may be a zeroed page" if place == MARK else "is not a proper end"
-    message = (
-        f"shard {redact(url)}, byte {offset}: it may be damaged there. What looks like the "
-        f"end of an archive {what}, and the sample beside it, {key!r}, may be "
-        "half a sample: its fields differ from those of the samples before it in this shard, "
-        "or no sample comes before it. Write or fetch it again."
-    )
-    return DamagedShardError(message, url=redact(url), offset=offset)

@@ -6,39 +6,33 @@ The formats are those of POSIX pax (IEEE Std 1003.1, "pax Interchange Format") a
 Rules:
 1. A header is trusted only if its checksum is right, and its size only if it is within
    ``max_member_bytes``.
-2. The common header (regular file, short name, plain size) is parsed inline in ``__iter__``;
-   everything rare in ``_rare``, in ``ends`` (rule 4) and in ``recovery`` (rule 5).
-3. A hole in the stream (skipped damage, a cut) is yielded as a gap member, so that the caller does
-   not take half a sample for a whole one.
-4. Zeros are taken as an end mark only where an archive may end. Either the shard ends at most one
-   record after the record of the mark (with a warning, unless it ends as writers end archives), or
-   another archive starts at a whole number of records of 10 240 bytes. A zeroed page may still look
-   like that. So every inner end mark, and every end without a mark, is a doubtful place: with
-   ``doubts=True`` it is yielded as a member without a name, and the caller compares the samples
-   next to it with their neighbours.
-5. After damage, reading continues at the next valid header: the size in a damaged one may be wrong,
-   and is not used to pass over anything. Unless that header is where this size leads to, it may be
-   that of a file inside another member (a nested tar), and the gap says so (``ASTRAY``). A file
-   whose real name may have been in a damaged extended header is passed over.
-6. ``offset`` is always a place where reading can be resumed: the first header block of the next
+2. The common header (regular file, short name, plain size) is parsed by ``plain_header``;
+   everything rare in ``_rare``, in ``ends`` (rules 4 and 5) and in ``recovery`` (rule 6).
+3. A place where members were lost (skipped damage, a cut) is yielded as a gap: a member without a
+   name, so that the caller does not take half a sample for a whole one.
+4. A tar ends with an end mark, two blocks of zeros, and at most the rest of a record of 10 240
+   bytes of zeros. Without the mark it is cut.
+5. Anything else after the mark is damage, unless ``concatenated``: then archives are read one after
+   another, whatever their padding.
+6. After damage, reading continues at the next valid header: the size in a damaged one may be wrong,
+   and is not used to pass over anything. A file whose real name may have been in a damaged extended
+   header is passed over.
+7. ``offset`` is always a place where reading can be resumed: the first header block of the next
    member.
 """
 
 from __future__ import annotations
 
 import warnings
-import zlib
 from collections.abc import Callable, Iterator
-from struct import error as struct_error
 from typing import BinaryIO
 
 from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.ends import examine_end
+from wds_pipes.tar.ends import next_archive
 from wds_pipes.tar.headers import (
     BLOCK,
-    FIELDS,
     LINKS,
     MAX_HEADER_BYTES,
     NO_DATA,
@@ -46,33 +40,25 @@ from wds_pipes.tar.headers import (
     ZEROS,
     Damage,
     Extra,
-    Sizes,
     Sparse,
-    Sums,
     cut_member,
     parse_header,
+    plain_header,
 )
-from wds_pipes.tar.members import ASTRAY, END, GAP, Link, TarMember, pass_link
-from wds_pipes.tar.recovery import damage_of, find_next
+from wds_pipes.tar.members import Link, TarMember, pass_link
+from wds_pipes.tar.recovery import LEAST_SEARCHED, damage_of, find_next
 from wds_pipes.tar.source import TarSource
-
-# These two are caches: most headers repeat a few of the values.
-_SIZES, _SUMS = Sizes(), Sums()
 
 
 class TarReader:
     """Iterates over the regular files of a tar stream, in order, as TarMembers.
 
     Reads ustar, v7, GNU (long names, sizes above 8 GiB) and pax archives, sparse and contiguous
-    members, archives one after another, and shards without an end-of-archive mark (with a
-    ShardWarning). Directories and devices are skipped, and so are links, the first of which is a
-    ShardWarning. Another archive may start only at a multiple of 10 240 bytes.
+    members. Directories and devices are skipped, and so are links, the first of which is a
+    ShardWarning. A place where members were lost is yielded as a member with an empty name.
 
-    Writers end an archive with two blocks of zeros, or with zeros up to the next multiple of 10 240
-    bytes. Any other number of zeros is a ShardWarning, since zeros may hide members. If they exceed
-    that by more than one record of 10 240 bytes, the shard counts as cut, since the file may have
-    been preallocated, unless the zeros fill a record of a power of two up to 1 MiB, as in
-    ``tar -b 2048``.
+    A tar ends with two blocks of zeros, and then at most 10 240 bytes of zeros more. Without them
+    it is cut. Anything else after them is damage, unless ``concatenated``.
 
     Limits: the extended headers of a member (name, attributes) may have at most 1 MiB, and so may
     the map of a sparse member. The size of a sparse member is its stored size plus its real size.
@@ -85,12 +71,13 @@ class TarReader:
         want: decides by name whether the data of a member is read; other data is skipped, and is
             None.
         max_member_bytes: refuse a larger member before allocating memory for it.
-        on_truncated: for a stream that is cut inside a header or a member: ``"raise"``, ``"warn"``
-            or ``"ignore"``. The cut member is never yielded.
+        on_truncated: for a stream that is cut inside a header or a member, or before its
+            end-of-archive mark: ``"raise"``, ``"warn"`` or ``"ignore"``. The cut member is never
+            yielded.
         on_error: called with each ShardError; if it returns, reading continues at the next valid
             header. By default the error is raised.
-        doubts: also yield the doubtful places, see rule 4 of this module: members without a name,
-            with ``MARK`` or ``END`` as data.
+        concatenated: read archives one after another (``cat``, ``tar -A``), whatever number of
+            zeros is between them.
         on_link: called with each link, instead of the warning.
         named: yield TarMembers; otherwise plain tuples of the same four values, which saves a sixth
             of the time for tiny members.
@@ -117,7 +104,7 @@ class TarReader:
         max_member_bytes: int = 4 << 30,
         on_truncated: str = "raise",
         on_error: Callable[[ShardError], None] | None = None,
-        doubts: bool = False,
+        concatenated: bool = False,
         on_link: Callable[[Link], None] | None = None,
         named: bool = True,
     ) -> None:
@@ -128,7 +115,7 @@ class TarReader:
         self._max = max_member_bytes
         self._on_truncated = on_truncated
         self._on_error = on_error
-        self._doubts = doubts
+        self._concatenated = concatenated
         self._on_link = on_link
         self._named = named
         self.ended = False
@@ -139,7 +126,7 @@ class TarReader:
         """Yield the members; see the class."""
         # One function, since a call for each member would cost much of its time. Its steps:
         # 1. Parse a common header, and yield its member.
-        # 2. Otherwise, the rare path: an end (``examine_end``) or an uncommon header (``_rare``).
+        # 2. Otherwise, the rare path: an end (``next_archive``) or an uncommon header (``_rare``).
         # 3. After damage: report it, find the next header, yield a gap, and start again.
         source = self._source
         read, pass_over, url, want, limit, named = (
@@ -150,29 +137,16 @@ class TarReader:
             self._max,
             self._named,
         )
-        new, adler, fields, sizes, sums = tuple.__new__, zlib.adler32, FIELDS.unpack, _SIZES, _SUMS
+        new = tuple.__new__
         head: bytes | None = None
         while True:
             try:
                 offset, extended = self.offset, False
                 head = head or read(BLOCK)
                 while True:
-                    plain = False
-                    try:
-                        short, last, digits, after_size, checksum, kind, prefix = fields(head)
-                        size = sizes[digits]
-                        plain = (
-                            # a short name, no ustar prefix, NUL or space after the size, no
-                            # extended header before
-                            not (last or prefix or after_size & 223 or extended)
-                            and (kind == 48 or kind == 0)  # noqa: PLR1714 - a set is slower
-                            and size <= limit
-                            and adler(head) & 0xFFFF == sums[checksum]
-                            and (name := short[: short.index(0)].decode())[-1] != "/"
-                        )
-                    except (ValueError, IndexError, struct_error):
-                        pass
-                    if plain:
+                    plain = None if extended else plain_header(head)
+                    if plain is not None and plain[1] <= limit:
+                        name, size = plain
                         padding = -size & 511
                         if want is None or want(name):
                             data: bytes | None = read(size)
@@ -190,22 +164,11 @@ class TarReader:
                     else:
                         source.position = offset + len(head)
                         if len(head) < BLOCK or head == ZEROS:
-                            doubt, head = examine_end(
-                                source,
-                                head,
-                                offset,
-                                url=url,
-                                extended=self._extra is not None,
-                                warn=self._on_truncated != "ignore",
-                            )
-                            self.ended = head is None
-                            if head is not None:
-                                self.offset = source.position
-                            if doubt is not None and self._doubts:
-                                yield TarMember(url, "", doubt, offset)
+                            head = next_archive(source, head, offset, self._extra, joined=self._concatenated)
                             if head is None:
+                                self.ended = True
                                 return
-                            offset = self.offset
+                            self.offset = offset = source.position
                             continue
                         rare = self._rare(head, offset)
                         offset, extended = source.position, self._extra is not None
@@ -220,20 +183,19 @@ class TarReader:
                 raise
             except unreadable() as error:
                 found = damage_of(error, self.offset)
-            place, kind = self.offset, self._report(found)
-            head = None
+            place, head = self.offset, None
+            self._report(found)
             if not found.cut:
-                head, self.offset = find_next(source, found, self.offset, url)
+                head, self.offset = find_next(source, found, self.offset, url, max(limit, LEAST_SEARCHED))
                 read = source.stream.read
             self.ended = head is None
-            if kind is not END or self._doubts:
-                yield TarMember(url, "", kind if found.sure or found.cut else ASTRAY, place)
+            yield TarMember(url, "", None, place)
             if head is None:
                 return
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
         """Handle an uncommon header: return its member, or None if it is not a regular file."""
-        source, header = self._source, parse_header(head, start, self._max)
+        source, header = self._source, parse_header(head, start)
         kind, size = header.kind, header.size
         if kind in b"xXgLK":
             extra = self._extra = self._extra or Extra(start)
@@ -284,7 +246,7 @@ class TarReader:
         if kind == 76:  # L: GNU long name
             extra.long_name = name = content.partition(b"\0")[0]
             if len(name) % BLOCK == 0 and (not name or len(name) + 1 < len(content)):
-                raise Damage("has a long name that is cut by zeros. Write or fetch it again", start, size=0)
+                raise Damage("has a long name that is cut by zeros. Write or fetch it again", start)
         elif kind == 75:  # K: GNU long name of the target of a link
             extra.long_target = content.partition(b"\0")[0]
         elif kind in b"xX":
@@ -309,12 +271,8 @@ class TarReader:
         else:
             self._on_link(link)
 
-    def _report(self, found: Damage) -> bytes | None:
-        """Raise or report damage, as the caller has chosen.
-
-        Returns:
-            The data of the member without a name that is yielded for it, if reading continues.
-        """
+    def _report(self, found: Damage) -> None:
+        """Raise or report damage, as the caller has chosen."""
         self._extra = None
         failed = found.lost and found.cause is not None  # the stream did, and not the tar
         error = (ShardError if failed else DamagedShardError)(
@@ -325,9 +283,8 @@ class TarReader:
         if found.cut and not found.lost and self._on_truncated != "raise":
             if self._on_truncated == "warn":
                 warnings.warn(str(error), ShardWarning, stacklevel=3)
-            return END if found.soft else GAP
+            return
         if self._on_error is None:
             raise error from found.cause
         error.__cause__ = found.cause
         self._on_error(error)
-        return GAP

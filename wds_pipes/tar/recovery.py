@@ -7,10 +7,11 @@ import logging
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.headers import BLOCK, MAX_SIZE, ZEROS, Damage, is_header, parse_header
+from wds_pipes.tar.headers import BLOCK, Damage, is_header, parse_header
 from wds_pipes.tar.source import TarSource
 
 _NAME = 100  # bytes of the name in a header
+LEAST_SEARCHED = 1 << 28  # bytes that are searched for a header, or those of the largest member if that is more
 
 logger = logging.getLogger("wds_pipes")
 
@@ -27,35 +28,35 @@ def damage_of(error: Exception, offset: int) -> Damage:
     return Damage(what, offset, error, cut=True, lost=True)
 
 
-def find_next(source: TarSource, found: Damage, offset: int, url: str) -> tuple[bytes | None, int]:
+def find_next(source: TarSource, found: Damage, offset: int, url: str, most: int) -> tuple[bytes | None, int]:
     """The next valid header after damage, or None at the end.
 
-    Rule 5 of ``tar.reader``. It sets ``found.sure`` if the header is not inside another member. A
-    file whose real name may have been in a damaged extended header is passed over: its own header
-    has another name, as of another sample.
+    Rule 6 of ``tar.reader``. A file whose real name may have been in a damaged extended header is
+    passed over: its own header has another name, as of another sample. At most ``most`` bytes are
+    searched, since a server may never end its response.
 
     Returns:
         The header, or what comes after such a file; and where it starts, or if there is none, how
         far blocks could be read (``offset``: not at all).
     """
-    head: bytes | None = None
+    head = found.head
     try:
-        if found.head is not None:
-            head, offset = found.head, source.position
-        else:
-            declared = None if found.size is None else source.position + found.size + (-found.size & 511)
-            if found.passed is not None:
-                source.pass_over(found.passed, "that is too large", found.offset)
-                declared = source.position
-            while head is None and len(block := source.stream.read(BLOCK)) == BLOCK:
-                offset = source.position
-                found.sure = offset == declared
-                if is_header(block) or (found.sure and (block == ZEROS or found.passed is not None)):
-                    head = block
-                else:
-                    source.position += BLOCK
+        if found.passed is not None:
+            source.pass_over(found.passed, "that is too large", found.offset)
+            head = source.stream.read(BLOCK)
+            if len(head) < BLOCK:
+                return None, offset
+        most += source.position
+        while head is None and source.position < most and len(block := source.stream.read(BLOCK)) == BLOCK:
+            offset = source.position
+            if is_header(block):
+                head = block
+            else:
+                source.position += BLOCK
+        if head is not None:
+            offset = source.position
         while head is not None and not found.whole and _may_have_another_name(head):
-            size = parse_header(head, offset, MAX_SIZE).size
+            size = parse_header(head, offset).size
             source.position = offset + BLOCK
             source.pass_over(size, "after damage", offset)
             offset = source.position

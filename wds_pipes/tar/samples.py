@@ -5,25 +5,22 @@ from __future__ import annotations
 import functools
 import io
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
-from struct import error as struct_error
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 from zlib import adler32
 
-from wds_pipes.errors import ShardError, ShardWarning
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
-from wds_pipes.tar.headers import BLOCK, FIELDS, Sizes, Sums
-from wds_pipes.tar.keys import KeySplit, is_metadata, split_key, splitter
-from wds_pipes.tar.members import END, MARK, Link, pass_link, reserved_name
+from wds_pipes.tar.grouping import Grouping, Member
+from wds_pipes.tar.headers import BLOCK, SUMS, plain_header
+from wds_pipes.tar.keys import KeySplit, Split, split_key, splitter, wants
+from wds_pipes.tar.members import Link, ReservedNameError, pass_link
 from wds_pipes.tar.reader import TarReader
 
 # How many bytes after a sample are read with it: the headers of the next one, with a name of up to
 # 500 bytes. Of a local file, more are looked at.
 AFTER, _MOST_AFTER = 3 * BLOCK, 32 * BLOCK
-_SIZES, _SUMS = Sizes(), Sums()  # caches
 _EXTENDED = (b"x", b"g", b"L", b"K")  # kinds of extended headers
-_NAME = 99  # bytes of a name in FIELDS
-_MOST_NAMES = 4096  # so that hostile names do not fill the memory
 
 
 class SampleParser:
@@ -37,12 +34,11 @@ class SampleParser:
     """
 
     def __init__(
-        self, fields: Container[str] | None, key_split: KeySplit, stale: Callable[[str, str], ShardError]
+        self, fields: Collection[str] | None, key_split: KeySplit, stale: Callable[[str, str], ShardError]
     ) -> None:
-        self._fields, self._split, self._stale = fields, splitter(key_split), stale
-        self._key_split, self._by_stem = key_split, key_split == "first-dot"
-        # a cache: from a field as it is written, with the zeros after it, to its name in lower case
-        self._names: dict[bytes, str] = {}
+        self._split, self._stale, self._key_split = splitter(key_split), stale, key_split
+        self._want = wants(fields, key_split)
+        self._grouping = Grouping(key_split, fields=fields, on_repeated_key="ignore")
         self._linked: set[str] = set()  # the shards of which a link was reported
         self._begins = "", 0  # a shard, and a byte of it where a sample is known to begin
 
@@ -70,58 +66,22 @@ class SampleParser:
             SampleError: a file has a field name that is kept for metadata.
         """
         data, base = part
-        at, end = start - base, stop - base
+        end = stop - base
         if end > len(data):
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
-        sample: dict[str, Any] = {"__key__": "", "__url__": shown}
-        key, stem = "", b""
-        unpack, names, kept, by_stem, length = FIELDS.unpack_from, self._names, self._fields, self._by_stem, 0
-        while at < end:
-            # A common header is parsed here; TarReader parses all others.
-            try:
-                short, last, digits, after_size, checksum, kind, prefix = unpack(data, at)
-                size = _SIZES[digits]
-                if (
-                    last
-                    or prefix
-                    or after_size & 223
-                    or (kind != 48 and kind != 0)  # noqa: PLR1714 - a set is slower
-                    or adler32(data[at : at + BLOCK]) & 0xFFFF != _SUMS[checksum]
-                ):
-                    break
-                # most names are the key and a field that is known: they are not decoded
-                field = None
-                if length:
-                    field = names.get(short[length:]) if short[:length] == stem else None
-                elif by_stem:  # as ``first-dot`` splits a name: a field that is known has no "/"
-                    first, _, rest = short.partition(b".")
-                    if first and first[-1] != 47 and first[:2] != b"__" and rest in names and 0 not in first:
-                        sample["__key__"] = key = first.decode()
-                        field, stem = names[rest], first + b"."
-                        length = len(stem)
-                if field is None and (name := short[: short.index(0)].decode())[-1:] == "/":
-                    break
-            except (ValueError, IndexError, struct_error):
-                break
-            begin = at + BLOCK
-            at = begin + size + (-size & 511)
-            if at > end:
-                name = short.partition(b"\0")[0].decode()
-                raise self._stale(url, f"member {name!r} at byte {base + begin - BLOCK} is not inside one sample")
-            if field is None or field in sample:
-                name = short.partition(b"\0")[0].decode()
-                key = self._add(sample, name, data[begin : begin + size], (url, start))
-                if by_stem and key:
-                    stem = f"{key}.".encode()
-                    length = len(stem)
-            elif kept is None or field in kept:
-                sample[field] = data[begin : begin + size]
-        if at < end:
-            following = name_of(data[end : end + BLOCK])
-            for name, content in self._all_members(data[at:end], following, url, base + at):
-                key = self._add(sample, name, content, (url, start))
-        if not key:
+        try:
+            found = list(self._grouping.samples(self._members(part, start, stop, url), shown))
+        except ReservedNameError:
+            raise
+        except SampleError as error:
+            raise self._stale(url, str(error)) from error
+        if not found:
             raise self._stale(url, f"from byte {start} on it has no sample")
+        if len(found) > 1:
+            first, second, *_ = (sample["__key__"] for sample in found)
+            raise self._stale(url, f"from byte {start} on it has samples {first!r} and {second!r}, not one")
+        sample = found[0]
+        key: str = sample["__key__"]
         if before is not None and self._begins != (url, start):
             self._check_begin(part, before, start, key, url)
         head = data[end : end + BLOCK]
@@ -159,56 +119,56 @@ class SampleParser:
         if data[stop - base : stop - base + BLOCK].strip(b"\0"):
             raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
 
-    def _add(self, sample: dict[str, Any], name: str, content: bytes, where: tuple[str, int]) -> str:
-        """Add a member to a sample, which begins at ``where``; return the key of the sample, which
-        is "" before its first member.
-        """
-        key: str = sample["__key__"]
-        parts, (url, start) = self._split(name), where
-        if parts is None:
-            return key
-        if not key:
-            sample["__key__"] = parts[0]
-        elif parts[0] != key:
-            raise self._stale(url, f"from byte {start} on it has samples {key!r} and {parts[0]!r}, not one")
-        if len(self._names) > _MOST_NAMES:
-            self._names.clear()
-        field = parts[1].lower()
-        if is_metadata(field):
-            raise reserved_name(url, parts[0], field, name, offset=start, begins=True)
-        stem, rest = (f"{parts[0]}.".encode("utf-8", "surrogateescape"), parts[1].encode("utf-8", "surrogateescape"))
-        self._names[rest.ljust(_NAME - len(stem), b"\0")] = field
-        if field in sample:
-            raise self._stale(url, f"from byte {start} on, sample {parts[0]!r} has field {field!r} twice")
-        if self._fields is None or field in self._fields:
-            sample[field] = content
-        return parts[0]
+    def _members(self, part: Part, start: int, stop: int, url: str) -> Iterator[Member]:
+        """Yield the members between two bytes of a shard."""
+        (data, base), at, want = part, start, self._want
+        while at < stop:
+            begin = at - base + BLOCK
+            plain = plain_header(data[begin - BLOCK : begin])
+            if plain is None:
+                yield from self._all_members(data[at - base : stop - base], url, at, stop)
+                return
+            name, size = plain
+            end = at + BLOCK + size + (-size & 511)
+            if end > stop:
+                raise self._stale(url, f"member {name!r} at byte {at} is not inside one sample")
+            yield url, name, data[begin : begin + size] if want is None or want(name) else None, at
+            at = end
 
-    def _all_members(self, data: bytes, following: str | None, url: str, offset: int) -> Iterator[tuple[str, bytes]]:
-        def warn(link: Link) -> None:
-            if url not in self._linked:  # once, and not for each sample
-                self._linked.add(url)
-                warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
-
-        reader = TarReader(io.BytesIO(data), url=url, offset=offset, on_truncated="ignore", doubts=True, on_link=warn)
+    def _all_members(self, data: bytes, url: str, offset: int, stop: int) -> Iterator[Member]:
+        """Yield members with any headers; zeros after them are the end of an archive."""
+        reader = TarReader(
+            io.BytesIO(data),
+            url=url,
+            offset=offset,
+            want=self._want,
+            on_truncated="ignore",
+            on_link=functools.partial(self._warn_of_link, url),
+            concatenated=True,
+            named=False,
+        )
+        end = offset
         try:
             for member in reader:
-                if member.name:
-                    yield member.name, member.data or b""
-                elif member.data not in (MARK, END):
-                    raise self._stale(url, f"from byte {offset} on it has no whole sample")
+                if member[1]:
+                    end = reader.offset
+                    yield member
         except ShardError as error:
             raise self._stale(url, str(error)) from error
-        # zeros are the end of an archive, which another one may follow
-        if reader.offset < offset + len(data) and following is None:
-            raise self._stale(url, f"the sample from byte {offset} on ends at byte {reader.offset}")
+        if reader.offset != stop and data[end - offset :].strip(b"\0"):
+            raise self._stale(url, f"the sample from byte {offset} on ends at byte {end}, and not at {stop}")
+
+    def _warn_of_link(self, url: str, link: Link) -> None:
+        if url not in self._linked:  # once, and not for each sample
+            self._linked.add(url)
+            warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
 
 
 def name_of(header: bytes) -> str | None:
     """Return the name in the header of a file; None for any other bytes. A name that an extended
     header holds is "".
     """
-    if len(header) < BLOCK or adler32(header) & 0xFFFF != _SUMS[header[148:156]]:
+    if len(header) < BLOCK or adler32(header) & 0xFFFF != SUMS[header[148:156]]:
         return None
     if header[156] not in b"0\0":
         return ""
@@ -234,7 +194,7 @@ def _first_name(data: bytes) -> str:
 def check_head(
     data: bytes,
     url: str,
-    split: Callable[[str], tuple[str, str] | None],
+    split: Split,
     stale: Callable[[str, str], ShardError],
 ) -> None:
     """Check that what is before the first sample of a shard is none.
@@ -248,8 +208,10 @@ def check_head(
     Raises:
         ShardError: a sample begins there, so that the index is of another shard.
     """
-    for member in TarReader(io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore"):
-        if not member.name or split(member.name) is not None:  # without a name: it goes on after these bytes
+    for member in TarReader(
+        io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore", concatenated=True
+    ):
+        if member.offset < len(data) and (not member.name or split(member.name) is not None):  # no name: it goes on
             raise stale(url, f"a sample begins before byte {len(data)}")
 
 

@@ -7,17 +7,17 @@ import dataclasses
 import io
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError
+from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import ShardFacts
-from wds_pipes.tar.keys import KeySplit, is_metadata, splitter
-from wds_pipes.tar.members import ASTRAY, END, GAP, MARK, field_twice, half_sample, reserved_name
+from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.offsets import Component
 from wds_pipes.tar.reader import TarReader
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
 _CHUNK = 1 << 20  # bytes read at once
-_MOST_NAMES = 4096  # so that hostile names do not fill the memory
 
 
 class Rules(NamedTuple):
@@ -33,6 +32,7 @@ class Rules(NamedTuple):
 
     key_split: KeySplit
     on_repeated_key: str
+    concatenated: bool = False
 
 
 @dataclasses.dataclass
@@ -58,11 +58,6 @@ class Scanned:
     outside: int = 0
 
 
-# A member of a tar: its name, the byte of its first header, that of its last one, its stored size,
-# whether the stored bytes are its data, and of a doubtful place, which has no name, its kind.
-Member = tuple[str, int, int, int, bool, bytes | None]
-
-
 def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, components: bool) -> Scanned:
     """Read a shard from its beginning to its end.
 
@@ -84,11 +79,21 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
         with readable(url):
             tar, kind = unpacked(stream)
             reader = TarReader(
-                tar, url=url, want=lambda name: False, max_member_bytes=MAX_SIZE, doubts=True, named=False
+                tar,
+                url=url,
+                want=lambda name: False,
+                max_member_bytes=MAX_SIZE,
+                concatenated=rules.concatenated,
+                named=False,
             )
             found = Scanned()
-            find_samples(found, _members(reader, found.components if components else None), rules, url)
-            found.end, found.compressed = reader.offset, bool(kind)
+            grouping = Grouping(rules.key_split, on_repeated_key=rules.on_repeated_key)
+            for sample in grouping.samples(_members(reader, found.components if components else None), url):
+                found.keys.append(sample["__key__"])
+                found.starts.append(grouping.start)
+            found.end, found.compressed, found.outside = reader.offset, bool(kind), grouping.outside
+            if (why := grouping.why_none(url)) is not None:
+                warnings.warn(f"{why}.", ShardWarning, stacklevel=2)
             while stream.read(_CHUNK):
                 pass
     found.facts = ShardFacts(len(found.keys), hashed.size, hashed.md5.hexdigest())
@@ -113,107 +118,14 @@ def readable(url: str) -> Iterator[None]:
 
 def _members(reader: TarReader, components: list[Component] | None) -> Iterator[Member]:
     """Yield the members of a tar, without their data, and add them to the components of a shard."""
-    for _, name, doubt, start in reader:
+    if components is None:
+        yield from reader
+        return
+    for member in reader:
         header, size, plain = reader.skipped
-        if name and components is not None:
-            components.append(Component(name, header + BLOCK, size, plain))
-        yield name, start, header, size, plain, None if name else doubt
-
-
-def find_samples(
-    found: Scanned,
-    members: Iterable[Member],
-    rules: Rules,
-    url: str,
-    *,
-    report: Callable[[WdsError], None] | None = None,
-    on_sample: Callable[[str, int, set[str]], None] | None = None,
-) -> None:
-    """Add the samples that ``group_by_key`` yields.
-
-    Args:
-        found: what they are added to.
-        members: the members of the shard, in order.
-        rules: how samples are found.
-        url: the shard.
-        report: called with each error. If it returns, the sample still counts. None: raise it.
-        on_sample: called with the key, the first byte and the fields of each sample that is whole.
-    """
-    split, on_repeated_key, by_stem = splitter(rules.key_split), rules.on_repeated_key, rules.key_split == "first-dot"
-    key, stem, length, started = "", "", 0, False
-    fields, known, seen = set[str](), set[str](), set[str]()
-    lower: dict[str, str] = {}  # a cache: from a field as it is written to its name in lower case
-    # Doubtful places next to the current sample: offset, kind, and how many fields were known
-    # there.
-    doubts: list[tuple[int, bytes, int]] = []
-    suspects: list[tuple[int, bytes, int]] = []  # the same for the next sample
-    lost = next_lost = False  # whether members of the current sample, or of the next one, were lost
-    report = report or _raise
-
-    def end_sample() -> None:
-        several, whole = len(found.keys) > 1, not lost
-        for place, kind, before in doubts:
-            if (several and (len(fields) < len(known) or (kind == MARK and len(known) > before))) or (
-                not several and (kind == END or not before)
-            ):
-                whole = False
-                report(half_sample(url, key, place, kind))
-        if on_sample is not None and whole and started:
-            on_sample(key, found.starts[-1], fields)
-
-    for name, offset, _, _, _, doubt in members:
-        field = lower.get(name[length:]) if stem and name[:length] == stem else None
-        if field is None:
-            parts = split(name) if name else None
-            if parts is None:
-                if not name and (doubt is GAP or doubt == ASTRAY):
-                    lost = next_lost = True
-                elif doubt is not None:
-                    suspects = [(offset, doubt, len(known))]
-                    doubts += suspects if started else []
-                found.outside += bool(name)
-                continue
-            field = parts[1].lower()
-            if is_metadata(field):
-                report(reserved_name(url, parts[0], field, name, offset=offset))
-                continue
-            if len(lower) > _MOST_NAMES:
-                lower.clear()
-            lower[parts[1]] = field
-            if parts[0] != key or not started:
-                if doubts or on_sample is not None:
-                    end_sample()
-                key, fields, doubts, started, lost = parts[0], set(), suspects, True, next_lost
-                if by_stem:
-                    stem, length = f"{key}.", len(key) + 1
-                if key in seen and on_repeated_key != "ignore":
-                    _repeated(key, redact(url), offset, on_repeated_key, report)
-                seen.add(key)
-                found.keys.append(key)
-                found.starts.append(offset)
-        suspects, next_lost = [], False
-        if field in fields:
-            report(field_twice(url, key, field, name, offset=offset))
-        fields.add(field)
-        known.add(field)
-    end_sample()
-
-
-def _raise(error: WdsError) -> None:
-    raise error
-
-
-def _repeated(key: str, shown: str, offset: int, on_repeated_key: str, report: Callable[[WdsError], None]) -> None:
-    message = (
-        f"key {key!r} comes again in shard {shown} at byte {offset}, apart from its other "
-        "members, so that its sample is in pieces. Join them with: wds-pipes repair SHARD NEW (or unpack it, and "
-        "pack it with tar --sort=name), or pass on_repeated_key='ignore' here and to group_by_key (wds-pipes index "
-        "--on-repeated-key ignore), to take the pieces as samples."
-    )
-    if on_repeated_key == "raise":
-        report(SampleError(message, url=shown, key=key, offset=offset))
-    else:
-        warnings.warn(message, ShardWarning, stacklevel=2)
+        if member[1]:
+            components.append(Component(member[1], header + BLOCK, size, plain))
+        yield member
 
 
 class Hashed(io.RawIOBase):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from wds_pipes.core.stream import Stream
@@ -14,8 +14,9 @@ from wds_pipes.io.compression import unpacked
 from wds_pipes.io.open import Opener
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
+from wds_pipes.tar.grouping import Grouping
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.listing import list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
@@ -89,31 +90,32 @@ class ShardWalk:
         Raises:
             ShardError: the shard cannot be read, or is damaged.
         """
-        key, members = "", list[Member]()
-        for member, of in self._members():
-            if of != key and members:
-                yield Found(key, members)
-                members = []
-            key = of
-            members.append(member)
-        self.ended = True
-        if members:
-            yield Found(key, members)
+        # each file is a field of its own, also one whose field comes twice
+        numbers = count()
 
-    def _members(self) -> Iterator[tuple[Member, str]]:
+        def split(name: str) -> tuple[str, str] | None:
+            parts = self._split(name)
+            return parts and (parts[0], str(next(numbers)))
+
+        grouping = Grouping(split, on_repeated_key="ignore")
+        for sample in grouping.samples(self._members(), self._url):
+            self.ended = grouping.stop < 0
+            yield Found(sample["__key__"], [value for name, value in sample.items() if not is_metadata(name)])
+        self.ended = True
+
+    def _members(self) -> Iterator[tuple[str, str, Member, int]]:
         with self._opener.open(self._url) as raw:
             with readable(self._url):
                 stream, self.compression = unpacked(raw)
             want = self._want or (lambda name: False)
             reader = TarReader(stream, url=self._url, want=want, max_member_bytes=MAX_SIZE, named=False)
-            for _, name, data, start in reader:
+            for url, name, data, start in reader:
                 self.bytes = end = reader.offset
                 size = reader.skipped[1] if data is None else min(len(data), end - start - BLOCK)
                 parts = self._split(name)
-                if parts is not None:
-                    yield Member(name, parts[1].lower(), data, start, end, size), parts[0]
-                elif len(self.outside) < 1000:
+                if parts is None and len(self.outside) < 1000:
                     self.outside.append(name)
+                yield url, name, Member(name, parts[1].lower() if parts else "", data, start, end, size), start
             self.bytes = reader.offset
 
 

@@ -14,13 +14,12 @@ import shlex
 import signal
 import sys
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import Any, NamedTuple
 
 import click
@@ -44,25 +43,25 @@ from wds_pipes.cli.options import (
 )
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, ShardWarning, WdsError, WorkerError
+from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.tasks.engines import without_interrupts
 from wds_pipes.io.tasks.running import unfinished
 from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.index import ShardFacts, folder_of, make_opener
-from wds_pipes.tar.keys import splitter
+from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import Hashed, Member, Rules, Scanned, find_samples, readable
+from wds_pipes.tar.scanning import Hashed, Scanned, readable
 
 # The kinds of findings; the reference of the command line says what each means.
 KINDS = (
     "damage",
-    "end",
     "sample",
     "reserved-name",
     "link",
@@ -603,25 +602,12 @@ class _Check:
         self._split = splitter(options.key_split)
         self._sets: dict[frozenset[str], FieldSet] = {}
         self._decoders = of_all_fields()
-        self._outside: tuple[str, int] | None = None  # the first file of no sample, and where it is
 
     def run(self) -> Checked:
         found, opener = self._found, make_opener(self._options.storage_options)
         scanned = Scanned()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", ShardWarning)
-            hashed = self._read(opener, scanned)
-        for warning in caught:
-            if issubclass(warning.category, ShardWarning):
-                found.add(Finding("end", str(warning.message), found.url, None, None, self._options.repairing()))
+        hashed = self._read(opener, scanned)
         found.samples, found.outside = len(scanned.keys), scanned.outside
-        if self._outside is not None and not found.samples and not found.counts["damage"]:
-            name, start = self._outside
-            text = (
-                f"shard {found.url}, byte {start}: {name!r:.300} is the first of {plural(found.outside, 'file')}, of "
-                "which none makes a sample: name them KEY.FIELD, such as 0001.jpg, or pass --key-split"
-            )
-            found.add(Finding("sample", text, found.url, None, start))
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
         found.entries = np.zeros(len(scanned.keys), _ENTRY)
@@ -656,14 +642,22 @@ class _Check:
                     stream,
                     url=self._url,
                     on_error=self._report,
-                    doubts=True,
                     on_link=self._add_link,
                     named=False,
                 )
-                rules = Rules(self._options.key_split, "raise")
-                find_samples(
-                    scanned, self._members(reader), rules, self._url, report=self._report, on_sample=self._add_sample
-                )
+
+                def note(sample: dict[str, Any]) -> None:
+                    scanned.keys.append(sample["__key__"])
+                    scanned.starts.append(grouping.start)
+
+                grouping = Grouping(self._options.key_split, report=self._report, lose=note)
+                for sample in grouping.samples(self._members(reader), self._url):
+                    note(sample)
+                    self._add_sample(sample, grouping.start)
+                scanned.outside = grouping.outside
+                why = grouping.why_none(self._url)
+                if why is not None and not found.counts["damage"]:
+                    found.add(Finding("sample", for_commands(why), found.url, None, grouping.first_outside[1]))
                 scanned.end = reader.offset
                 while hashed is not None and stored.read(1 << 20):
                     pass
@@ -680,16 +674,16 @@ class _Check:
             found.add(Finding("link", link.describe(self._url), found.url, parts[0], link.offset))
 
     def _members(self, reader: TarReader) -> Iterator[Member]:
+        """Yield the members of the shard, without their data."""
         decode = self._options.decode
-        for _, name, data, start in reader:
+        for url, name, data, start in reader:
             if decode and name and data is not None:
                 self._decode(name, data, start)
-            if name and self._split(name) is None:
-                self._outside = self._outside or (name, start)
-            yield name, start, start, 0, True, None if name else data
+            yield url, name, None, start
 
-    def _add_sample(self, key: str, start: int, fields: set[str]) -> None:
-        seen = self._sets.setdefault(frozenset(fields), FieldSet(0, self._found.url, key, start))
+    def _add_sample(self, sample: dict[str, Any], start: int) -> None:
+        key, fields = sample["__key__"], frozenset(filterfalse(is_metadata, sample))
+        seen = self._sets.setdefault(fields, FieldSet(0, self._found.url, key, start))
         seen.count += 1
 
     def _decode(self, name: str, data: bytes, start: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,15 +25,18 @@ from wds_pipes.cli.look.describing import Decoders, fault_of, of_all_fields
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, summed, with_writable_keys
-from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError
+from wds_pipes.io.compression import unpacked
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
 from wds_pipes.io.urls import redact
-from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
+from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import MAX_SIZE
+from wds_pipes.tar.index_formats import make_opener
 from wds_pipes.tar.keys import is_metadata, splitter
-from wds_pipes.tar.members import ASTRAY, GAP, Link, TarMember, reserved_name
+from wds_pipes.tar.members import Link, reserved_name
+from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.scanning import readable
 
 
 class Repair(NamedTuple):
@@ -44,26 +46,13 @@ class Repair(NamedTuple):
         reading: how they are read.
         drop_repeated: leave out a sample whose key came before in the shard.
         decode: leave out samples with a field that cannot be decoded.
+        concatenated: shards may be several archives, one after another.
     """
 
     reading: Reading
     drop_repeated: bool
     decode: bool
-
-
-class _Places(LoadTar):
-    """Reads the members of one shard, and notes them."""
-
-    def __init__(self, source: OpenShards, noted: Noted) -> None:
-        super().__init__(source, max_member_bytes=MAX_SIZE, on_error=noted.error)
-        self._noted, self.on_link = noted, noted.link
-
-    def run(self) -> Iterator[TarMember]:
-        for url, name, data, offset in super().run():
-            known = self._noted.member(name, data, offset, self.bytes_so_far)
-            if known is not None:
-                yield TarMember(url, known, data, offset)
-        self._noted.end(self.bytes_read)
+    concatenated: bool
 
 
 def _finish(place: Place, facts: list[Facts]) -> None:
@@ -77,33 +66,38 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
     reading, shown = repair.reading, redact(shard.url)
     check_same(shard.url, shard.mark, reading.storage_options)
     first, noted = Noted(shown, reading.key_split), Noted(shown, reading.key_split)
-    with _quiet() as first.warned:
-        for _ in _pieces(reading, shard.url, first):
+    with _quiet():
+        for _ in _pieces(repair, shard.url, first):
             pass
     joined = Joined(first, shown, drop_repeated=repair.drop_repeated)
-    with _quiet() as noted.warned:
-        whole = _whole(_pieces(reading, shard.url, noted), joined, of_all_fields() if repair.decode else None)
+    with _quiet():
+        whole = _whole(_pieces(repair, shard.url, noted), joined, of_all_fields() if repair.decode else None)
         samples = unchanged(
             with_writable_keys(whole, reading.key_split), {shard.url: shard.mark}, reading.storage_options
         )
         written = write_task(task, place, samples)
-    for warning in noted.warned:
-        warnings.warn(without_starts(str(warning.message)), warning.category, stacklevel=2)
     found = {
         "read": len({piece.key for piece in noted.pieces if piece.came}),
         "joined": sum(len(starts) > 1 for starts in joined.kept.values()),
         "lost": noted.lost(),
-        "odd_ends": noted.odd_ends,
     }
     return {**written, **found}
 
 
-def _pieces(reading: Reading, url: str, noted: Noted) -> Iterator[tuple[Sample, Piece]]:
+def _pieces(repair: Repair, url: str, noted: Noted) -> Iterator[tuple[Sample, Piece]]:
     """Read a shard, and yield the pieces of samples that come out."""
-    opened = OpenShards(ShardList([url], empty_check=False, storage_options=reading.storage_options))
-    grouped = GroupByKey(_Places(opened, noted), key_split=split_piece, on_error=noted.error)
-    for sample in Stream(grouped):
-        yield sample, noted.came(sample)
+    with readable(url), make_opener(repair.reading.storage_options).open(url) as raw:
+        reader = TarReader(
+            unpacked(raw)[0],
+            url=url,
+            max_member_bytes=MAX_SIZE,
+            on_error=noted.error,
+            on_link=noted.link,
+            concatenated=repair.concatenated,
+            named=False,
+        )
+        for sample in Grouping(split_piece, report=noted.error).samples(noted.members(reader), url):
+            yield sample, noted.came(sample)
 
 
 def _whole(found: Iterable[tuple[Sample, Piece]], joined: Joined, decoders: Decoders | None) -> Iterator[Sample]:
@@ -141,17 +135,13 @@ def _fault(sample: Sample, decoders: Decoders) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Keep back what the stages log of damage, which the list of what was lost says, and collect
-    warnings.
-    """
+def _quiet() -> Iterator[None]:
+    """Keep back what is logged of damage, which the list of what was lost says."""
     logger = logging.getLogger("wds_pipes")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always", ShardWarning)
-            yield warned
+        yield
     finally:
         logger.setLevel(before)
 
@@ -199,20 +189,25 @@ class Noted:
         self._sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
         self._key: str | None = None  # of the piece that goes on
         self._fields = set[str]()  # that it has so far
-        self.doubtful = False  # whether there is damage, or an end mark inside, which may be a zeroed page
+        self.damaged = False  # whether there is damage
         self._errors: list[Exception] = []
         self._files: list[dict[str, Any]] = []  # files of samples that are not written, as entries of the list
-        self.odd_ends = 0  # 1: the shard may have been cut at its end
-        self.warned: list[warnings.WarningMessage] = []  # while reading members, warnings of the end of the shard
 
-    def error(self, error: Exception) -> str:
-        """Note what was found, and say to go on."""
+    def error(self, error: Exception) -> None:
+        """Note what was found; reading goes on."""
         self._errors.append(error)
-        return "skip"
 
-    def member(self, name: str, data: bytes | None, offset: int, end: int) -> str | None:
-        """Note a member, or a place that is none; return the name under which it goes on, or None
-        if it does not.
+    def members(self, reader: TarReader) -> Iterator[Member]:
+        """Yield the members of the shard under the names with which they go on."""
+        for url, name, data, offset in reader:
+            known = self._member(name, offset, reader.offset)
+            if known is not None:
+                yield url, known, data, offset
+        self._end_piece()
+
+    def _member(self, name: str, offset: int, end: int) -> str | None:
+        """Note a member, or a gap; return the name under which it goes on, or None if it does
+        not.
         """
         parts = self._split(name) if name else None
         if parts is not None:
@@ -222,10 +217,8 @@ class Noted:
             error = reserved_name(self._name, key, field, name, offset=offset)
             self._add_file(name, key, offset, end, str(error).partition(", or write the shard")[0])
             return None
-        if name:
-            return name
-        self.doubtful = True
-        if data in (GAP, ASTRAY):
+        if not name:
+            self.damaged = True
             self._end_piece()
             why = str(self._errors.pop()) if self._errors else "members were lost there"
             self.pieces.append(Piece(offset, None, why=why))
@@ -257,14 +250,6 @@ class Noted:
     def _add_file(self, name: str, key: str, start: int, end: int, why: str) -> None:
         self._files.append({"shard": self._name, "start": start, "end": end, "key": key, "file": name, "why": why})
 
-    def end(self, offset: int) -> None:
-        """Note where the members of the shard end, and whether reading has warned of the end."""
-        self._end_piece()
-        if doubts := [one for one in self.warned if issubclass(one.category, ShardWarning)]:
-            self.odd_ends = 1
-            self.pieces.append(Piece(offset, None, why=" ".join(str(one.message) for one in doubts)))
-            self.warned[:] = [one for one in self.warned if one not in doubts]
-
     def came(self, sample: Sample) -> Piece:
         """Note that a piece came out, and give it its key."""
         start, _, sample["__key__"] = sample["__key__"].partition("\0")
@@ -274,29 +259,26 @@ class Noted:
 
     def lost(self) -> list[dict[str, Any]]:
         """Return what was lost, in the order of the shard."""
-        lost, before, damage = list[dict[str, Any]](), None, None
+        lost, before = list[dict[str, Any]](), None
         for piece, after in zip_longest(self.pieces, self.pieces[1:]):
             end = None if after is None else after.start
             why = piece.why
             if why is None and not piece.came:
                 beside = next((one for one in (before, after) if one is not None and one.key is None), None)
-                why = self._reason(piece, beside, damage)
+                why = self._reason(piece, beside)
             if why is not None:
                 lost.append({"shard": self._name, "start": piece.start, "end": end, "key": piece.key, "why": why})
-            before, damage = piece, piece if piece.key is None else damage
+            before = piece
         return sorted([*lost, *self._files], key=lambda entry: entry["start"])
 
-    def _reason(self, piece: Piece, beside: Piece | None, damage: Piece | None) -> str:
-        """Return why a piece did not come out: the damage beside it, or the last one before."""
+    def _reason(self, piece: Piece, beside: Piece | None) -> str:
+        """Return why a piece did not come out: what is wrong with it, or the damage beside it."""
         named = f"'{piece.start}\\x00"  # as an error shows its key
         for error in self._errors:
             if named in str(error):
                 return without_starts(str(error))
-        if beside is not None:
-            return f"it is next to the damage at byte {beside.start}, and may be incomplete"
-        if damage is not None:
-            return f"it comes after the damage at byte {damage.start}, and may be a file inside a file"
-        return "it is next to a doubtful end mark, and may be incomplete"
+        where = "" if beside is None else f" at byte {beside.start}"
+        return f"it is next to the damage{where}, and may be incomplete"
 
 
 def split_piece(name: str) -> tuple[str, str] | None:
@@ -349,7 +331,7 @@ class Joined:
         for key, found in of_key.items():
             if len(found) > 1:
                 self._join(key, found)
-        if noted.doubtful and of_key:
+        if noted.damaged and of_key:
             self._lose_halves(of_key)
 
     def _join(self, key: str, pieces: Sequence[Piece]) -> None:
@@ -408,17 +390,15 @@ def _summed(report: Report) -> str:
     """What was written, joined and lost, in words."""
     facts = report.facts.values()
     lost = [entry for fact in facts for entry in fact["lost"]]
-    joined, odd_ends = sum(fact["joined"] for fact in facts), sum(fact["odd_ends"] for fact in facts)
+    joined = sum(fact["joined"] for fact in facts)
     words = [f"{plural(joined, 'sample')} joined from pieces"] if joined else []
-    if len(lost) > odd_ends:
+    if lost:
         files = sum("file" in entry for entry in lost)
         samples = len({(one["shard"], one["key"]) for one in lost if one["key"] is not None and "file" not in one})
-        places, shards = sum(one["key"] is None for one in lost) - odd_ends, len({one["shard"] for one in lost})
+        places, shards = sum(one["key"] is None for one in lost), len({one["shard"] for one in lost})
         counts = {"sample": samples, "single file": files, "damaged place": places}
         what = ", ".join(plural(count, noun) for noun, count in counts.items() if count)
         words.append(f"lost: {what}; in {plural(shards, 'shard')}, see {LOST}")
-    if odd_ends:
-        words.append(f"{plural(odd_ends, 'shard')} may have been cut at the end, see {LOST}")
     return "; ".join([summed(report), *words, *([] if lost else ["nothing is lost"])])
 
 
@@ -429,10 +409,18 @@ def _summed(report: Report) -> str:
 @dest
 @click.option("--decode", is_flag=True, help="Also leave out samples with a field that cannot be decoded.")
 @click.option("--drop-repeated", is_flag=True, help="Leave out a sample whose key and fields came before in its shard.")
+@click.option("--concatenated", is_flag=True, help="Shards may be several archives, one after another (cat, tar -A).")
 @key_split
 @runs(_summed)
 def repair(
-    *, urls: Sequence[str], place: Place, running: Running, key_split: str, decode: bool, drop_repeated: bool
+    *,
+    urls: Sequence[str],
+    place: Place,
+    running: Running,
+    key_split: str,
+    decode: bool,
+    drop_repeated: bool,
+    concatenated: bool,
 ) -> Job:
     """Write the whole samples of damaged shards to the directory DEST, and list what was lost.
 
@@ -440,7 +428,7 @@ def repair(
     line for each sample, each damaged place and each file that no sample can have (a link, or a
     name that is kept for metadata): the shard, its bytes from start to end (of the tar, after
     decompression; null: to the end), the key if there is one, and why. A sample next to damage is
-    lost too, since it may be incomplete. If a shard may have been cut at its end, a line says so.
+    lost too, since it may be incomplete; so is the last one of a shard that is cut.
 
     Members of one sample that are apart from each other, as in a tar that is not sorted, are
     joined; they are held in memory until the last one. If one of these pieces is lost, so is the
@@ -450,7 +438,12 @@ def repair(
     With --key-split last-dot, dots in keys become underscores, so that all readers find the keys.
     wds-pipes verify says which shards need repair.
     """
-    options = {"key_split": key_split, "drop_repeated": drop_repeated, "decode": decode}
-    work = partial(_write, Repair(Reading(place.storage_options, key_split), drop_repeated, decode))
+    options = {
+        "key_split": key_split,
+        "drop_repeated": drop_repeated,
+        "decode": decode,
+        "concatenated": concatenated,
+    }
+    work = partial(_write, Repair(Reading(place.storage_options, key_split), drop_repeated, decode, concatenated))
     shards = find_shards(urls, place, place.storage_options)
     return plan("repair", shards, place, work, options, finish=_finish, extras=[LOST])

@@ -92,7 +92,6 @@ class Download(threading.Thread):
         problem: what was wrong with the bytes of the first attempt.
         passing: it reached its end, but its completeness is not confirmed (rule 5): the bytes are
             in ``file``, which has no name any more.
-        end_is_vouched_for: see ``RemoteShard.end_is_vouched_for``.
         file: the .part, later the complete file; it stays open until ``stop``, so that it is not
             evicted.
     """
@@ -114,7 +113,6 @@ class Download(threading.Thread):
         self.full: str | None = None
         self.problem: str | None = None
         self.passing = False
-        self.end_is_vouched_for = True
         self.file: LockedFile | None = None
         self._directory, self._entry, self._lock, self._fetch, self._expected, self._max_bytes = (
             directory,
@@ -260,7 +258,6 @@ class Download(threading.Thread):
             return f"its MD5 was {md5} instead of {self._expected.md5}"
         with using(self._directory):
             if md5 is None and not is_vouched_for(file, total):
-                self.end_is_vouched_for = is_end_vouched_for(stream)
                 self.passing = True
                 os.remove(self._entry.part)
             else:

@@ -12,7 +12,7 @@ from hashlib import md5 as md5_hash
 from typing import Any
 
 from wds_pipes.errors import CacheError, ShardError
-from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, is_end_vouched_for, using
+from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, using
 from wds_pipes.io.cache.files import CacheDirectory, Entry, Facts, boot
 from wds_pipes.io.locks import LockedFile, open_locked
 
@@ -44,7 +44,6 @@ class CachedStream(io.RawIOBase):
         self._facts: Facts | None = None  # about the bytes that were read
         self._broken: ShardError | None = None  # why nothing more may be read
         self._doubted = False
-        self._is_vouched_for = True  # whether the end of the download is confirmed
 
     def begin(self, start: int) -> None:
         """Open the stored shard, start to store it, or read it directly from the store."""
@@ -62,11 +61,6 @@ class CachedStream(io.RawIOBase):
         if whole is not None:
             self._take(whole)
         return whole is not None
-
-    @property
-    def end_is_vouched_for(self) -> bool:
-        """See ``RemoteShard.end_is_vouched_for``."""
-        return self._checksum is not None or (self._is_vouched_for and is_end_vouched_for(self._direct))
 
     def readable(self) -> bool:
         return True
@@ -258,7 +252,6 @@ class CachedStream(io.RawIOBase):
         download, self._download = self._download, None
         if download.passing:
             assert download.file is not None
-            self._is_vouched_for = download.end_is_vouched_for
             self._take(download.file)
             return True
         download.stop()
