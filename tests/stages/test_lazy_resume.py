@@ -143,14 +143,10 @@ def test_histories(data, indexed):
     assert done + rest == whole or (len(done) == len(whole) and sorted(rest) == sorted(whole))
 
 
-@given(data=st.data())
-@settings(quick, max_examples=20)
-def test_histories_of_a_loader(data, indexed):
-    """Each sample of an epoch comes once, over changes of the number of lanes, and the same batches
-    come with and without offsets.
+def same_with_offsets(indexed, size, cuts):
+    """Whether each sample of an epoch comes once, over changes of the number of lanes, and the same
+    batches come with and without offsets.
     """
-    size = data.draw(st.integers(1, 20), "size")
-    cuts = data.draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.booleans()), max_size=3), "cuts")
 
     def make(lanes, offsets):
         more = {} if offsets else {"index": None, "samples_per_shard": FIFTY}
@@ -171,6 +167,20 @@ def test_histories_of_a_loader(data, indexed):
     found = history(False)
     assert sorted(flat(found)) == [f"{number:08d}" for number in range(50)]
     assert found == history(True)
+
+
+@given(data=st.data())
+@settings(quick, max_examples=20)
+def test_histories_of_a_loader(data, indexed):
+    size = data.draw(st.integers(1, 20), "size")
+    cuts = data.draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.booleans()), max_size=3), "cuts")
+    same_with_offsets(indexed, size, cuts)
+
+
+@pytest.mark.parametrize("cuts", [[(3, 3, False), (3, 3, False)], [(1, 4, False), (1, 1, True)]])
+def test_a_shard_that_was_not_begun_is_divided_anew(cuts, indexed):
+    """One whose turn comes next, when the last sample of the one before it has come."""
+    same_with_offsets(indexed, 2, cuts)
 
 
 def test_more_than_two_windows_after_a_resume(tmp_path):

@@ -34,7 +34,7 @@ class Numbered(ABC, Generic[Out]):
 
     @abstractmethod
     def opened(self, number: int) -> int:
-        """Return what ``Chain.opened`` is when an item is the next one."""
+        """Return what ``Chain.opened`` is when so many items have come."""
 
     @abstractmethod
     def read(self, numbers: Iterable[int]) -> Iterator[Out]:

@@ -135,7 +135,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         return (skipped, filtered, of_shard, 0), ((start, "", damaged), passed)
 
     def opened(self, number: int) -> int:
-        return int(self._passed) + (self._place(number)[0] + 1 if number < self.count else len(self._ranges))
+        return int(self._passed) + bisect_left(self._starts, number)  # the range of the next one is not begun
 
     def _check_start(self, place: int, of_shard: int) -> int:
         """Return where a sample of a range begins, after a check that the one before it in the

@@ -32,7 +32,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import MAX_SIZE
-from wds_pipes.tar.index_formats import make_opener
+from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.members import Link, reserved_name
 from wds_pipes.tar.reader import TarReader
