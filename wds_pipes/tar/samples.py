@@ -42,10 +42,6 @@ class SampleParser:
         self._linked: set[str] = set()  # the shards of which a link was reported
         self._begins = "", 0  # a shard, and a byte of it where a sample is known to begin
 
-    @functools.cached_property
-    def _checker(self) -> SampleParser:
-        return SampleParser(frozenset(), self._key_split, self._stale)
-
     def parse(
         self, part: Part, start: int, stop: int, url: str, shown: str, *, before: int | None = None
     ) -> dict[str, Any]:
@@ -70,7 +66,7 @@ class SampleParser:
         if end > len(data):
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
         try:
-            found = list(self._grouping.samples(self._members(part, start, stop, url), shown))
+            found = list(self._grouping.samples(self._members(part, start, stop, url, self._want), shown))
         except ReservedNameError:
             raise
         except SampleError as error:
@@ -105,8 +101,11 @@ class SampleParser:
         if before < 0:
             if start and not base:
                 check_head(data[:start], url, self._split, self._stale)
-        elif before >= base and self._checker.parse(part, before, start, url, url)["__key__"] == key:
-            raise self._stale(url, f"sample {key!r} begins before byte {start}")
+        elif before >= base:
+            for _, name, _, _ in self._members(part, before, start, url, wants((), self._key_split)):
+                parts = self._split(name) if name else None
+                if parts is not None and parts[0] == key:
+                    raise self._stale(url, f"sample {key!r} begins before byte {start}")
 
     def check_last(self, part: Part, stop: int, url: str) -> None:
         """Check that the end of the archive follows the last sample of a shard, which ends at byte
@@ -119,9 +118,13 @@ class SampleParser:
         if data[stop - base : stop - base + BLOCK].strip(b"\0"):
             raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
 
-    def _members(self, part: Part, start: int, stop: int, url: str) -> Iterator[Member]:
-        """Yield the members between two bytes of a shard."""
-        (data, base), at, want = part, start, self._want
+    def _members(
+        self, part: Part, start: int, stop: int, url: str, want: Callable[[str], bool] | None
+    ) -> Iterator[Member]:
+        """Yield the members between two bytes of a shard, with the data of those that ``want``
+        names; None: of all.
+        """
+        (data, base), at = part, start
         while at < stop:
             begin = at - base + BLOCK
             plain = plain_header(data[begin - BLOCK : begin])
