@@ -30,6 +30,7 @@ class PutBackIterator(Iterator[In]):
         self._last: deque[tuple[int, Mark]] = deque(maxlen=_MOST)  # the ids of those taken, with the same marks
         self._item: In | None = None  # the one taken last
         self._taken = 0  # how many the current call has taken and not put back
+        self._ended = False  # whether the source has no more
         self._failed: Exception | None = None  # the error of a step before
 
     def __next__(self) -> In:
@@ -71,6 +72,7 @@ class PutBackIterator(Iterator[In]):
         except Exception as error:
             self._failed = error
             raise
+        self._ended = item is END
         if item is not END:
             self._ahead.append((item, before))
         return item is not END
@@ -148,8 +150,9 @@ class Then(ReadsAgain[Any]):
         StateError: after a resume, the function did not yield what it had yielded before.
         Exception: an error of a step before this one, also if the function catches it.
 
-    Checkpoint: four numbers, and the position of the source before the current call. A resume reads
-    the items again that this call took, and calls the function on them.
+    Checkpoint: four numbers, whether the end of the source was met, and the position of the source
+    before the current call. A resume reads the items again that this call took, and calls the
+    function on them.
     """
 
     @dataclass(slots=True)
@@ -157,6 +160,7 @@ class Then(ReadsAgain[Any]):
         yielded: int = 0  # how often the current call has yielded
         taken: int = 0  # how many items it had taken then, without those that it had put back
         ahead: int = 0  # how many more were read: they are put back, or not taken again yet
+        ended: bool = False  # whether the end of the source was met
 
     scope = "window"
 
@@ -186,7 +190,8 @@ class Then(ReadsAgain[Any]):
                     if items._failed is not None:  # and the function has caught it
                         raise items._failed
                     if given > at.yielded:
-                        at.yielded, at.taken, at.ahead = given, items._taken, len(items._ahead)
+                        at.yielded, at.taken = given, items._taken
+                        at.ahead, at.ended = len(items._ahead), items._ended
                         yield result
                     elif given == at.yielded:
                         self._compare(items)
@@ -205,16 +210,18 @@ class Then(ReadsAgain[Any]):
                     "the function of then() returned and took no item, or put all of them back: it would be called on "
                     "the same items without end"
                 )
-            at.yielded = at.taken = at.ahead = 0
+            at.yielded, at.taken, at.ahead, at.ended = 0, 0, 0, False
         if at.yielded:
             raise _unlike()
         self.earlier = None  # for the counts of the whole epoch
 
     def _compare(self, items: PutBackIterator[Any]) -> None:
-        """Read as many items as had been read when the state was saved, and compare how many of
-        them the function has taken.
+        """Read as many items as had been read when the state was saved, or the end of the source,
+        and compare how many of them the function has taken.
         """
         whole = all(items._read() for _ in range(self.at.ahead - len(items._ahead)))
+        if self.at.ended and not items._ended:
+            whole = whole and not items._read()
         if not whole or items._taken != self.at.taken:
             raise _unlike()
         self.check_again()
