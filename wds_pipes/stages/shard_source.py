@@ -59,7 +59,7 @@ class ShardSource(Source[Out]):
         raise NotImplementedError
 
     def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else self.urls
+        patterns = options["urls"] if isinstance(options["urls"], (str, os.PathLike, list, tuple)) else list(self.urls)
         return {**options, "urls": patterns}, f"({self.size_shown()})"
 
     @cached_property
