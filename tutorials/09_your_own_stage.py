@@ -362,21 +362,26 @@ assert by_epoch[0] != by_epoch[1]
 #
 # Data that are not in shards, such as the rows of a table, need a first stage. `wp.RowSource` does
 # all but two things: you count the rows, and read a range of them. `register_stage` returns the class
-# of its pipes.
+# of its pipes. `read` is called very often, so it must find its first row quickly, here by SQLite's
+# rowid: `LIMIT ? OFFSET ?` would walk over all rows before it, each time. Connections are opened in
+# `read`, which runs in the workers, not in `__init__`. `order_options` names what decides which rows
+# there are: a state is refused if the name of the table differs, or the number of rows.
 
 
 # %%
 class Rows(wp.RowSource):
-    """The rows of an SQLite table."""
+    """The rows of an SQLite table, whose rowids are 1, 2, 3 and so on."""
 
-    def __init__(self, path, *, seed=0):
-        self.path = path
-        [(count,)] = sqlite3.connect(path).execute("SELECT count(*) FROM texts")
+    order_options = ("table",)
+
+    def __init__(self, path, table, *, seed=0):
+        self.path, self.table = path, table
+        [(count,)] = sqlite3.connect(path).execute(f"SELECT count(*) FROM {table}")
         super().__init__(count, seed=seed)
 
     def read(self, start, stop):
-        query = "SELECT key, txt FROM texts ORDER BY key LIMIT ? OFFSET ?"
-        for key, text in sqlite3.connect(self.path).execute(query, (stop - start, start)):
+        query = f"SELECT key, txt FROM {self.table} WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
+        for key, text in sqlite3.connect(self.path).execute(query, (start + 1, stop)):
             yield {"__key__": key, "txt": text}
 
 
@@ -384,8 +389,8 @@ with sqlite3.connect("texts.sqlite") as table:
     table.execute("CREATE TABLE texts (key TEXT, txt TEXT)")
     table.executemany("INSERT INTO texts VALUES (?, ?)", [(f"{n:03d}", f"text {n}") for n in range(20)])
 rows = wp.register_stage(Rows)
-check_resume(lambda: rows("texts.sqlite").shuffle_buffer(4).batch_samples(3))
-print(len(wp.PipeLoader(rows("texts.sqlite"), batch_size=4, lanes=2)), "batches")
+check_resume(lambda: rows("texts.sqlite", "texts").shuffle_buffer(4).batch_samples(3))
+print(len(wp.PipeLoader(rows("texts.sqlite", "texts"), batch_size=4, lanes=2)), "batches")
 
 # %% [markdown]
 # ## In workers, and beyond one test

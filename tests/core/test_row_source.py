@@ -105,6 +105,30 @@ def test_rows_that_are_gone_are_an_error(table, tmp_path):
         list(pipe)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        (
+            lambda start, stop: range(30),
+            wp.SampleError,
+            r"read\(0, 1\) of wrong yielded more than 1 row: .* rows 0 to 0",
+        ),
+        (lambda start, stop: range(start, 30), wp.SampleError, r"read\(0, 1\) of wrong yielded more than 1 row"),
+        (lambda start, stop: range(start, stop - 1), wp.SampleError, r"read\(0, 1\) of wrong yielded 0 rows"),
+        (lambda start, stop: None, TypeError, r"read\(\) of wrong returned None: it must yield the rows"),
+    ],
+)
+def test_a_read_that_ignores_what_it_is_asked_for_is_an_error(wrong, error, said):
+    """One that always begins at row 0 would yield that row again and again, and resume exactly."""
+
+    class Wrong(wp.RowSource):
+        def read(self, start, stop):
+            return wrong(start, stop)
+
+    with pytest.raises(error, match=said):
+        list(wp.register_stage(Wrong)(30))
+
+
 def test_a_class_without_read_is_named():
     class Empty(wp.RowSource):
         pass

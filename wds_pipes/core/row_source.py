@@ -9,9 +9,10 @@ from itertools import islice
 from typing import ClassVar
 
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Out
+from wds_pipes.core.running import END, Out
 from wds_pipes.core.stage import Source, functional_name
 from wds_pipes.core.state import damaged
+from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 
 _MOST_BLOCKS = 4096  # of an epoch: what is left of a lane is divided by whole blocks
@@ -29,10 +30,8 @@ class RowSource(Source[Out]):
                 super().__init__(count, seed=seed)
 
             def read(self, start, stop):
-                rows = sqlite3.connect(self.path).execute(
-                    "SELECT key, txt FROM rows ORDER BY key LIMIT ? OFFSET ?", (stop - start, start)
-                )
-                for key, text in rows:
+                query = "SELECT key, txt FROM rows WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
+                for key, text in sqlite3.connect(self.path).execute(query, (start + 1, stop)):
                     yield {"__key__": key, "txt": text}
 
         pipe = wp.register_stage(Rows)("train.sqlite")
@@ -41,12 +40,20 @@ class RowSource(Source[Out]):
     refused if it differs, or if the number of rows does. To shuffle, use ``shuffle_buffer``. A
     sample needs a ``"__key__"`` only for steps that ask for it.
 
+    ``read`` is called up to 4,096 times in an epoch, for a small table once for each row. So it
+    must find the row ``start`` quickly: by a number that has an index, such as SQLite's rowid here.
+    ``LIMIT ? OFFSET ?`` walks over all rows before ``start`` at each call, and ``ORDER BY`` a
+    column without an index sorts the table at each call. If the numbers have gaps, read them once
+    in ``__init__``, ``self.ids = [...]``, look for those from ``self.ids[start]`` to
+    ``self.ids[stop - 1]``, and name them in ``shared``.
+
     Args:
         count: how many rows there are.
         seed: an integer of 64 bits, from which all random decisions of the pipe derive.
 
     Raises:
-        SampleError: during iteration, if ``read`` yields fewer rows than it was asked for.
+        SampleError: during iteration, if ``read`` yields fewer or more rows than it was asked for.
+        TypeError: during iteration, if it returns no rows at all, as without a ``yield``.
 
     Checkpoint: two numbers. A resume calls ``read`` with the next row as its ``start``.
     """
@@ -65,7 +72,11 @@ class RowSource(Source[Out]):
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Iterable[Out]:
-        """Yield the rows ``start`` to ``stop`` - 1; it is called in the process that iterates."""
+        """Yield the rows ``start`` to ``stop`` - 1, counted from 0.
+
+        It is called in the process that iterates. So open files and connections here, not in
+        ``__init__``, whose objects go to the workers.
+        """
 
     def run(self) -> Iterator[Out]:
         at, lane, block = self.at, self.lane, self._block
@@ -76,16 +87,26 @@ class RowSource(Source[Out]):
             raise damaged(f"lane {lane.number} of {lane.of} stands at row {at.inside} of range {at.next}")
         for number, first, last in ranges[at.next :]:
             before, start, stop = at.inside, number * block + first + at.inside, number * block + last
-            for row in islice(self.read(start, stop), stop - start) if start < stop else ():
+            rows = self._rows(start, stop) if start < stop else iter(())
+            for row in islice(rows, stop - start):
                 at.inside += 1
                 yield row
-            if at.inside < last - first:
-                name = functional_name(type(self))
+            if at.inside < last - first or next(rows, END) is not END:
+                given = at.inside - before
+                yielded = (
+                    f"yielded {given} rows" if given < stop - start else f"yielded more than {plural(given, 'row')}"
+                )
                 raise SampleError(
-                    f"read({start}, {stop}) of {name} yielded {at.inside - before} rows: it must yield as many as it "
-                    "is asked for. Have rows been deleted since they were counted?"
+                    f"read({start}, {stop}) of {functional_name(type(self))} {yielded}: it must yield the rows {start} "
+                    f"to {stop - 1}, counted from 0. Have rows been deleted or added since they were counted?"
                 )
             at.next, at.inside = at.next + 1, 0
+
+    def _rows(self, start: int, stop: int) -> Iterator[Out]:
+        rows = self.read(start, stop)
+        if not hasattr(rows, "__iter__"):
+            raise TypeError(f"read() of {functional_name(type(self))} returned {rows!r:.80}: it must yield the rows")
+        return iter(rows)
 
     def _label(self, *, counted: bool) -> str:
         name, _, options = super()._label(counted=counted).partition("(")
