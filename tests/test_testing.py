@@ -25,6 +25,8 @@ from wds_pipes.testing import _check_lanes, check_resume, make_shards, same
 class First(Stage):
     """The first samples of an epoch. Its position has their number, but not that it has ended."""
 
+    order_options = ("count",)
+
     @dataclass
     class At:
         came: int = 0
@@ -42,6 +44,8 @@ class First(Stage):
 class UpTo(Stage):
     """The samples up to a certain one; its position does not show that it has ended."""
 
+    order_options = ("last",)
+
     def __init__(self, source, last):
         super().__init__(source)
         self.last = last
@@ -57,6 +61,8 @@ class Unseen(Stage):
     """Samples that did not come before in this lane, with the ones seen in an attribute made in
     __init__. Position: none that it needs in these tests.
     """
+
+    order_options = ()
 
     def __init__(self, source, seen):
         super().__init__(source)
@@ -208,6 +214,68 @@ try:
 except AssertionError as error:
     print("found:", error)
 """
+
+
+def one_call_after_another(seen):
+    """A filter that remembers what came, in an object that all pipes share."""
+    return lambda sample: not (sample["__key__"] in seen or seen.add(sample["__key__"]))
+
+
+def test_a_function_that_remembers_across_pipes_is_found(urls):
+    """Each of its later runs yields nothing, so all of them are equal."""
+    unseen = one_call_after_another(set())
+    with pytest.raises(AssertionError, match=r"yielded 14 items when it first ran, and 0 when make\(\) had built it"):
+        check_resume(
+            lambda: wp.ShardList(urls, empty_check=False).open_shards().load_tar().group_by_key().filter_samples(unseen)
+        )
+
+
+def test_a_function_of_a_built_in_step_is_blamed_for_its_scope(urls):
+    """Its user cannot declare another scope."""
+    numbers = iter(range(1000))
+    with pytest.raises(AssertionError, match="Its function must depend on the item alone: use then") as caught:
+        check_resume(lambda: wp.ShardList(urls).open_shards().map_samples(lambda shard: {"number": next(numbers)}))
+    assert "Declare scope" not in str(caught.value)
+
+
+def test_items_are_shown_where_they_differ():
+    """Also if they are long."""
+    count = iter(range(1000))
+    with pytest.raises(AssertionError, match=r"item 0 is \.\.\. x.*'\d+'\], not \.\.\. x.*'\d+'\]\. What the stage"):
+        check_resume(lambda: Stream(Named(Given([0]), count)))
+
+
+class Named(Stage):
+    """A long text, then a number that is never the same again."""
+
+    order_options = ()
+
+    def __init__(self, source, count):
+        super().__init__(source)
+        self.count = count
+
+    def run(self):
+        for _ in self.source.items:
+            yield ["x " * 500, str(next(self.count))]
+
+
+def test_a_stage_that_does_not_say_which_options_decide_is_found(urls):
+    """A state of another count would be accepted, silently."""
+
+    class Declared(First):
+        order_options = ()
+
+    class Undeclared(Stage):
+        def __init__(self, source, count):
+            super().__init__(source)
+            self.count = count
+
+        def run(self):
+            yield from self.source.items
+
+    check_resume(lambda: Stream(Declared(Given([0, 1]), 1)))
+    with pytest.raises(AssertionError, match=r"Undeclared takes count, and .* as in order_options = \('count',\)"):
+        check_resume(lambda: Stream(Undeclared(Given([0, 1]), 1)))
 
 
 def test_nan_equals_nan():

@@ -20,8 +20,9 @@ from wds_pipes.core.checking import SEE, check_positions, reason, refused
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Given
 from wds_pipes.core.running import begin, running_copy
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
+from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 from wds_pipes.stages import BatchSamples
 from wds_pipes.tar.writer import TarWriter
@@ -92,8 +93,9 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
     For a pipe of this package, these are checked too:
 
     - Positions hold only int, float, str, bool and None, no data of the samples, and do not grow
-      with the data; a mark does not change after it was taken. What a
-      stage declares by ``keeps_count`` and ``scope`` is true.
+      with the data; a mark does not change after it was taken. A stage of yours that has options
+      declares ``order_options``. ``keeps_count`` is true, and so is the scope of an item; that of a
+      window cannot be told from that of a lane.
     - A step after the pipeline may hold items when the pipeline ends. So the check is repeated with
       a ``batch_samples`` after it whose last batch is not full.
     - A process may run several lanes. So one pipeline is run as the only lane and as each of two
@@ -117,9 +119,14 @@ def check_resume(make: Callable[[], Any], *, epochs: int = 2) -> list[list[Any]]
             that fails. Or a position or a declaration is wrong; the message names the stage.
     """
     if (stage := _stage(make())) is not None:
-        check_positions(stage)
+        count = check_positions(stage)
         _check_order(stage)
     whole = _check_cuts(make, epochs)
+    if stage is not None and count != len(whole[0]):
+        raise AssertionError(
+            f"the pipeline yielded {plural(count, 'item')} when it first ran, and {len(whole[0])} when make() had "
+            "built it again: does make(), or a function of a step, use an object that remembers what came before?"
+        )
     if _stage(make()) is not None:
         _check_batches_after(make, epochs, len(whole[0]))
         _check_lanes(make)
@@ -170,7 +177,7 @@ def _resume(
     except StateError as error:
         raise AssertionError(
             f"cut at {place}: {refused(_stage(pipeline), state)} its own position: {reason(error)}. "
-            f"The state: {_short(state)}"
+            f"{_TYPES} The state: {_short(state)}"
         ) from error
     again = _dump(pipeline)
     # At the end of an epoch, torchdata's loaders continue with the next one when their state is
@@ -189,7 +196,8 @@ def _resume(
         empty += 1
         for item in pipeline:
             if not same(item, flat[place]):
-                raise failed(f"item {place} is {item!r:.200}, not {flat[place]!r:.200}")
+                came, expected = _apart(item, flat[place])
+                raise failed(f"item {place} is {came}, not {expected}")
             place, empty = place + 1, 0
             if place <= last_cut:
                 cuts.append((place, _dump(pipeline)))
@@ -204,9 +212,21 @@ def _resume(
 
 _HELP = (
     "What the stage needs to continue is not in its position: was something made in __init__ changed, or "
-    "mark() taken after it had read ahead? Does the function of then(fn) remember anything from one call to the next? "
+    "mark() taken after it had read ahead? Does a function of a step, as in then(fn) or filter_samples(fn), remember "
+    "anything from one call to the next, change an item that it puts back, or draw random numbers of its own? "
     f"{SEE}"
 )
+_TYPES = (
+    "A field of At keeps the type of its default: one that begins at 0 is a count, never negative and never a "
+    "fraction. Write 0.0 for any finite number, None for what can be anything."
+)
+
+
+def _apart(*items: Any) -> list[str]:
+    """Return the texts of items, shortened, from shortly before the place where they differ."""
+    texts = [repr(item) for item in items]
+    start = next((place for place, letters in enumerate(zip(*texts)) if len(set(letters)) > 1), 0) - 100
+    return [f"... {text[start:][:200]}" if start > 0 else text[:200] for text in texts]
 
 
 def _short(state: str) -> str:
@@ -258,10 +278,16 @@ def _check_order(stage: Stage[Any]) -> None:
         for number in range(min(len(whole), len(taken) // size)):
             alone = _run_over(step, chain.root.seed, taken[number * size : (number + 1) * size])
             if not (len(alone) == 1 and same(alone[0], whole[number])):
+                given, expected = _apart(alone, whole[number : number + 1])
+                mend = (
+                    "Its function must depend on the item alone: use then(fn), or a stage of your own."
+                    if is_built_in(type(step))
+                    else 'Declare scope = "window" if only items shortly before or after matter, otherwise "lane".'
+                )
                 raise AssertionError(
                     f'{name} has scope = "item", and its item {number} depends on other items than number '
-                    f"{number} of its source, or on how many came before: alone that one gives {alone!r:.200}, not "
-                    f'{whole[number]!r:.200}. Declare scope = "window" or "lane".'
+                    f"{number} of its source, or on how many came before: alone that one gives {given}, not "
+                    f"{expected}. {mend}"
                 )
 
 

@@ -222,4 +222,5 @@ def test_a_stage_that_refuses_its_own_position_is_named():
     said = str(caught.value)
     assert said.startswith("cut at 4: problem() or the types of At of refuses refuse its own position")
     assert "too many" in said
+    assert "one that begins at 0 is a count, never negative and never a fraction" in said
     assert "untouched checkpoint" not in said

@@ -231,6 +231,8 @@ def test_what_a_stage_lacks_is_told_when_it_is_built(kind, said, urls):
 class SkipFirst(wp.Stage):
     """Leave out the first samples of a lane. Its position has the name of a count."""
 
+    order_options = ("count",)
+
     @dataclass(slots=True)
     class At:
         skipped: int = 0

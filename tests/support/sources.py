@@ -23,6 +23,8 @@ class Given(Source[Any]):
 
     shared = ("given", "taken")
 
+    order_options = ()
+
     def __init__(self, items: Sequence[Any], *, seed: int = 0) -> None:
         super().__init__(seed)
         self.given, self.taken = items, [0]

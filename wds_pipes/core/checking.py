@@ -19,7 +19,7 @@ from typing import Any
 from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Reports, Source, Stage, functional_name
+from wds_pipes.core.stage import Reports, Source, Stage, functional_name, is_built_in, shown_signature
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 
@@ -35,18 +35,22 @@ _ENDLESS = 1000  # items of a chain without end that are checked
 _NONE = type(None)
 
 
-def check_positions(recipe: Stage[Any]) -> None:
+def check_positions(recipe: Stage[Any]) -> int:
     """Run an epoch of a chain, and of the chains that its stages run, and check each position.
+    Return how many items it had.
 
     Raises:
         AssertionError: a position has what it must not have, or a stage declares ``keeps_count`` or
-            ``scope`` wrongly.
+            ``scope`` wrongly, or no ``order_options``.
     """
     chain = Chain(recipe)
-    _check(recipe)
+    for step in chain:
+        _check_options(type(step))
+    count = _check(recipe)
     for inner in [chain.placed[0].source, *(chain.root.branches.values() if chain.placed[0] is chain.root else ())]:
         if inner is not None:
             check_positions(inner)
+    return count
 
 
 def refused(stage: Stage[Any] | None, state: str) -> str:
@@ -66,8 +70,22 @@ def reason(error: StateError) -> str:
     return str(error).removeprefix("the state is damaged: ").removesuffix(" Use an untouched checkpoint.").rstrip(".")
 
 
-def _check(recipe: Stage[Any]) -> None:
-    """Run an epoch of a chain, and check its stages, from the last that runs chains on."""
+def _check_options(kind: type[Stage[Any]]) -> None:
+    """Check that a stage of the user's says which of its options decide what comes."""
+    options = [name for name in shown_signature(kind).parameters if name not in ("source", "seed")]
+    declares = next(base for base in kind.__mro__ if "order_options" in vars(base))
+    if options and declares is Stage and not is_built_in(kind):
+        raise AssertionError(
+            f"{kind.__name__} takes {', '.join(options)}, and declares no order_options: name those that decide which "
+            f"items come, or in which order, as in order_options = ({options[-1]!r},). Then a state with other values "
+            "is refused. Write order_options = () if none does."
+        )
+
+
+def _check(recipe: Stage[Any]) -> int:
+    """Run an epoch of a chain, and check its stages, from the last that runs chains on. Return how
+    many items it had.
+    """
     chain = Chain(recipe)
     running = recipe.open(Lane(chain.root.seed, 0))
     steps, never_ends = Chain(running).placed[::-1], chain.never_ends
@@ -88,6 +106,7 @@ def _check(recipe: Stage[Any]) -> None:
         quarter = len(values) // 4
         if quarter >= 2 and max(values[quarter:]) > 2 * max(values[:quarter]) + _GROWTH:
             raise AssertionError(f"the position of {step_name} grows with the data, in its field {field!r}. {_MEND}")
+    return taps[0].count
 
 
 def _check_mark(step: Stage[Any], given: _Tap | None, sizes: dict[tuple[str, str], list[int]]) -> None:
