@@ -157,6 +157,60 @@ def test_a_position_is_checked_when_the_class_is_defined(at, said):
         type(wp.Stage)("Wrong", (wp.Stage,), {"At": at})
 
 
+class NotRegistered(wp.Stage):
+    """Mistake: its class is used as that of a pipe."""
+
+    def run(self):
+        yield from self.source  # and a mistake: not its items
+
+
+class NotRegisteredRows(wp.RowSource):
+    """Mistake: the same for a source."""
+
+    def read(self, start, stop):
+        return range(start, stop)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "said"),
+    [
+        (NotRegistered, TypeError, r"not TagSamples: call the method of a pipe, pipe.not_registered\(...\), after reg"),
+        (
+            lambda pipe: stages.Then(pipe, list),
+            TypeError,
+            r"needs a stage as its source, not TagSamples: .* pipe.then\(...\)$",
+        ),
+        (lambda pipe: pipe.not_registered(), AttributeError, r"'not_registered' yet: call register_stage\(NotReg"),
+        (lambda pipe: NotRegisteredRows(3).shuffle_buffer(2), AttributeError, "the class that register_stage"),
+        (lambda pipe: NotRegisteredRows(3).path, AttributeError, "object has no attribute 'path'$"),
+        (lambda pipe: wp.PipeLoader(NotRegisteredRows(3)), TypeError, "the class that register_stage"),
+        (lambda pipe: list(NotRegisteredRows(3)), TypeError, "NotRegisteredRows is a stage, a recipe"),
+        (lambda pipe: wp.register_stage(type("Next", (type(pipe),), {})), TypeError, "a class of pipes"),
+    ],
+)
+def test_a_stage_where_a_pipe_is_needed_is_named(use, error, said, urls):
+    """And what to write instead."""
+    with pytest.raises(error, match=said):
+        use(pipe(urls))
+
+
+def test_run_that_iterates_over_a_stage_learns_where_its_items_are(urls):
+    kind = type("Iterates", (NotRegistered,), {})
+    with pytest.raises(TypeError, match=r"in run\(\), iterate over self.source.items"):
+        next(iter(wp.register_stage(kind)(pipe(urls))))
+
+
+@pytest.mark.parametrize("wrong", ["keep_count", "order_option", "scopes", "count_items"])
+def test_a_misspelt_declaration_is_named(wrong):
+    """It would say nothing, silently."""
+    with pytest.raises(TypeError, match=rf"Wrong.{wrong} says nothing to the package. Did you mean "):
+        type("Wrong", (TagSamples,), {wrong: True})
+
+
+def test_names_that_only_resemble_a_declaration_are_allowed():
+    type("Right", (TagSamples,), {"slope": 1, "count": 2, "keep": 3, "items_seen": 4, "order": 5})
+
+
 @pytest.mark.parametrize("wrong", [int, 3, len])
 def test_what_is_no_stage_is_not_registered(wrong):
     with pytest.raises(TypeError, match=r"register_stage\(\) takes a class that is derived from wds_pipes.Stage"):
@@ -208,6 +262,21 @@ class OneString(WrongOption):
     """Mistake: a comma is missing."""
 
     order_options = "count"
+
+
+class NoCount(wp.RowSource):
+    """Mistake: no ``super().__init__``."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def read(self, start, stop):
+        return range(start, stop)
+
+
+def test_a_source_learns_what_super_needs():
+    with pytest.raises(TypeError, match=r"NoCount.__init__ must call super\(\).__init__\(count\)"):
+        wp.register_stage(NoCount)("rows.sqlite")
 
 
 MISTAKES = [

@@ -434,3 +434,26 @@ def test_the_function_is_closed_with_the_pipe():
     assert next(items) == 0
     stream.close()
     assert closed == [True]
+
+
+def subscripts(sample):
+    """Mistake: a function of one item."""
+    yield sample["__key__"]
+
+
+def pairs_of_all(items):
+    """Mistake: the last pair may lack its second item."""
+    yield next(items), next(items)
+
+
+def test_a_function_of_one_item_learns_what_it_gets():
+    with pytest.raises(TypeError, match="calls fn with an iterator over the items: .* use map_samples"):
+        list(Stream(Then(Given(list(range(5))), subscripts)))
+
+
+@pytest.mark.parametrize("function", [pairs_of_all, lambda items: [next(items), next(items)]])
+def test_a_function_that_meets_the_end_learns_what_to_write(function):
+    with pytest.raises(RuntimeError) as caught:
+        list(Stream(Then(Given(list(range(5))), function)))
+    notes = [*getattr(caught.value, "__notes__", ()), *getattr(caught.value.__cause__, "__notes__", ())]
+    assert any("Write next(items, None), or a for loop" in note for note in notes)

@@ -42,6 +42,8 @@ def stage_of(pipe: object, what: str) -> Stage[Any]:
             return convert(pipe, what)
     name = type(pipe).__name__
     hint = ": pass SampleList(urls, where=data.numbers).fetch_samples()" if name == "IndexedShards" else ""
+    if isinstance(pipe, Stage):
+        hint = f": call the class that register_stage({name}) returns, which makes a pipe"
     raise TypeError(f"{what.removesuffix('()')} takes a pipe, not {name}{hint}")
 
 

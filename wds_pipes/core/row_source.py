@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Out
-from wds_pipes.core.stage import Source, functional_name
+from wds_pipes.core.stage import Source, find_stage, functional_name
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -69,6 +69,14 @@ class RowSource(Source[Out]):
     def __init__(self, count: int, *, seed: int = 0) -> None:
         super().__init__(seed)
         self.count = check_count("count", count, least=0)
+
+    if not TYPE_CHECKING:  # type checkers still find misspelt attributes
+
+        def __getattr__(self, name: str) -> Any:
+            kind, mend = type(self).__name__, ""
+            if find_stage(name) is not None:
+                mend = f". It is no pipe: call the class that register_stage({kind}) returns, which makes one"
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{mend}", name=name, obj=self)
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Iterable[Out]:

@@ -39,10 +39,12 @@ from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed
 from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.suggest import nearest
 
 State = dict[str, Any]
 
 _SCOPES = ("item", "window", "lane")
+_DECLARED = ("order_options", "tallies", "scope", "keeps_count", "counts_items")
 _known: dict[str, type[Stage[Any]]] = {}  # all stages that are defined, by their functional names
 
 
@@ -120,7 +122,7 @@ class Stage(Generic[Out]):
               segments of a lane. Over a ``SampleList``, PipeLoader yields the same global batches
               on any number of ranks and workers.
             - ``"window"``: on items that came shortly before or after. PipeLoader may divide the
-              rest of the lane.
+              rest of the lane. Then each part begins with an empty window.
             - ``"lane"``: on all items that its lane has had. PipeLoader does not divide the rest of
               the lane. So it is for a stage that does not say.
         keeps_count: whether the stage yields as many items as it takes (or batches of all of them),
@@ -136,12 +138,17 @@ class Stage(Generic[Out]):
         shared: names of attributes with a large list, dict or set that never changes: the running
             copies share it. Of any other list, dict or set, each copy has its own.
 
-    ``check_resume`` tries what a stage says of itself here.
+    ``check_resume`` tries what a stage says of itself here, but it cannot tell a ``scope`` of
+    ``"window"`` from one of ``"lane"``.
     """
 
     @dataclass(slots=True)
     class At:
-        """The position: numbers and strings whose defaults are the beginning."""
+        """The position: numbers and strings whose defaults are the beginning.
+
+        A field keeps the type of its default. One that begins at 0 is a count, never negative;
+        0.0 stands for any finite number, and None for any plain value.
+        """
 
     order_options: ClassVar[tuple[str, ...]] = ()
     tallies: ClassVar[tuple[str, ...]] = ()
@@ -174,14 +181,23 @@ class Stage(Generic[Out]):
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
         check_tallies(cls.__name__, vars(cls).get("tallies", ()), cls._defaults)
+        for word in () if is_built_in(cls) else vars(cls):
+            if not hasattr(Stage, word) and (meant := nearest(word, _DECLARED, cutoff=0.85)) is not None:
+                raise TypeError(f"{cls.__name__}.{word} says nothing to the package. Did you mean {meant}?")
         if cls.scope not in _SCOPES:
             raise TypeError(f"{cls.__name__}.scope must be one of {', '.join(map(repr, _SCOPES))}, not {cls.scope!r}")
         cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in cls.tallies)
 
     def __init__(self, source: Stage[Any] | None = None) -> None:
         if source is not None and not isinstance(source, Stage):
-            raise TypeError(f"{type(self).__name__} needs a stage as its source, not {type(source).__name__}")
+            raise TypeError(_not_built_of_a_pipe(type(self), source))
         self.source = source
+
+    def __iter__(self) -> Iterator[Out]:
+        raise TypeError(
+            f"{type(self).__name__} is a stage, a recipe. Iterate over a pipe of it; in run(), iterate over "
+            "self.source.items"
+        )
 
     @abstractmethod  # see ``unfinished``
     def run(self) -> Iterator[Out]:
@@ -278,6 +294,15 @@ class Stage(Generic[Out]):
         return f"{functional_name(type(self))}({options})" if options else functional_name(type(self))
 
 
+def _not_built_of_a_pipe(kind: type[Stage[Any]], source: object) -> str:
+    name = kind.__name__
+    after = "" if is_built_in(kind) else f", after register_stage({name})"
+    return (
+        f"{name} needs a stage as its source, not {type(source).__name__}: call the method of a pipe, "
+        f"pipe.{functional_name(name)}(...){after}"
+    )
+
+
 # the methods that a class must define, if a base has them
 _NEEDED = {
     "run": "(self), a generator that yields the items",
@@ -293,7 +318,9 @@ def unfinished(stage: Stage[Any]) -> str | None:
         if getattr(getattr(kind, name, None), "__isabstractmethod__", False):
             return f"{kind.__name__} defines no {name}{what}"
     if "source" not in vars(stage):
-        return f"{kind.__name__}.__init__ must call super().__init__(source)"
+        base: Any = next(base for base in kind.__mro__[1:] if "__init__" in vars(base))
+        _, first, *_ = inspect.signature(base.__init__).parameters
+        return f"{kind.__name__}.__init__ must call super().__init__({first})"
     names: Any = kind.order_options
     if isinstance(names, str):
         return f"{kind.__name__}.order_options is the string {names!r}, not a tuple of names: write ({names!r},)"

@@ -135,14 +135,14 @@ _HERE = {
 _MOST_LISTED = 20  # known names; a longer list helps nobody
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.75) -> str | None:
     """Return the known name that is nearest to ``name``, apart from case and underscores; None if
-    none is near.
+    none is near. ``cutoff``: from 0, anything, to 1, the same.
     """
     import difflib  # needed only for an error
 
     plain = {each.lower().replace("_", ""): each for each in known if not each.startswith("_")}
-    found = difflib.get_close_matches(name.lower().replace("_", ""), plain, n=1, cutoff=0.75)
+    found = difflib.get_close_matches(name.lower().replace("_", ""), plain, n=1, cutoff=cutoff)
     return plain[found[0]] if found else None
 
 

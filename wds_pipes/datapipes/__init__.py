@@ -51,9 +51,19 @@ def _register(pipe: type[WdsPipe]) -> None:
     IterDataPipe.register_function(name, method)
 
 
+def _no_stage(kind: object) -> str:
+    mend = ""
+    if isinstance(kind, type) and issubclass(kind, WdsPipe):
+        mend = ". It is a class of pipes, which register_stage() returns: derive from the class of the stage"
+    return f"register_stage() takes a class that is derived from wds_pipes.Stage, not {kind!r:.80}{mend}"
+
+
 def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
     """Make your stage a method of every pipe: ``class MyStep`` becomes ``pipe.my_step(...)``. A
     source, such as a ``RowSource``, becomes no method: call the class that is returned.
+
+    Do not write it above the class as a decorator: workers that are not forked find the class of a
+    stage by its name.
 
     Returns:
         the class of the stage's pipes.
@@ -63,7 +73,7 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
         TypeError: it is no class of stages.
     """
     if not (isinstance(kind, type) and issubclass(kind, Stage)):
-        raise TypeError(f"register_stage() takes a class that is derived from wds_pipes.Stage, not {kind!r:.80}")
+        raise TypeError(_no_stage(kind))
     pipe = pipe_class(kind)
     if not issubclass(kind, Source):
         _register(pipe)

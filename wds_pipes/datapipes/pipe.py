@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
 from wds_pipes.core.hosts import add_pipes, build, make_skin, remade, stage_of
-from wds_pipes.core.stage import Source, Stage, State, functional_name
+from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
@@ -193,9 +193,11 @@ class WdsPipe(Countable, Base[T_co]):
     def __getattr__(self, name: str) -> Any:
         method = IterDataPipe.functions.get(name)
         if method is None and not name.startswith("_"):
-            raise AttributeError(
-                unknown(f"{type(self).__name__!r} object has no attribute", name, dir(self)), name=name
-            )
+            lacks = f"{type(self).__name__!r} object has no attribute"
+            said = unknown(lacks, name, dir(self))
+            if (kind := find_stage(name)) is not None and not is_built_in(kind):
+                said = f"{lacks} {name!r} yet: call register_stage({kind.__name__})"
+            raise AttributeError(said, name=name)
         # torch would return a partial here, whose help shows neither the name nor the arguments
         return (
             MethodType(method, self)

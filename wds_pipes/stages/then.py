@@ -6,7 +6,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from wds_pipes.core.counts import logger
 from wds_pipes.core.reads_again import ReadsAgain
@@ -46,6 +46,12 @@ class PutBackIterator(Iterator[In]):
                 _MANY,
             )
         return self._item
+
+    def __getitem__(self, place: object) -> NoReturn:
+        raise TypeError(
+            "then(fn) calls fn with an iterator over the items: take them with next(items), islice(items, n) or a "
+            "for loop. For a function of one item use map_samples(fn)"
+        )
 
     def put_back(self, *items: In) -> None:
         """Put back the last items that were taken, in their order: they come again, also to the
@@ -200,6 +206,11 @@ class Then(ReadsAgain[Any]):
                     last = identity(items._item)
                     after = "" if last.key is None else f", after it took {last.name()}"
                     error.add_note(f"raised by the function of then(){after}")
+                    if isinstance(error, StopIteration) or isinstance(error.__cause__, StopIteration):
+                        error.add_note(
+                            "next(items) found no more: the first item of a call is there, others may not be. Write "
+                            "next(items, None), or a for loop"
+                        )
                 raise
             if items._failed is not None:
                 raise items._failed
