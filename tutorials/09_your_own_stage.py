@@ -100,12 +100,15 @@ check_resume(lambda: samples().then(windows))
 #
 # - `__init__` takes the source and the options, and checks them.
 # - `At`, a dataclass, is the **position**: numbers and strings, whose defaults are the beginning.
-#   It never contains data. With `slots=True`, a misspelt field is an error at once.
+#   It never contains data. With `slots=True`, a misspelt field is an error at once. A field keeps
+#   the type of its default: one that begins at `0` is a count, never negative; write `0.0` for any
+#   other number.
 # - `run` is a generator over `self.source.items`. Whenever it yields, `self.at` and the position of
 #   the source must contain everything that is needed to continue.
 #
-# The package does the rest: state, epochs, workers and pickling. Here is a stage that yields each
-# sample `times` times:
+# The package does the rest: state, epochs, workers and pickling. `order_options` names the options
+# that decide which items come. (If you use a type checker, derive from `wp.Stage[Any]` and write
+# `source: wp.Stage[Any]` into the class.) Here is a stage that yields each sample `times` times:
 
 
 # %%
@@ -215,6 +218,9 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 #
 # This works because the window follows from the last `window` samples that were **read**. If it
 # held the last keys that were *yielded*, no bounded number of samples would be enough to fill it.
+# Near-duplicates are left out in the same way, with fingerprints in the place of keys.
+#
+# Each lane has a window of its own, so a repeat in another lane is not noticed.
 
 
 # %%
@@ -320,7 +326,8 @@ assert all(sample["txt"] in everything for sample in samples())
 #
 # Random numbers must be a function of the seed, the epoch and the place. Do not draw them from a
 # generator that lives across samples: its state would be lost. `self.lane.key()` returns an integer
-# to seed a new generator with.
+# to seed a new generator with. Python's `hash()` of a text is random too, another one in each
+# process, which `check_resume` cannot see: use `zlib.crc32` or `hashlib`.
 
 
 # %%
@@ -424,10 +431,13 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 # - `scope`: what an item may depend on. `"lane"`, if you say nothing: on all items that the lane has
 #   had, as in `take_samples`; then no lane is divided on other numbers of ranks and workers.
 #   `"window"`, as in `RepeatSamples` and `DropRepeats`: on items shortly before or after; PipeLoader
-#   divides what is left of the lane. `"item"`, as in `PackTexts` and `DropSome`: on one item alone, or
-#   on neighbours that it takes together. When the stage yields, it remembers no sample, and it sets no
-#   `earlier`. Then, over a `SampleList`, each training step has the same samples on any number of
-#   ranks, and after `batch_samples` PipeLoader fills batches across the segments of a lane.
+#   divides what is left of the lane, and each part begins with an empty window. So on other numbers of
+#   ranks and workers `DropRepeats` lets some repeats through; with `"lane"` it would not.
+#   `check_resume` cannot tell these two apart: a running mean needs `"lane"`. `"item"`, as in
+#   `PackTexts` and `DropSome`: on one item alone, or on neighbours that it takes together. When the
+#   stage yields, it remembers no sample, and it sets no `earlier`. Then, over a `SampleList`, each
+#   training step has the same samples on any number of ranks, and after `batch_samples` PipeLoader
+#   fills batches across the segments of a lane.
 #
 # One more you must set if the scope is an item:
 #
@@ -438,7 +448,8 @@ print(len(rest), "batches are equal after the resume;", resumed.counts())
 # Checklist:
 #
 # - `order_options` names all options that decide which items come, or in which order: a state with
-#   other values of these options is refused.
+#   other values of these options is refused. It is `()` if none does; `check_resume` wants one or
+#   the other.
 # - The position contains only numbers and strings, and does not grow with the data: `check_resume`
 #   finds most data in it.
 # - The docstring says what is saved, and how much a resume reads again.

@@ -24,6 +24,8 @@ class RowSource(Source[Out]):
     states follow::
 
         class Rows(wp.RowSource):
+            order_options = ()  # the path may differ: the file may move
+
             def __init__(self, path, *, seed=0):
                 self.path = path
                 [(count,)] = sqlite3.connect(path).execute("SELECT count(*) FROM rows")
