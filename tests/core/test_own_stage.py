@@ -200,6 +200,14 @@ def test_run_that_iterates_over_a_stage_learns_where_its_items_are(urls):
         next(iter(wp.register_stage(kind)(pipe(urls))))
 
 
+@pytest.mark.parametrize("returned", [None, [1, 2]])
+def test_run_that_is_no_generator_is_named(returned, urls):
+    """A list of all items would resume at its end."""
+    kind = type("Returns", (NotRegistered,), {"run": lambda self: returned})
+    with pytest.raises(TypeError, match=r"run\(\) of Returns must be a generator.* returned (None|\[1, 2\])"):
+        next(iter(wp.register_stage(kind)(pipe(urls))))
+
+
 @pytest.mark.parametrize("wrong", ["keep_count", "order_option", "scopes", "count_items"])
 def test_a_misspelt_declaration_is_named(wrong):
     """It would say nothing, silently."""

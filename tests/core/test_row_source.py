@@ -129,6 +129,18 @@ def test_a_read_that_ignores_what_it_is_asked_for_is_an_error(wrong, error, said
         list(wp.register_stage(Wrong)(30))
 
 
+class Counted(wp.RowSource):
+    """A source that declares no order_options."""
+
+    def read(self, start, stop):
+        return iter(range(start, stop))
+
+
+def test_its_count_need_not_be_declared():
+    """Each state has it."""
+    check_resume(lambda: wp.register_stage(Counted)(5))
+
+
 def test_a_class_without_read_is_named():
     class Empty(wp.RowSource):
         pass

@@ -72,9 +72,10 @@ def reason(error: StateError) -> str:
 
 def _check_options(kind: type[Stage[Any]]) -> None:
     """Check that a stage of the user's says which of its options decide what comes."""
-    options = [name for name in shown_signature(kind).parameters if name not in ("source", "seed")]
+    base = next(base for base in kind.__mro__ if is_built_in(base))
+    options = [name for name in shown_signature(kind).parameters if name not in shown_signature(base).parameters]
     declares = next(base for base in kind.__mro__ if "order_options" in vars(base))
-    if options and declares is Stage and not is_built_in(kind):
+    if options and declares is Stage:
         raise AssertionError(
             f"{kind.__name__} takes {', '.join(options)}, and declares no order_options: name those that decide which "
             f"items come, or in which order, as in order_options = ({options[-1]!r},). Then a state with other values "

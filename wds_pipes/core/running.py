@@ -66,6 +66,9 @@ def begin(running: Any, mark: Mark | None) -> None:
         running.items = Items()
     else:
         items = running.run()
+        if not hasattr(items, "__next__"):
+            name = type(running).__name__
+            raise TypeError(f"run() of {name} must be a generator, which yields the items: it returned {items!r:.80}")
         running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
