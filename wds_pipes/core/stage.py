@@ -108,7 +108,7 @@ class Stage(Generic[Out]):
         earlier: while running, the position of the source that ``mark`` returns, if the stage has
             read ahead; None: the source's current position.
         order_options: names of the options that decide which items come in which order. A state is
-            refused if they differ.
+            refused if they differ. A stage that has options declares it, as () if none decides.
         tallies: names of the fields of ``At`` that only count samples for ``counts()``: delivered,
             filtered, skipped, dropped. ``run`` never reads them: they may begin at 0 again.
         scope: what an item of the stage may depend on. A scope that is too wide costs only what it
