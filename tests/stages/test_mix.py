@@ -434,6 +434,52 @@ def test_changes_are_refused_while_a_later_step_holds_samples(exhausted):
     assert {name for name, _ in other} == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("kind", ["mix of mixes", "repeat", "repeat in a mix"])
+def test_changes_are_refused_while_a_step_after_the_whole_holds_samples(three, kind):
+    """The mix whose weights change may be part of another mix, or be repeated."""
+
+    def make(weights):
+        mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights)
+        other = {"c": samples(three["a"])}
+        if kind == "repeat":
+            return mixed.repeat(2).shuffle_buffer(4)
+        return wp.mix({"in": mixed.repeat(2) if kind == "repeat in a mix" else mixed, **other}).shuffle_buffer(4)
+
+    _, state = after(make([1, 1]), 6)
+    make([2, 2]).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="a step after it, such as shuffle_buffer, still held samples"):
+        make([2, 1]).load_state_dict(state)
+
+
+def test_a_state_says_what_its_mix_reads_from(three):
+    pipe = wp.mix({"in": wp.mix({"a": samples(three["a"])}), "b": samples(three["b"])})
+    for names in ((), ("in",)):
+        state = pipe.state_dict()
+        entry = state
+        for name in names:
+            entry = entry["sources"][name]
+        del entry["sources"]
+        with pytest.raises(wp.StateError, match="the state is damaged: it does not say what its mix reads from"):
+            pipe.load_state_dict(state)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("what", ["seed", "steps"])
+def test_ranks_with_other_sources_are_not_merged(three, nested, what):
+    """Their lanes would continue with the sources of the first rank."""
+
+    def state_of(rank, change):
+        source = samples(three["a"], **({"seed": 9} if change and what == "seed" else {}))
+        source = source.shuffle_buffer(2) if change and what == "steps" else source
+        mixed = wp.mix({"a": source, "b": samples(three["b"])})
+        mixed = wp.mix({"in": mixed}) if nested else mixed
+        return wp.PipeLoader(mixed, batch_size=2, rank=rank, world_size=2, epoch_end="exact").state_dict()
+
+    wp.merge_states([state_of(0, False), state_of(1, False)])
+    with pytest.raises(wp.StateError, match=f"the states of ranks 0 and 1 differ in '{what}' of source 'a'"):
+        wp.merge_states([state_of(0, False), state_of(1, True)])
+
+
 def test_a_changed_source_is_refused_by_name(three, tmp_path):
     """Other shards, another seed or other steps under the same name: the message
     names the source.

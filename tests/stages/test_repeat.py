@@ -246,3 +246,17 @@ def test_in_a_loop_on_ranks_with_filters(counted, many):
     assert set(seen.values()) == {1}
     epochs = Counter(epoch for epoch, _ in seen)
     assert [epochs[epoch] for epoch in range(6)] == [45] * 6
+
+
+@pytest.mark.parametrize("again", [lambda pipe: pipe.repeat(2), lambda pipe: pipe.interleave_shards(2)])
+@pytest.mark.parametrize("host", [lambda pipe: pipe, lambda pipe: wp.PipeLoader(pipe, batch_size=None)])
+def test_the_size_of_batches_before_it_may_change(again, host, many):
+    """Its position is that of the chain that it runs."""
+    make = lambda size: host(again(samples(many).batch_samples(size, collate="list")))  # noqa: E731
+    pipe = make(3)
+    before = [next(batches) for batches in [iter(pipe)] for _ in range(4)]
+    changed = make(5)
+    changed.load_state_dict(through_json(pipe.state_dict()))
+    keys = [sample["__key__"] for batch in [*before, *changed] for sample in batch]
+    whole = [sample["__key__"] for batch in make(3) for sample in batch]
+    assert Counter(keys) == Counter(whole)

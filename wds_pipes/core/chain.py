@@ -250,8 +250,12 @@ class Chain:
             mark = before
         return entries[::-1]
 
-    def load(self, entries: list[dict[str, Any]]) -> Mark:
+    def load(self, entries: list[dict[str, Any]], *, fixed: bool = False) -> Mark:
         """Return the mark that ``dump`` wrote.
+
+        Args:
+            entries: what ``dump`` returned.
+            fixed: a step after the chain reads its items again, which must be the same ones.
 
         Raises:
             StateError: the chain can never be at this position.
@@ -265,9 +269,8 @@ class Chain:
                 raise damaged(f"{functional_name(type(step))} cannot stand at {_ENDED}={shown(entry[_ENDED])}")
             own = _read_values(step, step._defaults, values)
             if step is self._composite:
-                # a step that reads items again must get the same ones
-                fixed = any(later.scope != "item" for later in self.placed[number + 1 :])
-                before = self._composite.load_parts(step._at(own), entry.get(PARTS, []), fixed=fixed)
+                again = fixed or any(later.scope != "item" for later in self.placed[number + 1 :])
+                before = self._composite.load_parts(step._at(own), entry.get(PARTS, []), fixed=again)
             elif PARTS in entry:
                 raise damaged(f"{functional_name(type(step))} runs no chains")
             if values and (problem := step.problem(step._at(own))) is not None:
@@ -387,6 +390,11 @@ class Composite(Reports, Stage[Out]):
     parts: list[Any]
     _lack_before = Lack()  # while running: of the chains that are done
     _bytes_before = 0  # while running: bytes that were read by them
+
+    @property
+    def counts_items(self) -> bool:
+        """False: where its chains stand says all."""
+        return False
 
     @property
     def inner(self) -> Sequence[Stage[Any]]:
@@ -522,7 +530,8 @@ class Composite(Reports, Stage[Out]):
             part = self.part_kind(*read)
             chain = self.chain_of(part)
             if position is not None and chain is not None:
-                part = part._replace(mark=chain.load(read_position(position, f"a chain of {name}")))
+                entries_of = read_position(position, f"a chain of {name}")
+                part = part._replace(mark=chain.load(entries_of, fixed=fixed))
             parts.append(part)
         read_counts(at.limited or {}, f"'limited' of {name}")
         return tuple(self.fit_parts(at, parts, fixed=fixed))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import SEGMENTS, Saved, SavedSource, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, SavedSource, damaged, read_state
 from wds_pipes.errors import StateError
 
 
@@ -97,6 +97,8 @@ def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) 
     Raises:
         StateError: a source is missing, or was another pipeline.
     """
+    if recipe.sources and not saved:
+        raise damaged("it does not say what its mix reads from")
     if gone := sorted(saved.keys() - recipe.sources.keys() - recipe.without):
         raise StateError(
             f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. "

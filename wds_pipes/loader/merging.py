@@ -102,6 +102,10 @@ def _check_run(states: list[State], saved: list[Saved], moved: bool, *more: str)
             values = ", ".join(shown(state.get(name)) for state in states[:5])
             raise StateError(f"the states differ in {name!r}: {values}. Take them of one run, at one step.")
     for state in saved[1:]:
+        if (how := _how_sources_differ(saved[0], state)) is not None:
+            raise StateError(
+                f"the states of ranks {saved[0].rank} and {state.rank} differ {how}. Take them of one run."
+            )
         if of_other_shards(saved[0], state, moved):
             raise StateError(
                 f"the states of ranks {saved[0].rank} and {state.rank} are of other shards. Take them of one run, at "
@@ -117,6 +121,20 @@ def of_other_shards(one: Saved | SavedSource, other: Saved | SavedSource, moved:
         or one.sources.keys() != other.sources.keys()
         or any(of_other_shards(source, other.sources[name], moved) for name, source in one.sources.items())
     )
+
+
+def _how_sources_differ(one: Saved | SavedSource, other: Saved | SavedSource) -> str | None:
+    """Return how the sources of a mix differ in two states, apart from their shards; None if they
+    do not.
+    """
+    for name in one.sources.keys() & other.sources.keys():
+        then, now = one.sources[name], other.sources[name]
+        for what in ("seed", "shards", "steps"):
+            if getattr(then, what) != getattr(now, what):
+                return f"in {what!r} of source {shown(name)}"
+        if (deeper := _how_sources_differ(then, now)) is not None:
+            return deeper
+    return None
 
 
 def state_for(states: list[State], rank: Rank, *, moved: bool = False) -> State:
