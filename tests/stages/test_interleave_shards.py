@@ -1,5 +1,6 @@
 """interleave_shards: several shards in turn, each sample once, and exact at every cut."""
 
+import contextlib
 import itertools
 import json
 
@@ -266,3 +267,27 @@ def test_a_state_beyond_the_lane_is_refused(urls):
     pipe.load_state_dict(state)
     with pytest.raises(wp.StateError, match="opened 9 shards of a lane of 5"):
         next(iter(pipe))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_description_names_the_shard_that_is_next(urls, count):
+    pipe = samples(urls, shuffle=False).interleave_shards(count)
+    stream = iter(pipe)
+    for _ in range(9):
+        next(stream)
+        state = pipe.state_dict()
+        place = urls.index(state["lanes"]["0"]["url"]) + 1
+        lane = wp.describe_state(state).splitlines()[1]
+        assert lane.startswith(f"lane 0 of 1: shard {place} of {len(urls)} (")
+        assert lane.count("shard ") == 1
+
+
+@pytest.mark.parametrize("parts", [0, {}, {"0": 1, "1": 2}, [None], [{"place": "a"}], [{"position": 0}]])
+@pytest.mark.parametrize("again", [lambda pipe: pipe.interleave_shards(1), lambda pipe: pipe.repeat(2)])
+def test_descriptions_of_damaged_parts(urls, again, parts):
+    """They say that the state is damaged, or leave the part out."""
+    pipe = again(samples(urls))
+    state = pipe.state_dict()
+    state["lanes"]["0"]["position"][0]["chains"] = parts
+    with contextlib.suppress(wp.StateError):
+        wp.describe_state(state)

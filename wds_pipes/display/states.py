@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
-from wds_pipes.core.chain import PARTS, POSITION
+from wds_pipes.core.chain import PARTS, POSITION, Part
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
-from wds_pipes.core.state import SEGMENTS, Saved, read_dict, read_position, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, read_dict, read_list, read_position, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -46,11 +46,13 @@ def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
 
 def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the names of the steps of a chain, each with its entry of a position; also of the steps
-    before a step that runs one chain, from its entry.
+    before a step that runs one chain over its lane, from its entry.
     """
     before, placed = names[: -len(position)], names[-len(position) :]
-    parts = position[0].get(PARTS, []) if position else []
-    if before and len(parts) == 1 and POSITION in read_dict(parts[0], "a chain"):
+    parts = read_list(position[0].get(PARTS, []), "the chains of a step") if position else []
+    kind: Any = find_stage(placed[0]) if placed else None
+    of_lane = getattr(kind, "part_kind", Part) is Part  # not one shard of it, as in interleave_shards
+    if before and of_lane and len(parts) == 1 and POSITION in read_dict(parts[0], "a chain"):
         yield from _placed(before, read_position(parts[0][POSITION], "the position of a lane"))
     yield from zip(placed, position, strict=False)
 
