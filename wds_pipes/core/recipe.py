@@ -18,6 +18,7 @@ class Recipe(NamedTuple):
     """What a chain and a state have in common: see ``Chain.data`` and ``Chain.graph``.
 
     Attributes:
+        steps: a hash of the graph.
         samples: the fingerprint of the numbers of samples, if the epoch is partitioned by them.
         sources: the recipes of the chains that it mixes, by name.
         without: names of sources that a state may have, and the mix does not.
@@ -26,6 +27,7 @@ class Recipe(NamedTuple):
     seed: int
     graph: tuple[str, ...]
     data: Data
+    steps: str
     samples: str | None = None
     sources: dict[str, Recipe] = {}  # noqa: RUF012 - never changed
     without: frozenset[str] = frozenset()
@@ -36,7 +38,8 @@ class Recipe(NamedTuple):
         root, graph = chain.root, tuple(chain.graph(counted=counted))
         sources = {name: cls.of(Chain(branch), counted=True) for name, branch in root.branches.items()}
         without: frozenset[str] = getattr(root, "without", frozenset())
-        return cls(root.seed, graph, chain.data, sources=sources, without=without)
+        steps = blake2b("\0".join(graph).encode(), digest_size=4).hexdigest()
+        return cls(root.seed, graph, chain.data, steps, sources=sources, without=without)
 
     @property
     def of_data(self) -> dict[str, Any]:
@@ -56,11 +59,6 @@ class Recipe(NamedTuple):
             for name, source in self.sources.items()
         }
         return {"sources": sources}
-
-    @property
-    def steps(self) -> str:
-        """A hash of the graph."""
-        return blake2b("\0".join(self.graph).encode(), digest_size=4).hexdigest()
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
