@@ -407,6 +407,32 @@ def test_sources_may_be_left_out_on_request():
     assert deviation(np.array(["ac".index(name) for name in names(given_)]), [5, 1]) < 1
 
 
+@pytest.mark.parametrize("lanes", [None, 1, 2])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_source_that_was_left_out_is_forgotten(three, lanes, steps):
+    """Also by lanes that were not continued: so another source may have its name. Without
+    ``lanes`` it is a pipe.
+    """
+
+    def make(lanes, **sources):
+        mixed = wp.mix(
+            {name: samples(urls) for name, urls in sources.items()},
+            without=() if "b" in sources else ("b",),
+            exhausted="drop",
+        )
+        return mixed if lanes is None else wp.PipeLoader(mixed, batch_size=None, lanes=lanes, epoch_end="exact")
+
+    whole = make(lanes and 2, a=three["a"], b=three["b"])
+    list(itertools.islice(whole, 4))
+    rest = make(lanes, a=three["a"])
+    rest.load_state_dict(through_json(whole.state_dict()))
+    list(itertools.islice(rest, steps))
+    other = make(lanes, a=three["a"], b=three["b"][::-1])
+    other.load_state_dict(through_json(rest.state_dict()))
+    keys = Counter(sample["__key__"] for sample in other if "/b/" in sample["__url__"])
+    assert keys == Counter(sample["__key__"] for sample in samples(three["b"]))
+
+
 @pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
 def test_changes_are_refused_while_a_later_step_holds_samples(exhausted):
     """These samples were drawn by the old weights, and a resume draws them again; also at the end,

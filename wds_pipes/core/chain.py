@@ -270,7 +270,9 @@ class Chain:
             own = _read_values(step, step._defaults, values)
             if step is self._composite:
                 again = fixed or any(later.scope != "item" for later in self.placed[number + 1 :])
-                before = self._composite.load_parts(step._at(own), entry.get(PARTS, []), fixed=again)
+                at = step._at(own)
+                before = self._composite.load_parts(at, entry.get(PARTS, []), fixed=again)
+                own = step._own(at)
             elif PARTS in entry:
                 raise damaged(f"{functional_name(type(step))} runs no chains")
             if values and (problem := step.problem(step._at(own))) is not None:
@@ -424,7 +426,7 @@ class Composite(Reports, Stage[Out]):
         """Return the parts of a state as this stage runs them.
 
         Args:
-            at: its own position.
+            at: its own position, which it may change.
             parts: what the state says of its chains.
             fixed: a stage after it reads items again, which must be the same ones.
 

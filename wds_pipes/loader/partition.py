@@ -91,8 +91,9 @@ class Segment:
         ]
 
     @classmethod
-    def from_json(cls, entry: object, stages: int) -> Segment:
-        """Return the segment that ``as_json`` wrote, of a chain of ``stages`` stages."""
+    def from_json(cls, entry: object, chain: Chain) -> Segment:
+        """Return the segment that ``as_json`` wrote, of a chain."""
+        stages = len(chain.placed)
         number, generation, start, stop, position, *samples = _fields_of(entry, 5, 6)
         for value in (number, generation, start, *samples, *([] if stop is None else [stop])):
             read_count(value, "a number of a remainder")
@@ -104,6 +105,7 @@ class Segment:
             position = read_position(
                 [entries.get(str(depth), {}) for depth in range(stages)], "the position of a remainder"
             )
+            position = chain.dump(chain.load(position))  # without sources of a mix that are gone
         return cls(number, generation, start, stop, position, *samples)
 
 
@@ -282,7 +284,7 @@ class Partition:
     def _one_from_json(cls, lanes: int, entry: dict[str, Any], stage: Segments[Any], epoch: int) -> Partition:
         """Return the partition of one epoch, without later epochs."""
         chain = Chain(stage.source)
-        root, stages = chain.root, len(chain.placed)
+        root = chain.root
         history: list[tuple[Sizes, tuple[int, ...]]] = []
         earlier, lanes_so_far = read_list(entry.get("history"), "the history of its partition"), lanes
         if not len(earlier) <= MOST_PARTITIONS:
@@ -295,7 +297,7 @@ class Partition:
                 raise damaged(f"its partitions are of {lanes_so_far} lanes, and at most {MOST_LANES} can be")
             history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
         remainders = tuple(
-            Segment.from_json(remainder, stages)
+            Segment.from_json(remainder, chain)
             for remainder in read_list(entry.get("remainders"), "the remainders of its partition")
         )
         given = entry.get("sizes")
@@ -316,9 +318,6 @@ class Partition:
                 and remainder.start < remainder.stop <= history[remainder.generation][1][remainder.number]
             ):
                 raise damaged("its partition continues shards that were not opened")
-        for remainder in remainders:
-            if remainder.position is not None:
-                chain.load(remainder.position)
         counted = root.sample_counts is not None
         if not all((sizes is not None) == counted for sizes in (partition.sizes, *(sizes for sizes, _ in history))):
             raise damaged(

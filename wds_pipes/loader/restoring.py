@@ -213,13 +213,14 @@ class _Restoring:
 
     def _checked(self, number: int, lane: SavedLane) -> LaneState:
         """Return what a state says of a lane; StateError if the lane cannot have this position."""
-        if lane.position is not None:
-            self._plan.chain.load(lane.position)
+        chain, position = self._plan.chain, lane.position
+        if position is not None:  # without sources of a mix that are gone
+            position = chain.dump(chain.load(position))
         return {
             "url": lane.url,
             "delivered": lane.delivered,
             "ended": lane.ended,
-            "position": lane.position,
+            "position": position,
             "counts": lane.counts,
         }
 

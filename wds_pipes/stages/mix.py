@@ -296,6 +296,7 @@ class Mix(Composite[Any], Source[Any]):
                 )
         if not parts:
             return []
+        at.last = at.last if at.last in self.sources else ""
         places = [saved.get(beginning.name, beginning) for beginning in self._beginnings()]
         if {part.name: part.weight for part in parts} == {name: str(weight) for name, weight in self.weights.items()}:
             live = [
