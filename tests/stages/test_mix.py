@@ -477,6 +477,18 @@ def test_changes_are_refused_while_a_step_after_the_whole_holds_samples(three, k
         make([2, 1]).load_state_dict(state)
 
 
+@pytest.mark.parametrize("step", [lambda pipe: pipe.take_samples(30), lambda pipe: pipe.slice_samples(1, 40)])
+def test_weights_may_change_before_a_step_that_only_counts(three, step):
+    def make(weights):
+        return step(wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights, exhausted="drop"))
+
+    before, state = after(make([1, 1]), 6)
+    changed = make([3, 1])
+    changed.load_state_dict(state)
+    found = [(sample["__url__"], sample["__key__"]) for sample in [*before, *changed]]
+    assert len(set(found)) == len(found) == len(list(make([1, 1])))
+
+
 def test_a_state_says_what_its_mix_reads_from(three):
     pipe = wp.mix({"in": wp.mix({"a": samples(three["a"])}), "b": samples(three["b"])})
     for names in ((), ("in",)):

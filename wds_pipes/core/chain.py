@@ -269,8 +269,8 @@ class Chain:
                 raise damaged(f"{functional_name(type(step))} cannot stand at {_ENDED}={shown(entry[_ENDED])}")
             own = _read_values(step, step._defaults, values)
             if step is self._composite:
-                again = fixed or any(later.scope != "item" for later in self.placed[number + 1 :])
-                at = step._at(own)
+                after, at = self.placed[number + 1 :], step._at(own)
+                again = fixed or any(later.scope != "item" and not later._holds_none for later in after)
                 before = self._composite.load_parts(at, entry.get(PARTS, []), fixed=again)
                 own = step._own(at)
             elif PARTS in entry:

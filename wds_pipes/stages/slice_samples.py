@@ -60,6 +60,7 @@ class SliceSamples(Stage[Out]):
 
     tallies = ("filtered",)
     order_options: ClassVar[tuple[str, ...]] = ("first", "stop", "step")
+    _holds_none = True
 
     def __init__(self, source: Stage[Out], start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__(source)
