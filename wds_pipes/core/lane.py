@@ -11,30 +11,35 @@ from wds_pipes.core.order import hash64
 
 
 @dataclass(frozen=True, slots=True)
-class Stripe:
-    """How lanes divide one global order of samples: they take runs of its places in turn.
+class Slice:
+    """A lane's part of one global order of samples: the lanes take runs of its places in turn.
 
     Attributes:
         size: how many places a run has, which is a batch of a lane.
-        start: the first place.
+        start: the first place of all lanes.
         stop: the place after the last. Places from the number of samples on repeat the epoch from
             its beginning.
+        number: the number of the lane.
+        of: the number of lanes.
     """
 
     size: int
     start: int
     stop: int
+    number: int
+    of: int
 
-    def count(self, number: int, of: int) -> int:
-        """Return how many places lane ``number`` of ``of`` has."""
+    @property
+    def count(self) -> int:
+        """How many places it has."""
         runs, rest = divmod(max(0, self.stop - self.start), self.size)
-        whole = (runs - number + of - 1) // of if number < runs else 0
-        return whole * self.size + (rest if runs % of == number else 0)
+        whole = (runs - self.number + self.of - 1) // self.of if self.number < runs else 0
+        return whole * self.size + (rest if runs % self.of == self.number else 0)
 
-    def place(self, taken: int, number: int, of: int) -> int:
-        """Return the place at which lane ``number`` of ``of`` stands after it took ``taken``."""
+    def place(self, taken: int) -> int:
+        """Return the place that comes after ``taken`` places."""
         turn, inside = divmod(taken, self.size)
-        return self.start + (turn * of + number) * self.size + inside
+        return self.start + (turn * self.of + self.number) * self.size + inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,10 @@ class Lane:
     Attributes:
         generation: how often the epoch was repartitioned.
         shards: the shard ranges to read, each as (shard, start, stop); None: those of the plain
-            partition. See ``wds_pipes.loader.partition``.
+            partition. See ``wds_pipes.loader.ranges``.
         padding: whether the samples are repeats that fill up an epoch; None: samples do not say
             whether they are.
-        stripe: how the lanes divide the global order of a ``SampleList``, if they do.
+        slice: its part of the global order of a ``SampleList``, if the lanes divide that.
     """
 
     seed: int
@@ -57,7 +62,7 @@ class Lane:
     generation: int = 0
     shards: Sequence[tuple[int, int, int]] | None = None
     padding: bool | None = None
-    stripe: Stripe | None = None
+    slice: Slice | None = None
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from

@@ -389,7 +389,7 @@ class Source(Reports, Stage[Out]):
         divides: whether PipeLoader can divide its epochs into lanes.
         divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
         divides_items: whether it divides its items over the lanes itself.
-        has_global_order: whether it can yield any stripe of one order of an epoch: see ``Stripe``.
+        has_global_order: whether it can yield any slice of one order of an epoch: see ``Slice``.
         counts_epochs: whether it reads from something that counts epochs itself: then only a mark
             says where an epoch begins.
         branches: the chains that it mixes, by name.
@@ -453,7 +453,7 @@ class Source(Reports, Stage[Out]):
         """Return the shards in the order of an epoch, each as its number and a range of samples. A
         range that ends at -1 means all samples, if their number is unknown.
         """
-        raise NotImplementedError
+        return []
 
     def epochs_differ(self) -> str | None:
         """Return why epochs may differ in length, for a message; None if they do not."""
@@ -465,12 +465,12 @@ class Source(Reports, Stage[Out]):
 
     def place_in(self, lane: Lane) -> Callable[[int], int] | None:
         """Return a function from the number of an item in a lane, from 0 on, to its place in the
-        one order of the epoch; None: the lane has no stripe of it.
+        one order of the epoch; None: the lane is no slice of it.
         """
         return None
 
     def taken(self, entry: dict[str, Any]) -> int:
-        """Return how many items of a lane with a stripe came before a position in a state."""
+        """Return how many items of a lane that is a slice came before a position in a state."""
         raise NotImplementedError
 
     def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -3,9 +3,9 @@
 - ``pipe_loader``: the class PipeLoader. ``progress``: what it and its iterators share;
   ``iterator``: one iteration; ``restoring``: where it continues from a state.
 - ``plan``: how epochs are divided, and the place that a loader has reached; ``partition``: which
-  lane reads what, also of the rest of an epoch on another number of lanes; ``segments``: runs a
-  lane; ``other_lanes``: how ``check_resume`` tries that; ``global_order``: one order over all
-  ranks; ``joining``: one batch from several lanes.
+  lane reads what, also of the rest of an epoch on another number of lanes, either ranges of shards
+  (``ranges``) or a slice of one order of all samples (``slices``); ``segments``: runs a lane;
+  ``other_lanes``: how ``check_resume`` tries that; ``joining``: one batch from several lanes.
 - ``workers``: starts and ends the processes, and says what each does next; ``worker``: the code
   that runs in a worker; ``protocol``: what both sides send; ``hand_off``: how batches cross;
   ``parent``: ties workers to their main process; ``interrupts``: postpones signals.

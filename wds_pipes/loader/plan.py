@@ -18,12 +18,12 @@ from wds_pipes.core.state import MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.comparing import check_alike
-from wds_pipes.loader.global_order import InOrder, why_in_lanes
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
-from wds_pipes.loader.partition import Partition
-from wds_pipes.loader.protocol import NOT_BEGUN, LaneState, pack, total_counts, unpack
+from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Partition, Terms
+from wds_pipes.loader.protocol import pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
+from wds_pipes.loader.slices import kind_of
 
 
 class LoaderPosition(NamedTuple):
@@ -79,7 +79,7 @@ class Plan:
 
     Attributes:
         stage: the pipeline with a ``Segments`` stage in it, see ``wds_pipes.loader.segments``.
-        in_order: whether epochs have one order, see ``wds_pipes.loader.global_order``.
+        kind: how epochs are divided.
         uncounted: why the number of samples of a lane is not known; None if it is known.
         parts, drop_last: as above.
         lanes: the number of lanes that the caller requests; None: it may be any.
@@ -106,13 +106,10 @@ class Plan:
                 "once: leave it out, and pass epoch_end='loop', with which the epochs follow each other without end, "
                 "and with_epoch() cuts them."
             )
-        one_order = chain.root.has_global_order and epoch_end != "loop" and parts == 1
-        why_not = why_in_lanes(stage) if one_order else None
-        self.in_order = one_order and why_not is None
+        self.kind, why_not = kind_of(stage, epoch_end, parts)
         self.stage = lay_out(stage)
         self.chain = Chain(self.stage)
-        if self.in_order:
-            segments_of(self.stage).scope = "item"
+        segments_of(self.stage).scope = self.kind.scope
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
         )
@@ -162,7 +159,7 @@ class Plan:
         """How an epoch ends: ``"drop"``, ``"pad"``, ``"exact"`` or ``"loop"``."""
         mode = self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
         segments = segments_of(self.stage)
-        segments.samples = None if self.source.sample_counts is None else self.total
+        segments.samples = None if self.source.sample_counts is None else sum(self.source.sample_counts)
         segments.pads, segments.loops = mode == "pad", mode == "loop"
         return mode
 
@@ -236,33 +233,16 @@ class Plan:
         """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
 
-    def first(self, lanes: int, epoch: int, place: int = 0) -> Partition:
-        """The partition of an epoch; with a global order, from a place of this order on."""
-        if not self.in_order:
-            return Partition.first(lanes, self.source, epoch)
-        ranks, size = self.rank.of, self.part_size
-        return InOrder.from_place(place, lanes, self.total, ranks=ranks, batch_size=size, mode=self.mode)
-
     @cached_property
-    def total(self) -> int:
-        """How many samples an epoch has, if they are counted."""
-        return sum(self.source.sample_counts or ())
-
-    def batches(self, partition: Partition) -> list[int] | None:
-        """How many batches each lane of a partition yields; None if their last ones may be
-        smaller.
-        """
-        if isinstance(partition, InOrder):
-            return partition.batches()
-        samples = partition.samples()
-        if self.mode in ("exact", "loop") or samples is None:
-            return None
-        size = self.part_size
-        return [min(samples) // size if self.mode == "drop" else -(-max(samples) // size)] * len(samples)
+    def terms(self) -> Terms:
+        """What decides how epochs are divided."""
+        mode, segments = self.mode, segments_of(self.stage)
+        inner, total = segments.before, segments.samples or 0
+        return Terms(self.chain, inner, mode, self.part_size, self.rank.of, self.parts, total)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
-        samples, batches = at.partition.samples(), self.batches(at.partition)
+        samples, batches = at.partition.samples(), at.partition.batches(self.terms)
         if self.endless or self.uncounted or samples is None:
             return None
         going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
@@ -296,7 +276,7 @@ class Plan:
         lanes = lanes or self.new_lanes()
         return LoaderPosition(
             epoch,
-            self.first(lanes, epoch),
+            self.kind.of(lanes, epoch, self.terms),
             dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)),
         )
 

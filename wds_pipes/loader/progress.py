@@ -17,8 +17,9 @@ from wds_pipes.core.counts import Lack, Network, logger
 from wds_pipes.core.order import hash64
 from wds_pipes.errors import StateError
 from wds_pipes.loader.comparing import is_compared
+from wds_pipes.loader.partition import NOT_BEGUN
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.protocol import NOT_BEGUN, Begin, Result
+from wds_pipes.loader.protocol import Begin, Result
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.workers import Workers
 
@@ -115,7 +116,7 @@ class Progress:
         Endless epochs follow each other by themselves: then only the first iteration can start one.
         """
         at = self.position
-        begun = self.at is not None and (self.resume or self.at.step > 0 or bool(self.at.partition.history))
+        begun = self.at is not None and (self.resume or self.at.step > 0 or self.at.partition.start > 0)
         if self.plan.endless and begun:
             return
         self.passed = self.resume and self.cut is None and at.begins and at.epoch == epoch + 1
@@ -175,8 +176,8 @@ class Progress:
             at = at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
         self._runs += 1
-        batches, lanes = plan.batches(at.partition), at.states
-        resumed = bool(at.partition.history) or any(lane != NOT_BEGUN for lane in lanes.values())
+        batches, lanes = at.partition.batches(plan.terms), at.states
+        resumed = at.partition.start > 0 or any(lane != NOT_BEGUN for lane in lanes.values())
         begins = {
             number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], resumed)
             for number, lane in lanes.items()

@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from wds_pipes.core.counts import COUNTED, LIMITED
-from wds_pipes.loader.partition import Partition
+from wds_pipes.loader.partition import LaneState, Partition
 from wds_pipes.loader.stats import Spent
-
-LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
-
-NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position": None, "counts": {}}
 
 
 class Begin(NamedTuple):

@@ -1,4 +1,4 @@
-"""The chain of a lane: it runs the segments of the lane (``partition.Segment``) one after another.
+"""The chain of a lane: it runs the segments of the lane one after another.
 
 A chain is cut in two before a step that makes batches: the first one after which no step holds
 anything between items (``Stage.scope`` is ``"item"``). The steps before the cut run
@@ -22,11 +22,9 @@ from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
-from wds_pipes.loader.partition import Partition
+from wds_pipes.loader.partition import OfLane, Partition
 
 MOST_EMPTY = 10  # epochs of a lane in a row without a sample
-
-OfLane = list[tuple[Lane, list[dict[str, Any]] | None]]  # each segment with the position where it begins
 
 
 class Segments(Composite[Out]):
@@ -60,7 +58,7 @@ class Segments(Composite[Out]):
         self.pads = self.loops = False
         # The lane to run: see ``with_segments``.
         self.segments: OfLane = []
-        self.of_epoch: Callable[[int], OfLane] | None = None
+        self.of_epoch: Callable[[int], OfLane] = _no_lane
         self.padding: Lane | None = None
         self.resumed = False  # an earlier run may have read ahead in this epoch
         self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
@@ -81,10 +79,9 @@ class Segments(Composite[Out]):
     def prepare(self) -> None:
         at = self.at
         self._resume = self.parts[0].mark if self.parts else None
-        if at.epoch and self.of_epoch is not None:
-            if not self.loops:
-                raise damaged(f"lane {self.lane.number} is in another epoch than its loader")
-            self.segments, self._found = self.of_epoch(at.epoch), True
+        if at.epoch and not self.loops:
+            raise damaged(f"lane {self.lane.number} is in another epoch than its loader")
+        self.segments, self._found = self.of_epoch(at.epoch), at.epoch > 0
 
     def run(self) -> Iterator[Out]:
         at = self.at
@@ -136,7 +133,6 @@ class Segments(Composite[Out]):
             )
         if self.after_epoch is not None:
             self.after_epoch()
-        assert self.of_epoch is not None
         at.epoch, at.segment, at.limited, self._found = at.epoch + 1, 0, None, False
         self.segments = self.of_epoch(at.epoch)
 
@@ -178,13 +174,17 @@ class Segments(Composite[Out]):
         if not parts or not self.segments:
             return None
         at = self._at(own)
-        segments = self.segments if at.epoch == self.at.epoch or self.of_epoch is None else self.of_epoch(at.epoch)
+        segments = self.segments if at.epoch == self.at.epoch else self.of_epoch(at.epoch)
         return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)][0])
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
         ahead = read_count(entry.get("epoch", 0), "'epoch' of segments")
         return f"in epoch {lane.epoch + ahead} of the data" if ahead else None
+
+
+def _no_lane(ahead: int) -> OfLane:
+    return []
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:
@@ -218,20 +218,11 @@ def with_segments(
         source = Chain(again).root
 
         def of_epoch(ahead: int) -> OfLane:
-            there = partition.of_epoch(ahead, source, epoch + ahead)
-            return [
-                (there.lane(segment, source, source.seed, epoch + ahead), segment.position)
-                for segment in there.segments(number, source)
-            ]
+            return partition.segments(number, source, epoch + ahead, ahead)
 
         again.of_epoch, again.resumed = of_epoch, resumed
-        again.segments = of_epoch(0)
-        again.divided = len(partition.later) if partition.history or partition.later else -1
-        if again.pads and source.divides_shards and partition.stripe is None:
-            whole = Partition.first(partition.lanes, source, epoch).shares(source, source.seed, epoch)
-            again.padding = replace(
-                again.segments[-1][0], shards=tuple(whole[number] or next((share for share in whole if share), []))
-            )
+        again.divided = len(partition.later) if partition.start or partition.later else -1
+        again.padding = partition.padding(number, source, epoch) if again.pads else None
     elif again.source is not None:
         again.source = with_segments(again.source, partition, number, epoch, resumed=resumed)
     return again

@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED
-from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.words import plural
@@ -24,7 +23,8 @@ from wds_pipes.io.secret import hide
 from wds_pipes.loader.hand_off import Outbox
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker, worker_info
-from wds_pipes.loader.protocol import Begin, Command, LaneState, Result, pack
+from wds_pipes.loader.partition import LaneState
+from wds_pipes.loader.protocol import Begin, Command, Result, pack
 from wds_pipes.loader.segments import MOST_EMPTY, segments_of, with_segments
 from wds_pipes.loader.stats import Meter
 from wds_pipes.stages.batch_samples import BatchSamples
@@ -96,8 +96,7 @@ class _Running:
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
-        again, stripe = len(partition.history), partition.stripe
-        self._lane = Lane(Chain(recipe).root.seed, begin.epoch, number, partition.lanes, again, stripe=stripe)
+        self._lane = partition.lane(number, Chain(recipe).root, begin.epoch)
         self._samples = (partition.samples() or {number: 0})[number]
         chain = with_segments(recipe, partition, number, begin.epoch, resumed=begin.resumed)
         position = begin.state["position"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from wds_pipes.core.lane import Lane, LaneFacts, Stripe
+from wds_pipes.core.lane import Lane, LaneFacts, Slice
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.shard_ranges import ShardRanges
@@ -107,7 +107,7 @@ class SampleList(ShardSource[SampleRef]):
     class At:
         next: int = 0  # how many of the lane's ranges of the order are done
         inside: int = 0  # how many places of the next one
-        padded: int = 0  # how many samples of its stripe were repeats
+        padded: int = 0  # how many samples of its slice were repeats
 
     tallies = ("padded",)
     scope, has_global_order = "item", True
@@ -160,8 +160,8 @@ class SampleList(ShardSource[SampleRef]):
         at, lane, located, view = self.at, self.lane, self._located, self._view
         order, starts = self.order(lane.seed, lane.epoch), np.array(located.starts)
         file = cache(self._file)
-        striped = lane.shards is None
-        for places, begins, repeats in self._stripe_places(lane) if striped else self._range_places(lane):
+        sliced = lane.shards is None
+        for places, begins, repeats in self._slice_places(lane) if sliced else self._range_places(lane):
             numbers = numbers_at(view, places if order is None else order.numbers_at(places))
             shards = np.searchsorted(starts, numbers, side="right") - 1
             insides = numbers - starts[shards]
@@ -171,7 +171,7 @@ class SampleList(ShardSource[SampleRef]):
                 if begun:
                     at.next, at.inside = at.next + 1, 0
                 at.inside += 1
-                if repeat and striped:  # other repeats are counted by the loader
+                if repeat and sliced:  # other repeats are counted by the loader
                     at.padded += 1
                 offsets, (url, index_url, size, remote) = located.offsets(shard), file(shard)
                 start, stop, last = offsets[inside], offsets[inside + 1], inside + 2 == len(offsets)
@@ -208,14 +208,14 @@ class SampleList(ShardSource[SampleRef]):
             insides = taken - (ends - counts)[of]
             yield firsts[of] + insides, ((insides == 0) & (of > 0)).tolist(), itertools.repeat(lane.padding)
 
-    def _stripe_places(self, lane: Lane) -> _Blocks:
-        """Yield the places of a lane of a stripe, from its position on."""
-        stripe, at = self._stripe(lane), self.at
-        count = stripe.count(lane.number, lane.of)
+    def _slice_places(self, lane: Lane) -> _Blocks:
+        """Yield the places of a lane that is a slice, from its position on."""
+        part, at = self._slice(lane), self.at
+        count = part.count
         self._check(lane, at.next == 0 and at.inside <= count)
         for first in range(at.inside, count, _BLOCK):
-            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), stripe.size)
-            places = stripe.start + (turns * lane.of + lane.number) * stripe.size + insides
+            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), part.size)
+            places = part.start + (turns * part.of + part.number) * part.size + insides
             repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
             yield places % self.count, itertools.repeat(False), repeats
 
@@ -228,12 +228,12 @@ class SampleList(ShardSource[SampleRef]):
                 "which has fewer"
             )
 
-    def _stripe(self, lane: Lane) -> Stripe:
-        return lane.stripe or Stripe(1, 0, self.count)
+    def _slice(self, lane: Lane) -> Slice:
+        return lane.slice or Slice(1, 0, self.count, lane.number, lane.of)
 
     def place_in(self, lane: Lane) -> Callable[[int], int] | None:
-        stripe, number, of = self._stripe(lane), lane.number, lane.of
-        return None if lane.shards is not None else lambda taken: stripe.place(taken, number, of) % self.count
+        part = self._slice(lane)
+        return None if lane.shards is not None else lambda taken: part.place(taken) % self.count
 
     def taken(self, entry: dict[str, Any]) -> int:
         return read_count(entry.get("inside", 0), "'inside'")
@@ -276,9 +276,8 @@ class SampleList(ShardSource[SampleRef]):
     def _place(self, lane: Lane, done: int, inside: int) -> int | None:
         """Return the next place at a position; None: there is none."""
         if lane.shards is None:
-            stripe = self._stripe(lane)
-            ended = inside >= stripe.count(lane.number, lane.of)
-            return None if ended else stripe.place(inside, lane.number, lane.of) % self.count
+            part = self._slice(lane)
+            return None if inside >= part.count else part.place(inside) % self.count
         if done >= len(lane.shards):
             return None
         number, start, stop = lane.shards[done]

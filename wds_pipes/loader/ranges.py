@@ -1,0 +1,514 @@
+"""Lanes of shard ranges: each lane of an epoch has its own shards, or ranges of their samples.
+
+Words:
+- A *shard range* is samples a to b of a shard.
+- A partition (``Ranges``) has a *generation*: 0 for the first one of an epoch; each repartition
+  makes the next one.
+- A *segment* (``Segment``) is a run of the shard ranges of one lane of one partition. After a
+  repartition, a lane consists of several segments.
+- A *remainder* is a segment that a lane had opened and not finished when the epoch was
+  repartitioned.
+
+Rules:
+1. The partition of an epoch depends on (seed, epoch, number of lanes) alone. Lane i of n gets the
+   shards i, i + n, i + 2n ... of the epoch's order. If the samples of the shards are counted, it
+   gets the i-th of n consecutive runs of samples instead, whose sizes differ by at most one.
+2. To repartition the rest of an epoch, each lane leaves two things: a remainder and the shards that
+   it had not opened. A remainder begins at the lane's position, and is read under the old number
+   and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
+   turn. Unopened shards are divided as in rule 1; if the samples are counted, they are divided so
+   that the lanes become as equal as possible. The lanes of a mix, and of a chain with a step that
+   needs whole lanes (its ``scope`` is ``"lane"``), are not divided: each continues as a whole, as a
+   remainder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+from wds_pipes.core.counts import COUNTED, logger, public_counts, sum_counts
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.shard_ranges import ShardRanges, joined
+from wds_pipes.core.stage import Source
+from wds_pipes.core.state import (
+    MOST_LANES,
+    MOST_PARTITIONS,
+    damaged,
+    read_count,
+    read_counts,
+    read_dict,
+    read_list,
+    read_position,
+)
+from wds_pipes.core.words import shown
+from wds_pipes.errors import StateError
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Partition, Terms
+
+
+class Segment(NamedTuple):
+    """A segment: a run of the ranges of one lane of one partition.
+
+    Attributes:
+        number: the number of the lane in that partition.
+        generation: the generation of that partition: how often the epoch had been repartitioned.
+        start: the first of the lane's ranges.
+        stop: the one after the last; None: up to the last of the lane.
+        position: where to begin, as ``Chain.dump`` wrote it; None: at the beginning.
+        samples: how many samples it has; None: not known.
+    """
+
+    number: int
+    generation: int
+    start: int = 0
+    stop: int | None = None
+    position: list[dict[str, Any]] | None = None
+    samples: int | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has no ranges."""
+        return self.stop is not None and self.start >= self.stop
+
+    @classmethod
+    def from_json(cls, entry: object, stages: int) -> Segment:
+        """Return the segment that was written as a list, of a chain of ``stages`` stages."""
+        number, generation, start, stop, position, samples = _fields_of(entry, 6)
+        for value in (number, generation, start, *(value for value in (stop, samples) if value is not None)):
+            read_count(value, "a number of a remainder")
+        if position is not None:
+            read_position(position, "the position of a remainder", stages)
+        return cls(number, generation, start, stop, position, samples)
+
+
+def _fields_of(entry: object, length: int) -> list[Any]:
+    """Return ``entry`` if it is a list of this length, else raise."""
+    if not isinstance(entry, list) or len(entry) != length:
+        raise damaged(f"its partition holds {shown(entry)}")
+    return entry
+
+
+def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
+    """Run-length encode numbers: each run as its number and its length."""
+    return None if numbers is None else [[number, len(list(run))] for number, run in itertools.groupby(numbers)]
+
+
+def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
+    """Decode what ``_runs`` encoded: one number for each of ``lanes`` lanes (None: any number of
+    lanes up to MOST_LANES).
+    """
+    pairs = [_fields_of(run, 2) for run in read_list(runs, "a list of its partition")]
+    count = sum(read_count(times, "a number of lanes in its partition", least=1, most=MOST_LANES) for _, times in pairs)
+    if count > MOST_LANES or (lanes is not None and count != lanes):
+        raise damaged(f"its partition is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
+    return tuple(
+        value
+        for number, times in pairs
+        for value in itertools.repeat(read_count(number, "a number of its partition"), times)
+    )
+
+
+Shares = list[list[ShardRanges]]  # of each lane, of each partition of an epoch, from the first one on
+Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopened shards; None: whole shards in turn
+History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Ranges
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranges(Partition):
+    """A partition of an epoch into lanes of shard ranges.
+
+    The lanes of a mix have none: each of its sources divides its own shards.
+
+    Attributes:
+        sizes: how the unopened shards are divided.
+        history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
+            lanes had opened when the epoch was repartitioned.
+        remainders: the remainders of the lanes of earlier partitions.
+    """
+
+    sizes: Sizes = None
+    history: History = ()
+    remainders: tuple[Segment, ...] = ()
+
+    scope = "window"
+    fit_any_batches = ("exact", "loop")
+    may_be_more = True
+
+    @classmethod
+    def of(cls, lanes: int, epoch: int, terms: Terms) -> Ranges:
+        return cls.first(lanes, terms.chain.root, epoch)
+
+    @classmethod
+    def first(cls, lanes: int, source: Source[Any], epoch: int) -> Ranges:
+        """Return the partition at the beginning of an epoch.
+
+        If samples are counted, the sizes of lanes differ by at most one.
+        """
+        if source.sample_counts is None:
+            return cls(lanes)
+        total = ShardRanges.of(source.epoch_shards(source.seed, epoch)).samples
+        return cls(lanes, sizes=tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
+
+    def of_epoch(self, ahead: int, source: Source[Any], epoch: int) -> Ranges:
+        """Return the partition of ``epoch``, which is ``ahead`` epochs after that of this one."""
+        if not ahead:
+            return self
+        return self.later[ahead - 1] if ahead <= len(self.later) else Ranges.first(self.lanes, source, epoch)
+
+    def lane(self, number: int, source: Source[Any], epoch: int) -> Lane:
+        return Lane(source.seed, epoch, number, self.lanes, len(self.history))
+
+    def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
+        there = self.of_epoch(ahead, source, epoch)
+        segments = there.segments_of(number, source)
+        return [(there._lane_of(segment, source, epoch), segment.position) for segment in segments]
+
+    def segments_of(self, number: int, source: Source[Any]) -> list[Segment]:
+        """Return the segments of lane ``number``: its remainders, then its share of the unopened
+        shards.
+        """
+        remainders = list(self.remainders[number :: self.lanes])
+        if self.history and not source.divides_shards:
+            return remainders  # the lanes of a mix continue as a whole
+        samples = None if self.sizes is None else self.sizes[number]
+        return [*remainders, Segment(number, len(self.history), samples=samples)]
+
+    def _lane_of(self, segment: Segment, source: Source[Any], epoch: int) -> Lane:
+        """Return the lane under whose number a segment is read, with the segment's ranges."""
+        number, generation = segment.number, segment.generation
+        shares = _shares(source, epoch, self.lanes, self.sizes, self.history)[generation]
+        ranges = shares[number][segment.start : segment.stop] if source.divides_shards else None
+        return Lane(source.seed, epoch, number, len(shares), generation, ranges)
+
+    def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
+        whole = Ranges.first(self.lanes, source, epoch).shares(source, epoch)
+        ranges = whole[number] or next((share for share in whole if share), [])
+        return replace(self.segments(number, source, epoch)[-1][0], shards=tuple(ranges))
+
+    def shares(self, source: Source[Any], epoch: int) -> list[ShardRanges]:
+        """Return the shares of the lanes, of the ranges that no lane of an earlier partition has
+        opened.
+        """
+        return _shares(source, epoch, self.lanes, self.sizes, self.history)[-1]
+
+    def samples(self) -> list[int] | None:
+        if self.sizes is None:
+            return None
+        return [
+            size + sum(remainder.samples or 0 for remainder in self.remainders[lane :: self.lanes])
+            for lane, size in enumerate(self.sizes)
+        ]
+
+    def batches(self, terms: Terms) -> list[int] | None:
+        samples = self.samples()
+        if terms.mode in self.fit_any_batches or samples is None:
+            return None
+        size = terms.size
+        return [min(samples) // size if terms.mode == "drop" else -(-max(samples) // size)] * len(samples)
+
+    @property
+    def start(self) -> int:
+        return len(self.history)
+
+    def as_json(self) -> dict[str, Any] | None:
+        if not self.history and not self.later:
+            return None
+        return cast(dict[str, Any], pickle.loads(self._packed))
+
+    @cached_property
+    def _packed(self) -> bytes:
+        """The pickled result of ``as_json``.
+
+        A partition does not change, and unpickling is faster than building it again.
+        """
+        entry: dict[str, Any] = {
+            "sizes": _runs(self.sizes),
+            "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
+            "remainders": list(map(list, self.remainders)),
+            "counts": dict(self.counts),
+        }
+        if self.later:
+            entry["later"] = [pickle.loads(partition._packed) for partition in self.later]
+        return pickle.dumps(entry)
+
+    @classmethod
+    def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Ranges:
+        if entry is None:
+            return cls.of(lanes, epoch, terms)
+        partition = cls._one_from_json(lanes, entry, epoch, terms)
+        later: list[Ranges] = []
+        lanes_so_far = partition.lanes_so_far
+        for ahead, one in enumerate(read_list(entry.get("later", []), "the later epochs of its partition"), 1):
+            later.append(cls._one_from_json(lanes, read_dict(one, "its partition"), epoch + ahead, terms))
+            lanes_so_far += later[-1].lanes_so_far
+            _check_number(lanes_so_far)
+        return replace(partition, later=tuple(later))
+
+    @property
+    def lanes_so_far(self) -> int:
+        """How many lanes this partition and the earlier ones of its epoch have together."""
+        return self.lanes + sum(len(opened) for _, opened in self.history)
+
+    @classmethod
+    def _one_from_json(cls, lanes: int, entry: dict[str, Any], epoch: int, terms: Terms) -> Ranges:
+        """Return the partition of one epoch, without later epochs."""
+        source, inner = terms.chain.root, terms.inner
+        history: list[tuple[Sizes, tuple[int, ...]]] = []
+        earlier, lanes_so_far = read_list(entry.get("history"), "the history of its partition"), lanes
+        if not len(earlier) <= MOST_PARTITIONS:
+            raise damaged(f"its epoch was repartitioned {len(earlier)} times, and at most {MOST_PARTITIONS} can be")
+        for one in earlier:
+            sizes, runs = _fields_of(one, 2)
+            opened = _flat(runs)
+            lanes_so_far += len(opened)
+            _check_number(lanes_so_far if opened else 0)
+            history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
+        remainders = read_list(entry.get("remainders"), "the remainders of its partition")
+        sizes = entry.get("sizes")
+        partition = cls(
+            lanes,
+            dict(read_counts(entry.get("counts"), "the counts of its partition")),
+            sizes=None if sizes is None else _flat(sizes, lanes),
+            history=tuple(history),
+            remainders=tuple(Segment.from_json(remainder, len(inner.placed)) for remainder in remainders),
+        )
+        partition._check(source, epoch)
+        for remainder in partition.remainders:
+            if remainder.position is not None:
+                inner.load(remainder.position)
+        return partition
+
+    def _check(self, source: Source[Any], epoch: int) -> None:
+        """Raise StateError if this cannot be a partition of an epoch of ``source``."""
+        remainders, opened = self.remainders, [opened for _, opened in self.history]
+        if len({(remainder.generation, remainder.number) for remainder in remainders}) < len(remainders):
+            raise damaged("its partition continues a lane twice")
+        for remainder in remainders:
+            if remainder.generation >= len(opened) or remainder.number >= len(opened[remainder.generation]):
+                raise damaged("its partition continues lanes that did not exist")
+            most = opened[remainder.generation][remainder.number]
+            if source.divides_shards and not remainder.start < (remainder.stop or 0) <= most:
+                raise damaged("its partition continues shards that were not opened")
+        counted = source.sample_counts is not None
+        if not all((sizes is not None) == counted for sizes in (self.sizes, *(sizes for sizes, _ in self.history))):
+            raise damaged(
+                "its partition does not say how many samples each lane has"
+                if counted
+                else "its partition says how many samples each lane has, of uncounted shards"
+            )
+        self.shares(source, epoch)  # raises if the number of samples differs
+
+    def begun(self, states: LaneStates, terms: Terms) -> bool:
+        return bool(self.history or self.later) or any(lane != NOT_BEGUN for lane in states.values())
+
+    def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:
+        batches = self.batches(terms) if alike else None
+        if batches is not None and any(lane["delivered"] > batches[0] for lane in states.values()):
+            raise damaged(f"it has a lane that gave more than its {batches[0]} batches")
+        if len(states) < self.lanes:
+            return True
+        if batches is None or not (alike and fits):
+            return alike and fits
+        left = [0] * terms.ranks  # all must have the same number of full batches left
+        for number, lane in states.items():
+            left[number % terms.ranks] += 0 if lane["ended"] else batches[number] - lane["delivered"]
+        return len(set(left)) == 1 and left[0] % terms.parts == 0
+
+    def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Ranges]:
+        if terms.mode == "loop":
+            return _repartition_epochs(self, lanes, states, epoch, terms)
+        partition = _repartition(self, lanes, states, epoch, terms)
+        samples, batches = partition.samples(), partition.batches(terms)
+        if terms.mode == "drop" and samples is not None and batches is not None:
+            left, total = sum(samples) - sum(batches) * terms.size, sum(samples)
+            if left * 4 > total:
+                logger.warning(
+                    "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
+                    "full batch in every lane, and are dropped: use fewer lanes, or "
+                    "epoch_end='pad' or 'exact', if that is not meant", lanes, left, total,
+                )  # fmt: skip
+        return epoch, partition
+
+    def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Partition, LaneStates]:
+        raise StateError(
+            "this state stands inside an epoch that was divided into lanes, and this loader has one global order: "
+            "load it with the options and steps with which it was saved, until the end of the epoch."
+        )
+
+
+def _check_number(lanes: int) -> None:
+    """Raise StateError unless there can be this many lanes in the partitions of a state."""
+    if not 0 < lanes <= MOST_LANES:
+        raise damaged(f"its partitions are of {lanes} lanes, and at most {MOST_LANES} can be")
+
+
+# the last ones of each source, and of what: they are requested for each lane of a partition
+_last: WeakKeyDictionary[Source[Any], tuple[Any, Shares]] = WeakKeyDictionary()
+
+
+def _shares(source: Source[Any], *of: Any) -> Shares:
+    """Return the ranges of each lane of each partition of an epoch, from the first partition on."""
+    if source not in _last or _last[source][0] != of:
+        _last[source] = of, _divide_all(source, *of)
+    return _last[source][1]
+
+
+def _divide_all(source: Source[Any], epoch: int, lanes: int, sizes: Sizes, history: History) -> Shares:
+    ranges = ShardRanges.of(source.epoch_shards(source.seed, epoch)).without_empty()
+    earlier_shares = []
+    for earlier, opened in history:
+        shares = _divide(ranges, len(opened), earlier)
+        if any(count > len(share) for share, count in zip(shares, opened, strict=True)):
+            raise damaged("its partition has lanes that opened more shards than they had")
+        ranges = joined(share[count:] for share, count in zip(shares, opened, strict=True))
+        earlier_shares.append(shares)
+    return [*earlier_shares, _divide(ranges, lanes, sizes)]
+
+
+def _divide(ranges: ShardRanges, lanes: int, sizes: Sizes) -> list[ShardRanges]:
+    """Divide ranges over lanes: in turn if ``sizes`` is None, else cut into runs of these numbers
+    of samples.
+    """
+    if sizes is None:
+        return [ranges[lane::lanes] for lane in range(lanes)]
+    if (asked := sum(sizes)) != (left := ranges.samples):
+        raise damaged(f"its partition is of {asked:,} samples, and {left:,} are left of the epoch")
+    return list(ranges.cut(sizes))
+
+
+def _repartition(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> Ranges:
+    """Repartition the rest of an epoch.
+
+    Args:
+        old: the partition until now.
+        lanes: the new number of lanes.
+        states: of all the lanes of ``old``.
+        epoch: the epoch.
+        terms: how epochs are divided.
+    """
+    source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
+    shares, samples, divides = old.shares(source, epoch), old.samples(), source.divides_shards
+    # then each lane counts as having opened its whole share, and continues as a whole
+    whole = not divides or any(step.scope == "lane" for step in terms.chain)
+    for number, share in enumerate(shares):
+        state, segments = states[number], old.segments_of(number, source)
+        at = {} if state["position"] is None else state["position"][0]
+        place, given = at.get("segment", 0), at.get("opened", 0)
+        last = place == len(segments) - 1
+        if divides and ((last and given > len(share)) or (place > len(segments) and not at.get("padded"))):
+            raise damaged(f"lane {number} has opened {given} shards of segment {place}")
+        if state["ended"] or place >= len(segments):
+            opened.append(len(share))
+            continue
+        opened.append(len(share) if whole else given if last else 0)
+        if divides:
+            segments[-1] = segments[-1]._replace(stop=opened[-1])
+        first, *later = segments[place:]
+        later = [segment for segment in later if not segment.ended]
+        if state["position"] is not None:
+            first = _remainder(first, terms.inner_position(state["position"]), terms)
+            if samples is not None:
+                left = samples[number] - sum(state["counts"].get(name, 0) for name in COUNTED)
+                left -= sum(segment.samples or 0 for segment in later) + share[opened[-1] :].samples
+                first = first._replace(samples=max(0, left))
+        remainders += [segment for segment in (first, *later) if not segment.ended]
+    counts = sum_counts((old.counts, *(states[number]["counts"] for number in range(old.lanes))))
+    # If nothing of this partition was opened, the next one takes its place.
+    untouched = divides and bool(old.history) and not any(opened)
+    history = old.history if untouched else (*old.history, (old.sizes, tuple(opened)))
+    sizes: Sizes = None
+    if old.sizes is not None:
+        rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
+        remainders.sort(key=lambda remainder: -(remainder.samples or 0))
+        loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
+        sizes = tuple(_level(loads, rest))
+    return Ranges(lanes, counts, sizes=sizes, history=history, remainders=tuple(remainders))
+
+
+def _remainder(segment: Segment, position: list[dict[str, Any]], terms: Terms) -> Segment:
+    """Return what is left of a segment from a position on, which is without counts."""
+    done, position = terms.inner.rest_of(position)
+    start, stop = segment.start + done, segment.stop
+    if stop is not None and start > stop:
+        raise damaged(f"lane {segment.number} has finished {start} shards, and opened {stop}")
+    return segment._replace(start=start, position=position)
+
+
+def _repartition_epochs(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Ranges]:
+    """Repartition the rest of all epochs that lanes have begun, with ``epoch_end="loop"``.
+
+    Args:
+        old: the partition until now.
+        lanes: the new number of lanes.
+        states: of all the lanes of ``old``; they may be in different epochs.
+        epoch: the epoch of ``old``.
+        terms: how epochs are divided.
+
+    Returns:
+        the first epoch of which something is left, and its partition with those of the later ones.
+        Each sample that is left of these epochs comes once, before a lane begins the next epoch.
+    """
+    ahead = {
+        number: 0 if state["position"] is None else state["position"][0].get("epoch", 0)
+        for number, state in states.items()
+    }
+    first, last = min(ahead.values()), max(len(old.later), *ahead.values())
+    spread, whole = last - first, old.of_epoch(len(old.later) + 1, terms.chain.root, epoch).samples()
+    partitions: list[Ranges] = []
+    if spread * lanes <= MOST_LANES:
+        known = [one.samples() for one in (old, *old.later)]
+        for place in range(first, last + 1):
+            entries = {}
+            for number, state in states.items():
+                done = 0
+                if whole is not None:  # in the epochs of the lane before this one
+                    done = sum(samples[number] for samples in known[:place] if samples)
+                    done += max(0, place - len(known)) * whole[number]
+                entries[number] = _in_epoch(state, ahead[number] - place, done)
+            one = old.of_epoch(place, terms.chain.root, epoch + place)
+            partitions.append(_of_epoch(one, lanes, entries, epoch + place, terms))
+    if not partitions or (spread and sum(one.lanes_so_far for one in partitions) > MOST_LANES):
+        raise StateError(
+            f"the lanes of this state are {spread} epochs of the data apart, too many to divide them anew: load it "
+            f"with lanes={old.lanes}. Lanes stay together with ShardList(shuffle=True), or if samples are counted."
+        )
+    counts = sum_counts((old.counts, *(public_counts(state["counts"]) for state in states.values())))
+    return epoch + first, replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
+
+
+def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
+    """Return the state of a lane in an epoch, if the lane stands ``ahead`` epochs after it.
+
+    Its counts, which are of all its epochs, become those of this one: without the ``done`` samples
+    of earlier ones.
+    """
+    position, ended = (None, ahead > 0) if ahead else (state["position"], state["ended"])
+    counts = sum(state["counts"].get(name, 0) for name in COUNTED)
+    return {**state, "position": position, "ended": ended, "counts": {"delivered": max(0, counts - done)}}
+
+
+def _of_epoch(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> Ranges:
+    """Repartition one of several epochs, without counts; from the beginning if no lane has begun
+    it.
+    """
+    if not old.history and all(state["position"] is None and not state["ended"] for state in states.values()):
+        return Ranges.of(lanes, epoch, terms)
+    return replace(_repartition(old, lanes, states, epoch, terms), counts={}, later=())
+
+
+def _level(loads: list[int], rest: int) -> list[int]:
+    """Divide ``rest`` samples over lanes that have ``loads`` samples already, so that the sums are
+    as equal as possible.
+    """
+    order = sorted(range(len(loads)), key=loads.__getitem__)
+    for count in range(len(order), 0, -1):
+        low = order[:count]
+        total = rest + sum(loads[lane] for lane in low)
+        if total // count >= loads[low[-1]]:
+            goals = {lane: total // count + (place < total % count) for place, lane in enumerate(sorted(low))}
+            return [goals.get(lane, load) - load for lane, load in enumerate(loads)]
+    raise AssertionError("the lowest lane can always be filled")

@@ -1,0 +1,168 @@
+"""Slices of one global order: over a ``SampleList``, the batches of all ranks at a step are
+neighbours in the order of the epoch.
+
+Rules:
+1. Batch b of an epoch holds places b * B to (b + 1) * B of its order; B is the batch size. Lane l
+   of L has the batches l, l + L, l + 2 * L and so on. Batches come in the order of (number of the
+   batch in its lane, lane), and rank r of R hosts the lanes r, r + R and so on. So rank r yields
+   batch t * R + r at step t, whatever the number of its workers.
+2. After t steps, all ranks together have had the first t * R batches. So one place says what is
+   left of the epoch. It is repartitioned by the same rule, counted from this place, with any number
+   of lanes and any batch size.
+3. Epochs have a global order if all steps keep the number and the order of the samples. With
+   ``epoch_end="loop"`` or ``mix_lanes``, lanes are independent of each other, and there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from wds_pipes.core.chain import Chain, changes_order
+from wds_pipes.core.lane import Lane, Slice
+from wds_pipes.core.stage import Source, Stage, is_built_in
+from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.words import shown
+from wds_pipes.loader.lengths import batches_of, batching
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Partition, Terms
+from wds_pipes.loader.ranges import Ranges
+
+_PLACE = "place"  # the entry of a state that says from which place on an epoch is divided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices(Partition):
+    """A partition of the global order of an epoch, from a place on, into slices.
+
+    Attributes:
+        place: the first place that no rank has had.
+        stop: the end of the last batch.
+        size: how many samples a batch has.
+        total: how many samples the epoch has.
+        pads: whether repeats fill the last batches.
+    """
+
+    place: int
+    stop: int
+    size: int
+    total: int
+    pads: bool
+
+    scope = "item"
+    fit_any_batches = ()
+    may_be_more = False
+
+    @classmethod
+    def of(cls, lanes: int, epoch: int, terms: Terms, place: int = 0) -> Slices:
+        """Return the partition of the places from ``place`` on."""
+        total, stop, step = terms.total, terms.total, terms.ranks * terms.size
+        if terms.mode != "exact":
+            steps = (total - place) // step if terms.mode == "drop" else -(-(total - place) // step)
+            stop = place + steps * step
+        counts = {"delivered": place} if place else {}
+        return cls(lanes, counts, place=place, stop=stop, size=terms.size, total=total, pads=terms.mode == "pad")
+
+    def _slice(self, number: int) -> Slice:
+        return Slice(self.size, self.place, self.stop, number, self.lanes)
+
+    def lane(self, number: int, source: Source[Any], epoch: int) -> Lane:
+        padding = False if self.pads else None
+        return Lane(source.seed, epoch, number, self.lanes, padding=padding, slice=self._slice(number))
+
+    def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
+        return [(self.lane(number, source, epoch), None)]
+
+    def samples(self) -> list[int]:
+        return [Slice(self.size, self.place, self.total, lane, self.lanes).count for lane in range(self.lanes)]
+
+    def batches(self, terms: Terms) -> list[int] | None:
+        if terms.mode == "exact":
+            return None
+        return [self._slice(lane).count // self.size for lane in range(self.lanes)]
+
+    @property
+    def start(self) -> int:
+        return self.place
+
+    def as_json(self) -> dict[str, Any]:
+        return {_PLACE: self.place}
+
+    @classmethod
+    def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Slices:
+        if entry is None or entry.keys() != {_PLACE} or terms.size < 1:
+            raise damaged(f"its partition is {shown(entry)}, of batches of {terms.size} samples")
+        place = read_count(entry[_PLACE], "the place at which its partition begins", most=terms.total)
+        return cls.of(lanes, epoch, terms, place)
+
+    def begun(self, states: LaneStates, terms: Terms) -> bool:
+        return self._next_place(states, terms) > 0
+
+    def _next_place(self, states: LaneStates, terms: Terms) -> int:
+        """Return the first place that no rank has had.
+
+        Raises:
+            StateError: lanes cannot have had these numbers of batches after one number of steps.
+        """
+        ranks = 1 if len(states) == self.lanes else terms.ranks  # of how many there are the lanes of one
+        taken: dict[int, int] = {number // ranks: lane["delivered"] for number, lane in states.items()}
+        steps, turns = sum(taken.values()), len(taken)
+        if self.lanes % ranks:
+            raise damaged(f"its {self.lanes} lanes are of {ranks} ranks")
+        for turn, delivered in taken.items():
+            if delivered != max(0, -(-(steps - turn) // turns)):
+                raise damaged(f"a lane gave {delivered} of {steps} batches that {turns} lanes gave in turn")
+        place = self.place + steps * ranks * self.size
+        if place > self.total + self.lanes * self.size:
+            raise damaged(f"its lanes gave batches up to place {place:,} of an epoch of {self.total:,} samples")
+        return min(place, self.total)
+
+    def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:
+        steps = sum(lane["delivered"] for lane in states.values())
+        if not (alike and fits) or (len(states) == self.lanes and steps % terms.ranks):
+            return False
+        batches, samples, makers = self.batches(terms), self.samples(), batching(terms.chain.steps[-1])
+        for number, lane in states.items():
+            most = batches_of(makers, samples[number]) if batches is None else batches[number]
+            if lane["delivered"] > most or (lane["ended"] and lane["delivered"] < most):
+                raise damaged(f"lane {number} gave {lane['delivered']} of its {most} batches")
+            self._check_taken(number, lane, terms)
+        return True
+
+    def _check_taken(self, number: int, lane: dict[str, Any], terms: Terms) -> None:
+        """Raise StateError if the first stage of a lane is not where the batches of the lane end.
+
+        A step of the user's may have its own ``mark``: an earlier position, from which it drops
+        what it yielded.
+        """
+        given, taken = min(lane["delivered"] * self.size, self._slice(number).count), 0
+        if lane["position"] is not None:
+            taken = terms.chain.root.taken(terms.inner_position(lane["position"])[0])
+        earlier = any(type(step).mark is not Stage.mark and not is_built_in(type(step)) for step in terms.chain)
+        if not lane["ended"] and (taken > given or (taken < given and not earlier)):
+            raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
+
+    def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Slices]:
+        return epoch, self.of(lanes, epoch, terms, self._next_place(states, terms))
+
+    def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
+        """Return two lanes: what was given, which has ended, and the rest of the order."""
+        place = self._next_place(states, terms)
+        done = {**NOT_BEGUN, "ended": True, "counts": {"delivered": place}}
+        return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}
+
+
+def kind_of(stage: Stage[Any], epoch_end: str | None, parts: int) -> tuple[type[Partition], str | None]:
+    """Return how the epochs of a chain are divided, and why not into slices of one order, for a
+    message, if a step prevents that.
+    """
+    chain = Chain(stage)
+    if not chain.root.has_global_order or epoch_end == "loop" or parts > 1:
+        return Ranges, None
+    reasons = (step.changes_count() or changes_order(step) for step in chain)
+    why_not = next(filter(None, reasons), None)
+    return (Slices, None) if why_not is None else (Ranges, why_not)
+
+
+def kind_in(entry: dict[str, Any] | None) -> type[Partition]:
+    """Return how the epoch of a state with this partition was divided."""
+    return Slices if entry is not None and _PLACE in entry else Ranges
