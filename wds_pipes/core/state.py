@@ -43,8 +43,8 @@ class SavedLane(NamedTuple):
 
     url: str | None
     delivered: int
-    position: list[dict[str, Any]] | None
     ended: bool
+    position: list[dict[str, Any]] | None
     counts: dict[str, int]
 
 
@@ -264,8 +264,8 @@ def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:
     return SavedLane(
         None if url is None else read_text(url, f"the URL of {what}"),
         delivered,
-        position,
         ended,
+        position,
         read_counts(entry.get("counts", None if of_loader else {}), f"the counts of {what}"),
     )
 

@@ -144,13 +144,14 @@ class Partition(ABC):
     # How an epoch continues. ``states`` are the states of the lanes: of all lanes, or of those of
     # one of ``terms.ranks`` ranks.
 
-    @abstractmethod
     def begun(self, states: LaneStates, terms: Terms) -> bool:
         """Return whether anything of the epoch was given.
 
         Raises:
             StateError: lanes cannot have got to these positions together.
         """
+        begun = any(lane != NOT_BEGUN for lane in states.values())
+        return begun or self.start > 0 or bool(self.later)
 
     @abstractmethod
     def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:

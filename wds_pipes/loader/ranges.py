@@ -47,7 +47,7 @@ from wds_pipes.core.state import (
 )
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Partition, Terms
+from wds_pipes.loader.partition import LaneStates, OfLane, Partition, Terms
 
 
 class Segment(NamedTuple):
@@ -75,13 +75,14 @@ class Segment(NamedTuple):
         return self.stop is not None and self.start >= self.stop
 
     @classmethod
-    def from_json(cls, entry: object, stages: int) -> Segment:
-        """Return the segment that was written as a list, of a chain of ``stages`` stages."""
+    def from_json(cls, entry: object, chain: Chain) -> Segment:
+        """Return the segment that was written as a list, of a chain."""
         number, generation, start, stop, position, samples = _fields_of(entry, 6)
         for value in (number, generation, start, *(value for value in (stop, samples) if value is not None)):
             read_count(value, "a number of a remainder")
         if position is not None:
-            read_position(position, "the position of a remainder", stages)
+            read_position(position, "the position of a remainder", len(chain.placed))
+            position = chain.dump(chain.load(position))  # without sources of a mix that are gone
         return cls(number, generation, start, stop, position, samples)
 
 
@@ -186,7 +187,7 @@ class Ranges(Partition):
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
         whole = Ranges.first(self.lanes, source, epoch).shares(source, epoch)
-        ranges = whole[number] or next((share for share in whole if share), [])
+        ranges = next((share for share in (whole[number], *whole) if share), ())
         return replace(self.segments(number, source, epoch)[-1][0], shards=tuple(ranges))
 
     def shares(self, source: Source[Any], epoch: int) -> list[ShardRanges]:
@@ -274,12 +275,9 @@ class Ranges(Partition):
             dict(read_counts(entry.get("counts"), "the counts of its partition")),
             sizes=None if sizes is None else _flat(sizes, lanes),
             history=tuple(history),
-            remainders=tuple(Segment.from_json(remainder, len(inner.placed)) for remainder in remainders),
+            remainders=tuple(Segment.from_json(remainder, inner) for remainder in remainders),
         )
         partition._check(source, epoch)
-        for remainder in partition.remainders:
-            if remainder.position is not None:
-                inner.load(remainder.position)
         return partition
 
     def _check(self, source: Source[Any], epoch: int) -> None:
@@ -302,9 +300,6 @@ class Ranges(Partition):
             )
         self.shares(source, epoch)  # raises if the number of samples differs
 
-    def begun(self, states: LaneStates, terms: Terms) -> bool:
-        return bool(self.history or self.later) or any(lane != NOT_BEGUN for lane in states.values())
-
     def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:
         batches = self.batches(terms) if alike else None
         if batches is not None and any(lane["delivered"] > batches[0] for lane in states.values()):
@@ -323,14 +318,14 @@ class Ranges(Partition):
             return _repartition_epochs(self, lanes, states, epoch, terms)
         partition = _repartition(self, lanes, states, epoch, terms)
         samples, batches = partition.samples(), partition.batches(terms)
-        if terms.mode == "drop" and samples is not None and batches is not None:
-            left, total = sum(samples) - sum(batches) * terms.size, sum(samples)
-            if left * 4 > total:
-                logger.warning(
-                    "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
-                    "full batch in every lane, and are dropped: use fewer lanes, or "
-                    "epoch_end='pad' or 'exact', if that is not meant", lanes, left, total,
-                )  # fmt: skip
+        total = sum(samples or ())
+        dropped = total - sum(batches or ()) * terms.size
+        if terms.mode == "drop" and batches is not None and dropped * 4 > total:
+            logger.warning(
+                "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
+                "full batch in every lane, and are dropped: use fewer lanes, or "
+                "epoch_end='pad' or 'exact', if that is not meant", lanes, dropped, total,
+            )  # fmt: skip
         return epoch, partition
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Partition, LaneStates]:
@@ -462,14 +457,16 @@ def _repartition_epochs(old: Ranges, lanes: int, states: LaneStates, epoch: int,
     if spread * lanes <= MOST_LANES:
         known = [one.samples() for one in (old, *old.later)]
         for place in range(first, last + 1):
-            entries = {}
-            for number, state in states.items():
-                done = 0
-                if whole is not None:  # in the epochs of the lane before this one
-                    done = sum(samples[number] for samples in known[:place] if samples)
-                    done += max(0, place - len(known)) * whole[number]
-                entries[number] = _in_epoch(state, ahead[number] - place, done)
             one = old.of_epoch(place, terms.chain.root, epoch + place)
+            # how many samples each lane has in the epochs before this one
+            before = {
+                number: sum(samples[number] for samples in known[:place] if samples)
+                + (0 if whole is None else max(0, place - len(known)) * whole[number])
+                for number in states
+            }
+            entries = {
+                number: _in_epoch(state, ahead[number] - place, before[number]) for number, state in states.items()
+            }
             partitions.append(_of_epoch(one, lanes, entries, epoch + place, terms))
     if not partitions or (spread and sum(one.lanes_so_far for one in partitions) > MOST_LANES):
         raise StateError(
@@ -497,7 +494,7 @@ def _of_epoch(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Te
     """
     if not old.history and all(state["position"] is None and not state["ended"] for state in states.values()):
         return Ranges.of(lanes, epoch, terms)
-    return replace(_repartition(old, lanes, states, epoch, terms), counts={}, later=())
+    return replace(_repartition(old, lanes, states, epoch, terms), counts={})
 
 
 def _level(loads: list[int], rest: int) -> list[int]:

@@ -8,11 +8,11 @@ from wds_pipes.core.counts import logger
 from wds_pipes.core.moved import Move
 from wds_pipes.core.recipe import check_recipe
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import Saved, SavedLane, are_all, damaged
+from wds_pipes.core.state import Saved, are_all, damaged
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.merging import state_for
-from wds_pipes.loader.partition import LaneState, Partition
+from wds_pipes.loader.partition import LaneStates, Partition
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.protocol import pack
 from wds_pipes.loader.slices import kind_in
@@ -51,7 +51,10 @@ class _Restoring:
         count, rank = saved.lane_count, plan.rank
         if saved.rank is None:
             raise damaged("it does not say of which rank it is")
-        self.lanes = {number: self._checked(number, lane) for number, lane in saved.lanes.items()}
+        self.lanes: LaneStates = {number: lane._asdict() for number, lane in saved.lanes.items()}
+        for lane in self.lanes.values():
+            if lane["position"] is not None:  # without sources of a mix that are gone
+                lane["position"] = plan.chain.dump(plan.chain.load(lane["position"]))
         self.whole, own = are_all(self.lanes, range(count)), (saved.rank, saved.world_size) == tuple(rank)
         if own and not self.whole and not are_all(self.lanes, range(rank.number, count, rank.of)):
             raise damaged(f"it has lane {some(self.lanes)} of {count}")
@@ -126,19 +129,6 @@ class _Restoring:
                 "source %s of mix() was added in the middle of an epoch in which %d of the %d lanes have ended: "
                 "its share in these comes with the next epoch", ", ".join(map(repr, sorted(added))), ended, of,
             )  # fmt: skip
-
-    def _checked(self, number: int, lane: SavedLane) -> LaneState:
-        """Return what a state says of a lane; StateError if the lane cannot have this position."""
-        chain, position = self._plan.chain, lane.position
-        if position is not None:  # without sources of a mix that are gone
-            position = chain.dump(chain.load(position))
-        return {
-            "url": lane.url,
-            "delivered": lane.delivered,
-            "ended": lane.ended,
-            "position": position,
-            "counts": lane.counts,
-        }
 
     def _check_one_epoch(self, partition: Partition) -> None:
         """Raise StateError if the lanes of a state are in several epochs of the data, which only

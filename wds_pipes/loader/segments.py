@@ -230,7 +230,4 @@ def with_segments(
 
 def segments_of(stage: Stage[Any]) -> Segments[Any]:
     """Return the ``Segments`` stage that ``lay_out`` put in."""
-    while not isinstance(stage, Segments):
-        assert stage.source is not None
-        stage = stage.source
-    return stage
+    return next(step for step in Chain(stage) if isinstance(step, Segments))
