@@ -31,6 +31,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, logger, public_counts, sum_counts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.shard_ranges import ShardRanges, joined
