@@ -93,7 +93,8 @@ def test_a_fast_link_is_read_in_long_ranges(slow, local):
     """After the first pieces, whole ranges: each request may cost a long way there and back."""
     fsspec.filesystem("memory").pipe("/x/1.tar", content(local[0]) * 8)
     slow.latency = 0.01
-    pipe = samples(["slow://x/0.tar", "slow://x/1.tar"], connections=2)
+    opened = wp.ShardList(["slow://x/0.tar", "slow://x/1.tar"]).open_shards(connections=2)
+    pipe = opened.load_tar(concatenated=True).group_by_key()
     wanted = list(map(bare, samples(local[0])))
     assert list(map(bare, itertools.islice(pipe, 80))) == wanted * 2
     assert max(count for _, count in slow.reads) >= 4 << 20
