@@ -16,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.implementations.tar import TarFileSystem
 from remote import bare, content, samples
 
+import wds_pipes as wp
 from wds_pipes import ShardError
 
 

@@ -86,8 +86,8 @@ def test_compressed_shards_are_read_over(remote, local):
 
 @pytest.mark.parametrize("end", ["mark", "padding", "none"])
 def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
-    """There is nothing left in the shard. Its end-of-archive mark, and the last padding, may be
-    missing where the call says so.
+    """There is no member left in the shard, but for the gap that stands for a missing end. Its
+    end-of-archive mark, and the last padding, may be missing where the call says so.
     """
     (path,) = make_shards(tmp_path, shards=1, samples=3)
     data = content(path)
@@ -102,8 +102,10 @@ def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
         return opened.load_tar() if end == "mark" else opened.load_tar(on_truncated="ignore")
 
     state = cut_at(make(), 6)
+    rest = list(make())[6:]
     found, seen = resumed(remote, make, state)
-    assert found == []
+    assert found == rest
+    assert not any(member.name for member in rest)
     assert sum(request.sent for request in seen) < 11_000
 
 
