@@ -197,8 +197,8 @@ class TorchSource(Source[Any]):
         number = self._packed.shown.number_of(url)
         return None if number is None else str(number)
 
-    def graph(self, *, counted: bool = False) -> list[str]:
-        return [f"torch({' < '.join(map(_name, walk(self.pipe)))})"]
+    def _label(self, *, counted: bool) -> str:
+        return f"torch({' < '.join(map(_name, walk(self.pipe)))})"
 
     def check_resumable(self) -> None:
         for pipe in walk(self.pipe):
