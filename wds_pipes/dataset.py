@@ -330,8 +330,8 @@ class _WorkerStream(Stream[Any]):
         context = self.chain.root.context
         process, latest = self.loaded
         if process != os.getpid() and self.latest != latest:  # workers of an earlier iteration had the state
-            self._resume = False
-        if not self._resume:
+            self.will_resume = False
+        if not self.will_resume:
             context.epoch = self.coming()
         position = super().start_epoch()
         self.tell(position.epoch, self.key)

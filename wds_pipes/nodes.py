@@ -207,23 +207,21 @@ def _below(node: Any) -> list[WdsNode]:
     return [ours for part in parts for ours in _below(part)]
 
 
-def as_stage(node: BaseNode[Any]) -> Stage[Any]:
-    """Return the stage of a node, ours or another."""
-    return node._stream.stage if isinstance(node, WdsNode) else ForeignNode(node)
-
-
 def _stage_for(node: BaseNode[Any], what: str) -> Stage[Any]:
-    """Return the stage of a node. ``what``, which is built on it, has its own position.
+    """Return the stage of a node, ours or another. ``what``, which is built on it, has its own
+    position.
 
     Raises:
         StateError: a state was loaded into the node.
     """
-    if isinstance(node, WdsNode) and node._stream.will_resume:
+    if not isinstance(node, WdsNode):
+        return ForeignNode(node)
+    if node._stream.will_resume:
         raise StateError(
             f"a state was loaded into this node, which {what} would not continue: load it into what you iterate, "
             "after that is built."
         )
-    return as_stage(node)
+    return node._stream.stage
 
 
 class _MixedNode(WdsNode):

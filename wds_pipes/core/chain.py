@@ -30,7 +30,7 @@ from wds_pipes.core.moved import Data
 from wds_pipes.core.numbered import Numbered, NumberedItems
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Reports, Source, Stage, functional_name
-from wds_pipes.core.state import damaged, is_count, read_counts, read_dict, read_finite, read_list, read_position
+from wds_pipes.core.state import damaged, is_count, read_as, read_counts, read_dict, read_finite, read_position
 from wds_pipes.core.words import shown
 
 _ENDED = "at end"  # the key that marks an ended stage in a state; no field of a position can have this name
@@ -59,9 +59,6 @@ class Chain:
 
     def __iter__(self) -> Iterator[Stage[Any]]:
         return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
 
     @property
     def root(self) -> Source[Any]:
@@ -495,14 +492,11 @@ class Composite(Reports, Stage[Out]):
         somewhere. ``delivered``: how many items were yielded.
         """
         values = dict(zip(self._defaults, own, strict=False))
-        done = {name: value for name, value in values.items() if value and name in self._counted}
+        counted = set(self.tallies).difference(OF_CHAINS)
+        done = {name: value for name, value in values.items() if value and name in counted}
         found = [{"delivered": values.get("batched", 0), **done}, values.get("limited") or {}]
         counts = sum_counts([*found, *map(self.counts_of, parts)])
         return counts if self._counts_delivered else {**counts, "delivered": delivered}
-
-    @cached_property
-    def _counted(self) -> frozenset[str]:
-        return frozenset(self.tallies).difference(OF_CHAINS)
 
     def counts_of(self, part: Any) -> dict[str, int]:
         """Return the counts of the chain of a part."""
@@ -525,7 +519,7 @@ class Composite(Reports, Stage[Out]):
         """Return the parts that ``dump_part`` wrote; for the arguments see ``fit_parts``."""
         name = functional_name(type(self))
         parts = []
-        for entry in read_list(entries, f"the chains of {name}"):
+        for entry in read_as(list, entries, f"the chains of {name}"):
             values = dict(read_dict(entry, f"a chain of {name}"))
             position = values.pop(POSITION, None)
             *read, _ = _read_values(self, self.part_kind()._asdict(), {**values, "mark": None})

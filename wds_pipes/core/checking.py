@@ -176,6 +176,7 @@ class _Tap(Iterator[Any]):
 
     def __init__(self, step: Stage[Any]) -> None:
         self._step, self._items, self.count, self.ended = step, step.items, 0, False
+        self.close = step.items.close  # type: ignore[attr-defined]  # of Items, see ``begin``
         self._last: deque[Any] = deque(maxlen=3)
         self.marks: deque[Mark] = deque(maxlen=_MARKS)
 
@@ -189,12 +190,6 @@ class _Tap(Iterator[Any]):
         self._last.append(item)
         self.marks.append(self._step.mark())
         return item
-
-    def close(self) -> None:
-        """Close the items, as their own ``close`` does."""
-        close = getattr(self._items, "close", None)
-        if close is not None:
-            close()
 
     def has(self, text: str) -> bool:
         """Return whether one of the last items has this text; the keys and URLs of samples do not

@@ -133,17 +133,17 @@ class Permutation:
         # The short run ends at place `_tail`. If it were whole, all places after it would be
         # `_short` higher.
         self._short = runs * run - count
-        self._tail = (self._slot_of(runs - 1) + 1) * run - self._short if self._short else count
+        self._tail = (self._permuted(runs - 1, -1) + 1) * run - self._short if self._short else count
 
     def number_at(self, place: int) -> int:
         """Return the number at a place, which is from 0 to count - 1."""
         slot, offset = divmod(place + self._short * (place >= self._tail), self.run)
-        return self._run_at(slot) * self.run + offset
+        return self._permuted(slot, 1) * self.run + offset
 
     def place_of(self, number: int) -> int:
         """Return the place of a number: the inverse of ``number_at``."""
         run, offset = divmod(number, self.run)
-        place = self._slot_of(run) * self.run + offset
+        place = self._permuted(run, -1) * self.run + offset
         return place - self._short * (place >= self._tail + self._short)
 
     def numbers_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -160,19 +160,12 @@ class Permutation:
             numbers[start : start + _BLOCK] = self._runs_at(slots) * self.run + offsets
         return numbers
 
-    def _run_at(self, slot: int) -> int:
-        """Return which run is in a slot."""
-        run = self._network(slot, 1)
-        while run >= self._runs:
-            run = self._network(run, 1)
-        return run
-
-    def _slot_of(self, run: int) -> int:
-        """Return in which slot a run is."""
-        slot = self._network(run, -1)
-        while slot >= self._runs:
-            slot = self._network(slot, -1)
-        return slot
+    def _permuted(self, value: int, direction: int) -> int:
+        """Return which run is in a slot, or, with -1, in which slot a run is."""
+        value = self._network(value, direction)
+        while value >= self._runs:
+            value = self._network(value, direction)
+        return value
 
     def _network(self, value: int, direction: int) -> int:
         """Apply all rounds; with -1 in reverse, which undoes them."""
@@ -186,7 +179,7 @@ class Permutation:
         return left << self._right_bits | right
 
     def _runs_at(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return which runs are in slots: the block form of ``_run_at``."""
+        """Return which runs are in slots: the block form of ``_permuted``."""
         import numpy as np
 
         runs = self._network_of(slots.astype(np.uint64))

@@ -234,8 +234,7 @@ class Stage(Generic[Out]):
 
     def _at(self, own: tuple[Any, ...] | None) -> Any:
         """Return the position with these values; None: the beginning."""
-        at = cast(Any, self.At)
-        return at(*(own or ()))
+        return cast(Any, self.At)(*(own or ()))
 
     def close(self) -> None:
         """Stop a running stage and all stages before it; files are closed when this returns."""

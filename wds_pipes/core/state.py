@@ -5,14 +5,14 @@ Rules:
 1. A state may come from a damaged file or from another program. Whatever it contains, the only
    error is StateError, and refusing it costs no more time or memory than the state itself takes.
 2. ``read_state`` checks what all states have in common. Each stage checks what only it knows: see
-   ``Stage.load`` and ``Stage.problem``.
+   ``Chain.load`` and ``Stage.problem``.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
 from wds_pipes.core.words import shown, some
@@ -21,11 +21,12 @@ from wds_pipes.errors import StateError
 STATE_VERSION = 3
 SEGMENTS = "segments"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.segments``
 
+_Kind = TypeVar("_Kind")
+
 # The bounds of a state. A number from a state is checked against these before a list of this size
 # is made.
 MOST = (1 << 64) - 1  # any number: the hash of wds_pipes.core.order takes 64 bits, and no real count is larger
 MOST_LANES = 1_000_000  # ranks x workers at a first start: 100 000 accelerators with 10 workers each
-MOST_RANKS = MOST_LANES  # each rank has at least one lane
 # how often an epoch was repartitioned: with a restart every ten minutes, that is an epoch of ten
 # weeks
 MOST_PARTITIONS = 10_000
@@ -37,7 +38,7 @@ _LANE = re.compile("0|[1-9][0-9]{0,6}")
 
 
 class SavedLane(NamedTuple):
-    """What a state says of a lane; ``position`` is what ``Stage.dump`` wrote (None: the lane had
+    """What a state says of a lane; ``position`` is what ``Chain.dump`` wrote (None: the lane had
     not begun).
     """
 
@@ -110,9 +111,9 @@ def read_finite(value: object) -> float | None:
     return float(value) if is_count(value, least=-MOST) or (isinstance(value, float) and math.isfinite(value)) else None  # type: ignore[arg-type]
 
 
-def read_text(value: object, what: str) -> str:
-    """Return a value as a str."""
-    if not isinstance(value, str):
+def read_as(kind: type[_Kind], value: object, what: str) -> _Kind:
+    """Return a value as a str, a list or a bool, whichever ``kind`` is."""
+    if not isinstance(value, kind):
         raise damaged(f"{what} is {shown(value)}")
     return value
 
@@ -120,20 +121,6 @@ def read_text(value: object, what: str) -> str:
 def read_dict(value: object, what: str) -> dict[str, Any]:
     """Return a value as a dict with str keys."""
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise damaged(f"{what} is {shown(value)}")
-    return value
-
-
-def read_list(value: object, what: str) -> list[Any]:
-    """Return a value as a list."""
-    if not isinstance(value, list):
-        raise damaged(f"{what} is {shown(value)}")
-    return value
-
-
-def read_flag(value: object, what: str) -> bool:
-    """Return a value as a bool."""
-    if not isinstance(value, bool):
         raise damaged(f"{what} is {shown(value)}")
     return value
 
@@ -148,13 +135,11 @@ def read_counts(value: object, what: str) -> dict[str, int]:
     return counts
 
 
-def read_position(value: object, what: str, stages: int | None = None) -> list[dict[str, Any]]:
-    """Return a value as what ``Stage.dump`` wrote of a chain of ``stages`` stages (None: any
-    number). Each stage checks its own entry.
+def read_position(value: object, what: str) -> list[dict[str, Any]]:
+    """Return a value as what ``Chain.dump`` wrote. ``Chain.load`` checks how many entries there
+    are, and each stage checks its own.
     """
-    if not isinstance(value, list) or (stages is not None and len(value) != stages):
-        raise damaged(f"{what} is {shown(value)}")
-    return [read_dict(entry, what) for entry in value]
+    return [read_dict(entry, what) for entry in read_as(list, value, what)]
 
 
 def read_data(value: object) -> str:
@@ -190,7 +175,9 @@ def read_state(state: object) -> Saved:
         return read_count(state.get(name, default), repr(name), least=least, most=most)
 
     of_loader = "rank" in state
-    world_size = count("world_size", None if of_loader else 1, least=1, most=MOST_RANKS)
+    world_size = count(
+        "world_size", None if of_loader else 1, least=1, most=MOST_LANES
+    )  # each rank has at least one lane
     lane_count = count("lane_count", least=1, most=MOST_LANES)
     lanes = {
         read_lane_number(name): _read_lane(name, lane, of_loader)
@@ -202,21 +189,21 @@ def read_state(state: object) -> Saved:
         epoch=count("epoch"),
         seed=count("seed", least=-(1 << 63)),
         shards=None if state.get("shards", 0) is None else count("shards"),
-        fingerprint=read_text(state.get("fingerprint"), "'fingerprint'"),
-        graph=tuple(read_text(step, "a step of 'graph'") for step in read_list(state.get("graph"), "'graph'")),
+        fingerprint=read_as(str, state.get("fingerprint"), "'fingerprint'"),
+        graph=tuple(read_as(str, step, "a step of 'graph'") for step in read_as(list, state.get("graph"), "'graph'")),
         lane_count=lane_count,
         lanes=lanes,
         counts=read_counts(state.get("counts"), "its counts"),
-        ended=read_flag(state.get("ended", False), "'ended'"),
+        ended=read_as(bool, state.get("ended", False), "'ended'"),
         rank=count("rank", most=world_size - 1) if of_loader else None,
         world_size=world_size,
         step=count("step", 0),
         given=count("given", 0),
         given_samples=count("given_samples", 0) if "given_samples" in state else None,
-        epoch_end=read_text(state.get("epoch_end", ""), "'epoch_end'"),
+        epoch_end=read_as(str, state.get("epoch_end", ""), "'epoch_end'"),
         batch_size=count("batch_size", 1),
         mix_lanes=count("mix_lanes", 1),
-        samples=read_text(state["samples"], "'samples'") if "samples" in state else None,
+        samples=read_as(str, state["samples"], "'samples'") if "samples" in state else None,
         partition=read_dict(state["partition"], "'partition'") if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",
         sources=_read_sources(state),
@@ -234,9 +221,9 @@ def _read_sources(state: dict[str, Any], depth: int = 0) -> dict[str, SavedSourc
         found[name] = SavedSource(
             read_count(entry.get("seed"), f"the seed of {what}", least=-(1 << 63)),
             None if entry.get("shards") is None else read_count(entry["shards"], f"the number of shards of {what}"),
-            read_text(entry.get("fingerprint"), f"the fingerprint of {what}"),
+            read_as(str, entry.get("fingerprint"), f"the fingerprint of {what}"),
             read_data(entry["data"]) if "data" in entry else "",
-            read_text(entry.get("steps"), f"the steps of {what}"),
+            read_as(str, entry.get("steps"), f"the steps of {what}"),
             _read_sources(entry, depth + 1),
         )
     return found
@@ -258,11 +245,11 @@ def _read_lane(name: str, lane: object, of_loader: bool) -> SavedLane:
     if "position" not in entry:
         raise damaged(f"{what} is {shown(entry)}")
     position = None if entry["position"] is None else read_position(entry["position"], f"the position of {what}")
-    ended = read_flag(entry.get("ended", None if of_loader else False), f"'ended' of {what}")
+    ended = read_as(bool, entry.get("ended", None if of_loader else False), f"'ended' of {what}")
     if position is None and (not of_loader or delivered or ended):
         raise damaged(f"{what} has no position, and is not at its beginning")
     return SavedLane(
-        None if url is None else read_text(url, f"the URL of {what}"),
+        None if url is None else read_as(str, url, f"the URL of {what}"),
         delivered,
         ended,
         position,

@@ -45,7 +45,7 @@ class Stream(Generic[Out]):
         self.stage, self.chain = stage, Chain(stage)
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
-        self._resume = False
+        self.will_resume = False  # a state was loaded, and the next ``iter()`` continues from it
         self._loaded_for = 0, 1, 0  # of the loaded state: the lane, how many there are, and ``Passed.times`` then
         self._live: weakref.ref[StreamIterator[Out]] | None = None
 
@@ -60,29 +60,24 @@ class Stream(Generic[Out]):
         state of this same epoch still continues where it was.
         """
         epoch = check_count("epoch", epoch, least=0, most=MOST)
-        if self._resume and self.position.epoch == epoch and not anew:
+        if self.will_resume and self.position.epoch == epoch and not anew:
             return
         self._stop_live("set_epoch() was called: continue with a new iter()")
         context = self.chain.root.context
         context.epoch = epoch
         context.passed.tell(epoch)
-        self.at, self._resume = Position(epoch), False
+        self.at, self.will_resume = Position(epoch), False
 
     @property
     def position(self) -> Position:
         """The current position of the stream."""
         return Position(*self.at) if self.at is not None else Position(self.chain.root.context.epoch)
 
-    @property
-    def will_resume(self) -> bool:
-        """Whether a state was loaded, and the next ``iter()`` continues from it."""
-        return self._resume
-
     def seek(self, position: Position) -> None:
         """Make the next ``iter()`` continue from ``position``."""
         self._stop_live("a state was loaded: continue with a new iter()")
         context = self.chain.root.context
-        self.at, self._resume = position, True
+        self.at, self.will_resume = position, True
         context.epoch = position.epoch
         context.passed.tell(None)
         self._loaded_for = context.lane, context.lanes, context.passed.times
@@ -91,21 +86,21 @@ class Stream(Generic[Out]):
         """Return the position from which the iteration that starts now continues."""
         context = self.chain.root.context
         lane, lanes, times = self._loaded_for
-        if self._resume and (lane, lanes) != (context.lane, context.lanes):
+        if self.will_resume and (lane, lanes) != (context.lane, context.lanes):
             raise StateError(
                 f"a state of lane {lane} of {lanes} was loaded, and this process gives lane {context.lane} of "
                 f"{context.lanes}: DataLoader passes no state to its workers. Use wds_pipes.PipeLoader, or torchdata's "
                 "StatefulDataLoader(pipe.as_dataset())."
             )
         if context.passed.times != times:  # workers of an earlier iteration had the state
-            self._resume = False
+            self.will_resume = False
         news = context.passed.news
         if news is not None and (told := news.hear()) is not None:
-            context.epoch, self._resume = told, False
-        position = self.position if self._resume else Position(context.epoch)
+            context.epoch, self.will_resume = told, False
+        position = self.position if self.will_resume else Position(context.epoch)
         # more if another pipe over the same source is in a later epoch
         context.epoch = max(context.epoch, position.epoch + 1)
-        self.at, self._resume = position, False
+        self.at, self.will_resume = position, False
         return position
 
     def give_up(self) -> None:
@@ -113,7 +108,7 @@ class Stream(Generic[Out]):
         state is at the beginning of its epoch.
         """
         position = self.position
-        if not self._resume:
+        if not self.will_resume:
             self.at = None
         elif position.delivered or isinstance(position.mark, Ended):
             self.set_epoch(position.epoch + 1)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.hosts import make_skin
 from wds_pipes.core.stage import Source, Stage, State, functional_name, shown_signature
 from wds_pipes.datapipes.base import IterDataPipe
-from wds_pipes.datapipes.pipe import WdsPipe, as_stage, find_ours, pipe_class
+from wds_pipes.datapipes.pipe import MixedPipe, WdsPipe, as_stage, find_ours
 from wds_pipes.dataset import as_dataset
 from wds_pipes.errors import StateError
 
@@ -74,7 +75,7 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
     """
     if not (isinstance(kind, type) and issubclass(kind, Stage)):
         raise TypeError(_no_stage(kind))
-    pipe = pipe_class(kind)
+    pipe = make_skin(kind, MixedPipe if kind is stages.Mix else WdsPipe, __name__)
     if not issubclass(kind, Source):
         _register(pipe)
     return pipe

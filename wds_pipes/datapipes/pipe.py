@@ -18,7 +18,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import add_pipes, build, make_skin, remade, stage_of
+from wds_pipes.core.hosts import add_pipes, build, remade, stage_of
 from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
@@ -368,8 +368,3 @@ def _refuse_loaded(pipes: Iterable[IterDataPipe[Any]], what: str) -> None:
 
 
 add_pipes(IterDataPipe, _stage_for)
-
-
-def pipe_class(kind: type[Stage[Any]]) -> type[WdsPipe]:
-    """Return the class of a stage's pipes: same name, same help."""
-    return make_skin(kind, MixedPipe if kind is stages.Mix else WdsPipe, _MODULE)

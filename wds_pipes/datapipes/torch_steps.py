@@ -35,7 +35,7 @@ _BATCHER, _SHARDING_FILTER, _WRAPPER = (
     torch_kinds("ShardingFilter"),
     torch_kinds("IterableWrapper"),
 )
-_ONE_OF_EACH = torch_kinds("Mapper", "Collator")
+_KEEP_COUNT = torch_kinds("Mapper", "Collator", "Batcher")
 _REPEATABLE = (*HOLD_NOTHING, *_WRAPPER, *_SHARDING_FILTER, *torch_kinds("FileLister", "UnBatcher", "Concater"))
 _INSTEAD = {
     "Shuffler": "use shuffle_buffer(size), or ShardList(urls, shuffle=True) for the shards",
@@ -73,7 +73,7 @@ class TorchStep(Stage[Any]):
 
     def __init__(self, source: Stage[Any], pipe: IterDataPipe[Any]) -> None:
         super().__init__(source)
-        self.pipe = pipe
+        self.pipe, self.keeps_count = pipe, isinstance(pipe, _KEEP_COUNT)
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
@@ -86,12 +86,6 @@ class TorchStep(Stage[Any]):
         return f"torch.{_name(self.pipe)}{size}"
 
 
-class TorchMap(TorchStep):
-    """torch's map or collate, which make one item of each."""
-
-    keeps_count = True
-
-
 class TorchBatch(TorchStep):
     """torch's batch, which makes batches of all items."""
 
@@ -101,7 +95,6 @@ class TorchBatch(TorchStep):
         dropped: int = 0
 
     tallies = ("delivered", "dropped")
-    keeps_count = True
 
     def run(self) -> Iterator[Any]:
         assert self.source is not None
@@ -123,8 +116,7 @@ class TorchBatch(TorchStep):
 
 def torch_step(source: Stage[Any], pipe: IterDataPipe[Any]) -> TorchStep:
     """Return a pipe of torch's, one of HOLD_NOTHING, as a stage over ``source``."""
-    kind = TorchBatch if isinstance(pipe, _BATCHER) else TorchMap if isinstance(pipe, _ONE_OF_EACH) else TorchStep
-    return kind(source, pipe)
+    return (TorchBatch if isinstance(pipe, _BATCHER) else TorchStep)(source, pipe)
 
 
 class _Counted:

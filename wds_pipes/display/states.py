@@ -9,7 +9,7 @@ import wds_pipes.stages  # noqa: F401 - registers the stages of the package, whi
 from wds_pipes.core.chain import PARTS, POSITION, Part
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
-from wds_pipes.core.state import SEGMENTS, Saved, read_dict, read_list, read_position, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, read_as, read_dict, read_position, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -49,7 +49,7 @@ def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[
     before a step that runs one chain over its lane, from its entry.
     """
     before, placed = names[: -len(position)], names[-len(position) :]
-    parts = read_list(position[0].get(PARTS, []), "the chains of a step") if position else []
+    parts = read_as(list, position[0].get(PARTS, []), "the chains of a step") if position else []
     kind: Any = find_stage(placed[0]) if placed else None
     of_lane = getattr(kind, "part_kind", Part) is Part  # not one shard of it, as in interleave_shards
     if before and of_lane and len(parts) == 1 and POSITION in read_dict(parts[0], "a chain"):

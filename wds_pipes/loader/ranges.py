@@ -40,10 +40,10 @@ from wds_pipes.core.state import (
     MOST_LANES,
     MOST_PARTITIONS,
     damaged,
+    read_as,
     read_count,
     read_counts,
     read_dict,
-    read_list,
     read_position,
 )
 from wds_pipes.core.words import shown
@@ -82,8 +82,8 @@ class Segment(NamedTuple):
         for value in (number, generation, start, *(value for value in (stop, samples) if value is not None)):
             read_count(value, "a number of a remainder")
         if position is not None:
-            read_position(position, "the position of a remainder", len(chain.placed))
-            position = chain.dump(chain.load(position))  # without sources of a mix that are gone
+            mark = chain.load(read_position(position, "the position of a remainder"))
+            position = chain.dump(mark)  # without sources of a mix that are gone
         return cls(number, generation, start, stop, position, samples)
 
 
@@ -103,7 +103,7 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     """Decode what ``_runs`` encoded: one number for each of ``lanes`` lanes (None: any number of
     lanes up to MOST_LANES).
     """
-    pairs = [_fields_of(run, 2) for run in read_list(runs, "a list of its partition")]
+    pairs = [_fields_of(run, 2) for run in read_as(list, runs, "a list of its partition")]
     count = sum(read_count(times, "a number of lanes in its partition", least=1, most=MOST_LANES) for _, times in pairs)
     if count > MOST_LANES or (lanes is not None and count != lanes):
         raise damaged(f"its partition is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
@@ -244,7 +244,7 @@ class Ranges(Partition):
         partition = cls._one_from_json(lanes, entry, epoch, terms)
         later: list[Ranges] = []
         lanes_so_far = partition.lanes_so_far
-        for ahead, one in enumerate(read_list(entry.get("later", []), "the later epochs of its partition"), 1):
+        for ahead, one in enumerate(read_as(list, entry.get("later", []), "the later epochs of its partition"), 1):
             later.append(cls._one_from_json(lanes, read_dict(one, "its partition"), epoch + ahead, terms))
             lanes_so_far += later[-1].lanes_so_far
             _check_number(lanes_so_far)
@@ -260,7 +260,7 @@ class Ranges(Partition):
         """Return the partition of one epoch, without later epochs."""
         source, inner = terms.chain.root, terms.inner
         history: list[tuple[Sizes, tuple[int, ...]]] = []
-        earlier, lanes_so_far = read_list(entry.get("history"), "the history of its partition"), lanes
+        earlier, lanes_so_far = read_as(list, entry.get("history"), "the history of its partition"), lanes
         if not len(earlier) <= MOST_PARTITIONS:
             raise damaged(f"its epoch was repartitioned {len(earlier)} times, and at most {MOST_PARTITIONS} can be")
         for one in earlier:
@@ -269,7 +269,7 @@ class Ranges(Partition):
             lanes_so_far += len(opened)
             _check_number(lanes_so_far if opened else 0)
             history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
-        remainders = read_list(entry.get("remainders"), "the remainders of its partition")
+        remainders = read_as(list, entry.get("remainders"), "the remainders of its partition")
         sizes = entry.get("sizes")
         partition = cls(
             lanes,

@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from wds_pipes.core.options import check_choice, check_count, check_seed
 from wds_pipes.core.order import MOST_SAMPLES, order_of_samples
-from wds_pipes.core.state import MOST, read_count, read_flag
+from wds_pipes.core.state import MOST, read_as, read_count
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
@@ -235,7 +235,7 @@ class SampleOrder(DistributedSampler[int]):
         return _Place(
             read_count(state.get("epoch"), "'epoch'"),
             read_count(state.get("position"), "'position'", most=self.n),
-            read_flag(state.get("epoch_selected"), "'epoch_selected'"),
+            read_as(bool, state.get("epoch_selected"), "'epoch_selected'"),
         )
 
 

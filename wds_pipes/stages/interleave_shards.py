@@ -13,7 +13,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.shard_ranges import ShardRange
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
-from wds_pipes.core.state import damaged, read_count, read_dict, read_list
+from wds_pipes.core.state import damaged, read_as, read_count, read_dict
 from wds_pipes.core.words import shown
 from wds_pipes.stages.shard_list import ShardList
 
@@ -154,7 +154,7 @@ class InterleaveShards(Composite[Out]):
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
-        parts, turn = read_list(entry.get(PARTS, []), "the open shards"), read_count(entry.get("turn", 0), "'turn'")
+        parts, turn = read_as(list, entry.get(PARTS, []), "the open shards"), read_count(entry.get("turn", 0), "'turn'")
         if turn >= len(parts):
             return ShardList.describe(entry, lane)
         place = read_dict(parts[turn], "an open shard").get("place", 0)
