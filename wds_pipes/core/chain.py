@@ -158,14 +158,6 @@ class Chain:
             lack = step.lack(lack)
         return lack
 
-    def stall_clock(self) -> Callable[[], float]:
-        """Return a function that returns for how many seconds the chain has waited for bytes. Only
-        differences between two calls have a meaning.
-        """
-        return sum_clocks(
-            [step.stall_clock() for step in self._reports if type(step).stall_clock is not Reports.stall_clock]
-        )
-
     # What a mark says
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
@@ -299,11 +291,6 @@ class Chain:
             return 0, entries
         done, entry = first.rest_of(entry)
         return done, [entry, *later]
-
-
-def sum_clocks(clocks: Sequence[Callable[[], float]]) -> Callable[[], float]:
-    """Return a function that returns the sum of what these return."""
-    return clocks[0] if len(clocks) == 1 else lambda: sum(clock() for clock in clocks)
 
 
 def makes_one_of_each(step: Stage[Any]) -> bool:
@@ -478,9 +465,6 @@ class Composite(Reports, Stage[Out]):
     @property
     def held_items(self) -> int:
         return sum(Chain(last).held_items for last in self.inner)
-
-    def stall_clock(self) -> Callable[[], float]:
-        return sum_clocks([Chain(recipe).stall_clock() for recipe in self.recipes])
 
     def lack(self, before: Lack) -> Lack:
         return Lack.of_all([self._lack_before, *(Chain(last).lack for last in self.inner)])

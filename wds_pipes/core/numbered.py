@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
 from wds_pipes.core.counts import Network
@@ -45,10 +45,6 @@ class Numbered(ABC, Generic[Out]):
     def network(self) -> Network:
         """What reading them has used of the network in this process."""
 
-    @abstractmethod
-    def stall_clock(self) -> Callable[[], float]:
-        """Return what ``Chain.stall_clock`` returns."""
-
 
 class NumberedItems(Numbered[Any]):
     """The items of a step that makes each of one item of its source.
@@ -89,9 +85,6 @@ class NumberedItems(Numbered[Any]):
     @property
     def network(self) -> Network:
         return self._before.network
-
-    def stall_clock(self) -> Callable[[], float]:
-        return self._before.stall_clock()
 
 
 class Given(Stage[Any]):

@@ -365,12 +365,6 @@ class Reports:
     def opened(self) -> int | None:
         return None
 
-    def stall_clock(self) -> Callable[[], float]:
-        """Return a function that returns for how many seconds the stage has waited for bytes from
-        stores in this process. Only differences between two calls have a meaning.
-        """
-        return float  # float() is 0.0
-
     def lack(self, before: Lack) -> Lack:
         """Return why the chain yielded nothing, since it was opened; ``before``: the same of the
         stages before this one.

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import stat
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.counts import NO_NETWORK, Network
@@ -87,19 +86,6 @@ class Opener:
             if client is None
             else Network(client.requests, client.retries, client.bytes_fetched, client.stalled, client.hedged)
         )
-
-    def stall_clock(self) -> Callable[[], float]:
-        """A function that returns the seconds that readers of this process have waited for
-        stores.
-        """
-        # os.getpid() in each call would cost as much as a tiny sample.
-        clients, process = self._clients, os.getpid()
-
-        def stalled() -> float:
-            client = clients.get(process)
-            return 0.0 if client is None else client.stalled
-
-        return stalled
 
     def open(
         self,

@@ -101,10 +101,6 @@ class RangeReader:
         """The network use of this process."""
         return self.opener.used
 
-    def stall_clock(self) -> Callable[[], float]:
-        """Return a function that returns for how many seconds this process has waited for bytes."""
-        return self.opener.stall_clock()
-
     def __getstate__(self) -> dict[str, Any]:
         return {
             "reading": self.reading,

@@ -12,6 +12,7 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.running import Items
 from wds_pipes.core.stage import Stage
+from wds_pipes.io.remote.budget import Client
 
 # To read a clock costs as much as a tiny sample. While items come quickly (in less than
 # _QUICK_SECONDS), only one of _EVERY items is timed, and its time counts _EVERY times. The first
@@ -53,23 +54,23 @@ class Meter:
         """Measure a chain that was just opened and has not yielded anything yet."""
         self._bytes_before, self._chain = self._bytes_read, Chain(last)
         step = self._chain.reading_end
-        step.items = self._timed(step, step.items)
+        step.items = self._timed(step.items)
 
-    def _timed(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Any]:
-        timed = cast("Items[Any]", Items.from_iterable(self._runs(step, items)))
+    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
+        timed = cast("Items[Any]", Items.from_iterable(self._runs(items)))
         timed.close = items.close  # type: ignore[method-assign, attr-defined]
         return timed
 
-    def _runs(self, step: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
+    def _runs(self, items: Iterator[Any]) -> Iterator[Iterable[Any]]:
         """Yield ``items`` in runs. Runs of one item are timed."""
-        clock, stalled, end = time.perf_counter, Chain(step).stall_clock(), object()
+        clock, end = time.perf_counter, object()
         one_by_one = _ONE_BY_ONE
         while True:
             if not one_by_one:
                 yield islice(items, _EVERY - 1)
-            before, start = stalled(), clock()
+            before, start = Client.all_stalled, clock()
             item = next(items, end)
-            passed = clock() - start - (stalled() - before)
+            passed = clock() - start - (Client.all_stalled - before)
             self._parsing += passed if one_by_one else _EVERY * passed
             if item is end:
                 return

@@ -19,6 +19,7 @@ from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
+from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.secret import hide
 from wds_pipes.loader.hand_off import Outbox
 from wds_pipes.loader.lengths import batching
@@ -105,7 +106,6 @@ class _Running:
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
         self._meter = Meter()
-        self._stalled = self._chain.stall_clock()
         segments = segments_of(self.stage)
         segments.watch = self._meter.watch
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
@@ -144,10 +144,10 @@ class _Running:
         if self._end is not None:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
-        stalled, start = self._stalled(), time.perf_counter()
+        stalled, start = Client.all_stalled, time.perf_counter()
         batch = END if full else next(self.stage.items, END)
         self._meter.busy += time.perf_counter() - start
-        self._meter.waited += self._stalled() - stalled
+        self._meter.waited += Client.all_stalled - stalled
         ended = batch is END
         self._delivered += not ended
         mark = self.stage.mark()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -173,9 +173,6 @@ class FetchSamples(Tolerant[Sample]):
     @property
     def network(self) -> Network:
         return self.files.network
-
-    def stall_clock(self) -> Callable[[], float]:
-        return self.files.stall_clock()
 
 
 _NO_FIELDS = 2  # the entries of a sample without fields: its key and URL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -239,6 +239,3 @@ class NumberedSamples(Numbered[dict[str, Any]]):
     @property
     def network(self) -> Network:
         return self._files.network
-
-    def stall_clock(self) -> Callable[[], float]:
-        return self._files.stall_clock()

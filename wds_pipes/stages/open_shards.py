@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -273,9 +273,6 @@ class OpenShards(Tolerant[Shard]):
     @property
     def network(self) -> Network:
         return self.opener.used
-
-    def stall_clock(self) -> Callable[[], float]:
-        return self.opener.stall_clock()
 
 
 def _lists(root: Source[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count, repeat
 from typing import Any, Generic, NamedTuple, cast
@@ -255,9 +255,6 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
     @property
     def network(self) -> Network:
         return NO_NETWORK if self._ahead is None else self._ahead.items.network
-
-    def stall_clock(self) -> Callable[[], float]:
-        return float if self._ahead is None else self._ahead.items.stall_clock()
 
 
 def _begin(source: Stage[Any]) -> Iterator[Any]:

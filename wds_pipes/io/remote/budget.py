@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wds_pipes.io.remote.stores import Stores
 from wds_pipes.io.remote.waits import Timer
@@ -119,7 +119,10 @@ class Client:
         hedged: how many of these repeated an earlier one that had stalled.
         bytes_fetched: how many bytes arrived.
         stalled: seconds in which consumers waited for bytes.
+        all_stalled: the same of all pipes in this process. Only differences have a meaning.
     """
+
+    all_stalled: ClassVar[float] = 0.0
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading

@@ -6,6 +6,7 @@ import io
 from time import perf_counter
 from typing import Any
 
+from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.remote.fetch import Fetch
 from wds_pipes.io.remote.object import Reported
 from wds_pipes.io.remote.queue import ReadQueue
@@ -99,7 +100,9 @@ class RemoteShard(io.RawIOBase):
             budget.call(queue.schedule)
         start = perf_counter()
         queue.filled.wait(None if wake_bytes == 1 else _WAKE_SECONDS)
-        queue.client.stalled += perf_counter() - start
+        waited = perf_counter() - start
+        queue.client.stalled += waited
+        Client.all_stalled += waited
         queue.waiting = None
 
     def readable(self) -> bool:
