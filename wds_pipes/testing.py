@@ -19,7 +19,7 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.checking import SEE, check_positions, reason, refused
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Given
-from wds_pipes.core.running import begin, running_copy
+from wds_pipes.core.running import END, begin, running_copy
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
@@ -305,7 +305,6 @@ def _run_over(step: Stage[Any], seed: int, items: Sequence[Any]) -> list[Any]:
 
 
 _LANES = ((0, 1), (0, 2), (1, 2))  # each as its number and the number of lanes
-_NO_ITEM = object()
 
 
 def _check_lanes(make: Callable[[], Any]) -> None:
@@ -328,8 +327,8 @@ def _check_rounds(
     try:
         for number in range(start, stop):
             for (lane, of), running, expected in zip(_LANES, lanes, alone, strict=True):
-                item = next(running.items, _NO_ITEM)
-                right = expected[number] if number < len(expected) else _NO_ITEM
+                item = next(running.items, END)
+                right = expected[number] if number < len(expected) else END
                 if not same(item, right):
                     raise AssertionError(
                         f"one pipeline was run as several lanes in turn: item {number} of "
@@ -351,7 +350,7 @@ def _open(stage: Stage[Any] | None, lane: tuple[int, int], position: Any = None)
 
 
 def _shown(item: Any) -> str:
-    return "missing" if item is _NO_ITEM else f"{item!r:.200}"
+    return "missing" if item is END else f"{item!r:.200}"
 
 
 def _dump(pipeline: Any) -> str:

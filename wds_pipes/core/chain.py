@@ -19,18 +19,19 @@ own source is only a recipe, and a position has no entry for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
-from wds_pipes.core.counts import COUNTED, OF_CHAINS, Lack, Network, add_limited, public_counts, sum_counts
+from wds_pipes.core.counts import COUNTED, LIMITED, OF_CHAINS, Lack, Network, public_counts, sum_counts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.numbered import Numbered, NumberedItems
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Reports, Source, Stage, functional_name
-from wds_pipes.core.state import damaged, is_count, read_as, read_counts, read_dict, read_finite, read_position
+from wds_pipes.core.state import MOST, damaged, is_count, read_as, read_counts, read_dict, read_position
 from wds_pipes.core.words import shown
 
 _ENDED = "at end"  # the key that marks an ended stage in a state; no field of a position can have this name
@@ -162,13 +163,12 @@ class Chain:
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """Return the URL of the shard at a position, for messages; None if there is none."""
-        first = self.placed[0]
         for _ in self.placed[1:]:
             mark = mark and mark[1]
         own, parts = mark or ((), None)
         if self._composite is not None:
             return self._composite.where_in(own, parts or (), lane)
-        return first.where(own, lane) if isinstance(first, Source) else None
+        return self.root.where(own, lane)
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         """Return what became of the samples up to ``mark``, after ``delivered`` items were
@@ -286,10 +286,8 @@ class Chain:
         """Return how many ranges of its lane are done at a position that ``dump`` wrote, and the
         same position in the lane without these ranges.
         """
-        first, (entry, *later) = self.placed[0], entries
-        if not isinstance(first, (Source, Composite)):
-            return 0, entries
-        done, entry = first.rest_of(entry)
+        entry, *later = entries
+        done, entry = (self._composite or self.root).rest_of(entry)
         return done, [entry, *later]
 
 
@@ -328,7 +326,7 @@ def _alike(default: object, value: object) -> bool:
     if default is None:
         return True
     if isinstance(default, float):
-        return read_finite(value) is not None
+        return is_count(value, least=-MOST) or (isinstance(value, float) and math.isfinite(value))
     if isinstance(default, int) and not isinstance(default, bool):
         return is_count(value, least=min(default, 0))
     return isinstance(value, type(default))
@@ -387,10 +385,9 @@ class Composite(Reports, Stage[Out]):
         raise NotImplementedError
 
     @property
-    def recipes(self) -> Sequence[Stage[Any]]:
+    def recipes(self) -> Sequence[Chain]:
         """What it runs copies of, which share what they read through."""
-        assert self.source is not None
-        return [self.source]
+        return [self.before]
 
     def chain_of(self, part: Any) -> Chain | None:
         """Return the chain of a part, as a recipe; None: there is none any more."""
@@ -444,7 +441,8 @@ class Composite(Reports, Stage[Out]):
         """Close a chain that is done, and keep its counts."""
         chain = Chain(last)
         counts = chain.counts(last.mark(), 0)
-        self.at.limited = add_limited(self.at.limited, counts)
+        if limited := {name: count for name, count in counts.items() if name.startswith(LIMITED)}:
+            self.at.limited = sum_counts((self.at.limited or {}, limited))  # a new dict: positions hold the old one
         for name, count in public_counts(counts).items():
             own = "batched" if name == "delivered" else name
             setattr(self.at, own, getattr(self.at, own) + count)
@@ -456,7 +454,7 @@ class Composite(Reports, Stage[Out]):
 
     @property
     def network(self) -> Network:
-        return Network.of_all(Chain(recipe).network for recipe in self.recipes)
+        return Network.of_all(recipe.network for recipe in self.recipes)
 
     @property
     def bytes_so_far(self) -> int:

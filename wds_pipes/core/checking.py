@@ -32,7 +32,6 @@ _LEAST_TEXT = 8  # characters: a shorter text in a position may equal one in a s
 _MARKS = 1 << 12  # the positions that are kept
 _GROWTH = 40  # characters by which a field may grow in any epoch
 _ENDLESS = 1000  # items of a chain without end that are checked
-_NONE = type(None)
 
 
 def check_positions(recipe: Stage[Any]) -> int:
@@ -113,7 +112,7 @@ def _check(recipe: Stage[Any]) -> int:
 def _check_mark(step: Stage[Any], given: _Tap | None, sizes: dict[tuple[str, str], list[int]]) -> None:
     """Check the mark of one stage after an item; ``given``: what it has read."""
     name, mark = functional_name(type(step)), step.mark()
-    if not (isinstance(mark, tuple) and len(mark) == 2 and all(isinstance(part, (tuple, _NONE)) for part in mark)):
+    if not (isinstance(mark, tuple) and len(mark) == 2 and all(isinstance(part, tuple | None) for part in mark)):
         raise AssertionError(
             f"mark() of {name} must return a tuple of two tuples that never change, its own values and the mark "
             f"of its source (None if there is none); it returns {mark!r:.100}. {SEE}"

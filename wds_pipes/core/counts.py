@@ -139,21 +139,6 @@ def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def add_limited(limited: dict[str, int] | None, counts: dict[str, int]) -> dict[str, int] | None:
-    """Return the counts of single stages with those in ``counts`` added: a new dict, since
-    positions hold the old one.
-    """
-    more = {name: count for name, count in counts.items() if name.startswith(LIMITED)}
-    return sum_counts((limited or {}, more)) if more else limited
-
-
-def check_tallies(name: str, tallies: Iterable[str], fields: Iterable[str]) -> None:
-    """Raise TypeError unless ``Stage.tallies`` are fields of ``At`` with the names of counts."""
-    if wrong := set(tallies) - {*COUNTED, *TROUBLE, *OF_CHAINS}.intersection(fields):
-        names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
-        raise TypeError(f"{name}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}")
-
-
 def error_of_nothing(counts: dict[str, int], lack: Lack) -> SampleError | None:
     """Return the error to raise after a whole epoch that yielded nothing, by ``lack``; None: no
     error. If samples were read and left out, log a warning.

@@ -34,7 +34,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import NO_NETWORK, Lack, Network, check_tallies
+from wds_pipes.core.counts import COUNTED, NO_NETWORK, OF_CHAINS, TROUBLE, Lack, Network
 from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed
@@ -181,7 +181,11 @@ class Stage(Generic[Out]):
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
-        check_tallies(cls.__name__, vars(cls).get("tallies", ()), cls._defaults)
+        if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *OF_CHAINS}.intersection(cls._defaults):
+            names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
+            raise TypeError(
+                f"{cls.__name__}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}"
+            )
         for word in () if is_built_in(cls) else vars(cls):
             if not hasattr(Stage, word) and (meant := nearest(word, _DECLARED, cutoff=0.85)) is not None:
                 raise TypeError(f"{cls.__name__}.{word} says nothing to the package. Did you mean {meant}?")

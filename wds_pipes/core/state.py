@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -104,11 +103,6 @@ def read_count(value: object, what: str, *, least: int = 0, most: int = MOST) ->
         bound = f", and at most {most:,} can be" if type(value) is int and value > most else ""
         raise damaged(f"{what} is {shown(value)}{bound}")
     return cast(int, value)
-
-
-def read_finite(value: object) -> float | None:
-    """Return a value as a finite float; None if it is not one."""
-    return float(value) if is_count(value, least=-MOST) or (isinstance(value, float) and math.isfinite(value)) else None  # type: ignore[arg-type]
 
 
 def read_as(kind: type[_Kind], value: object, what: str) -> _Kind:

@@ -70,13 +70,13 @@ class TorchStep(Stage[Any]):
     """A pipe of torch's that holds no item when it yields, over a stage of ours."""
 
     scope = "item"
+    source: Stage[Any]
 
     def __init__(self, source: Stage[Any], pipe: IterDataPipe[Any]) -> None:
         super().__init__(source)
         self.pipe, self.keeps_count = pipe, isinstance(pipe, _KEEP_COUNT)
 
     def run(self) -> Iterator[Any]:
-        assert self.source is not None
         pipe = copy.copy(self.pipe)
         pipe.datapipe = self.source.items  # type: ignore[attr-defined]
         yield from pipe
@@ -97,7 +97,6 @@ class TorchBatch(TorchStep):
     tallies = ("delivered", "dropped")
 
     def run(self) -> Iterator[Any]:
-        assert self.source is not None
         at, pipe, taken = self.at, copy.copy(self.pipe), _Counted(self.source.items)
         pipe.datapipe = taken  # type: ignore[attr-defined]
         for batch in pipe:  # which holds nothing now: all items that were taken are in batches

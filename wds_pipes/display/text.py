@@ -32,7 +32,6 @@ def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) 
         depth: in how many containers the value is nested.
         limit: the maximum number of characters of a string.
     """
-    kind = type(value)
     if isinstance(value, (str, os.PathLike)):
         text = str(value)
         return "'...'" if is_secret(name) else repr(cut(hide(text, text), limit))
@@ -61,7 +60,7 @@ def shown(value: Any, name: str = "", *, depth: int = 0, limit: int = MAX_TEXT) 
         return f"<{shape}>"
     if callable(value):
         return _name_of(getattr(value, "func", value))
-    return f"{kind.__name__}(...)"
+    return f"{type(value).__name__}(...)"
 
 
 def _shown_mapping(value: Mapping[Any, Any], name: str, depth: int, limit: int) -> str:

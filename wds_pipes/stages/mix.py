@@ -144,8 +144,8 @@ class Mix(Composite[Any], Source[Any]):
         return any(ends) if self.exhausted == "stop" else all(ends)
 
     @property
-    def recipes(self) -> list[Stage[Any]]:
-        return list(self.sources.values())
+    def recipes(self) -> list[Chain]:
+        return list(map(Chain, self.sources.values()))
 
     def changes_count(self) -> str | None:
         return "how many samples a mix() gives is not known"
