@@ -474,8 +474,9 @@ class Composite(Reports, Stage[Out]):
         somewhere. ``delivered``: how many items were yielded.
         """
         values = dict(zip(self._defaults, own, strict=False))
-        counted = set(self.tallies).difference(OF_CHAINS)
-        done = {name: value for name, value in values.items() if value and name in counted}
+        done = {
+            name: value for name, value in values.items() if value and name in self.tallies and name not in OF_CHAINS
+        }
         found = [{"delivered": values.get("batched", 0), **done}, values.get("limited") or {}]
         counts = sum_counts([*found, *map(self.counts_of, parts)])
         return counts if self._counts_delivered else {**counts, "delivered": delivered}
