@@ -5,12 +5,11 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
 - ``budget``: a process has one ``Budget``, the connections and the bytes that all its pipes share.
   A ``Client`` is what one pipe has there: its stores, its options and its counts.
 - ``queue``: a ``ReadQueue`` holds shards that are read one after another: the shards of a lane, or
-  of one of several shards that are read in turn. It decides what is requested next.
-- ``fetch``: a ``Fetch`` is the event loop's side of a shard, and ``shard``, the consumer's side, is
-  a stream.
-- ``block``: a byte range, whose chunks pass from one side to the other; ``transfer``: the requests
-  that fill a block; ``object``: what is known of the shard as a whole; ``waits``: how long requests
-  usually wait, and the timer of those that wait longer.
+  of one of several shards that are read in turn. It decides what is requested next. A ``Fetch`` is
+  the event loop's side of a shard; a ``Block`` is a byte range, whose chunks pass to the consumer;
+  a ``Transfer`` makes the requests that fill a block.
+- ``shard``: the consumer's side of a shard is a stream. ``object``: what is known of the shard as a
+  whole; ``waits``: how long requests usually wait, and the timer of those that wait longer.
 - ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
   what their responses and errors mean.
 - ``metadata``: listings, sizes and what else is not read as a shard.

@@ -7,13 +7,10 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from wds_pipes.io.remote.stores import Stores
 from wds_pipes.io.remote.waits import Timer
-
-if TYPE_CHECKING:
-    from wds_pipes.io.remote.queue import ReadQueue
 
 _LEAST_MEASURED = 1 << 20  # bytes: the rate of a connection with fewer is not precise
 
@@ -40,6 +37,27 @@ class UnreadError(OSError):
     of_data = True  # see ShardError
 
 
+class Sharer:
+    """What shares the budget: a queue of shards, see ``ReadQueue``.
+
+    Attributes:
+        client: the pipe that it belongs to.
+        ahead: the consumer has not reached it yet: it has one connection, and takes none from
+            others.
+        share: how many bytes it may hold.
+        connections: how many it may have.
+    """
+
+    client: Client
+    ahead: bool
+    share: int
+    connections: int
+
+    def schedule(self) -> None:
+        """Request what may be requested, and continue the transfers that may continue."""
+        raise NotImplementedError
+
+
 class Budget:
     """The connections and the read-ahead bytes of this process, which all its pipes share.
 
@@ -53,7 +71,7 @@ class Budget:
         self.loop: asyncio.AbstractEventLoop = get_loop()
         self.lock = threading.RLock()
         self.timer = Timer(self.loop)
-        self.queues: list[ReadQueue] = []
+        self.queues: list[Sharer] = []
         self.readahead_bytes = 0
         self.held = 0
         self.blocked = False  # something waits for the consumer to take some bytes

@@ -7,9 +7,8 @@ from time import perf_counter
 from typing import Any
 
 from wds_pipes.io.remote.budget import Client
-from wds_pipes.io.remote.fetch import Fetch
 from wds_pipes.io.remote.object import Reported
-from wds_pipes.io.remote.queue import ReadQueue
+from wds_pipes.io.remote.queue import Fetch, ReadQueue
 from wds_pipes.io.urls import redact
 
 # A consumer that has no bytes left is woken after this many bytes, or after this time in seconds.
