@@ -17,7 +17,7 @@ import wds_pipes as wp
 from wds_pipes import ShardError
 from wds_pipes.core.stream import Stream
 from wds_pipes.io import open_url
-from wds_pipes.io.pipe import CommandOutput
+from wds_pipes.io.open import CommandOutput
 from wds_pipes.stages import LoadTar, OpenShards, ShardList
 
 

@@ -211,8 +211,13 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         if not has_magic(path) or os.path.exists(path):
             return [url]
         found = sorted(glob.glob(path, recursive=True))
+        if not found:
+            raise ValueError(
+                f"no shard matches {redact(url)!r}: check the pattern, the directory and the working "
+                f"directory ({os.getcwd()})"
+            )
         # a file may be named like a URL, such as "pipe:x.tar"
-        return _found(url, [name if local_path(name) == name else os.path.join(os.curdir, name) for name in found])
+        return [name if local_path(name) == name else os.path.join(os.curdir, name) for name in found]
     named = split_url(url)[0]  # a query is no pattern
     folder = url.endswith("/") and "?" not in url and len(links_of(url)) == 1
     if not (any(mark in named for mark in "*?[") or folder) or url.startswith("pipe:"):
@@ -228,12 +233,3 @@ def _no_tars(url: str) -> list[str]:
         f"directories as {os.path.join(url, '*', '*.tar')!r}, or write shards with wds-pipes create. The working "
         f"directory is {os.getcwd()}."
     )
-
-
-def _found(url: str, shards: list[str]) -> list[str]:
-    if not shards:
-        raise ValueError(
-            f"no shard matches {redact(url)!r}: check the pattern, the directory and the working "
-            f"directory ({os.getcwd()})"
-        )
-    return shards

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import multiprocessing
 import os
+import signal
 import stat
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -13,7 +16,6 @@ from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.tolerant import is_of_data
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
-from wds_pipes.io.pipe import CommandOutput
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.object import Reported
@@ -26,6 +28,9 @@ from wds_pipes.io.verified import Verified, VerifiedFile
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.io.cache.stream import CachedStream
+
+
+_PATIENCE = 2.0  # seconds for a command to end after SIGTERM, when its output was closed
 
 
 def is_remote(url: str) -> bool:
@@ -237,6 +242,45 @@ class Opener:
                 queue.close()
             raise
         return shard
+
+
+class CommandOutput(io.RawIOBase):
+    """The standard output of a shell command, as a stream that is not seekable.
+
+    If the command fails, reading its end raises OSError.
+
+    Args:
+        url: ``pipe:`` followed by the command.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._process = subprocess.Popen(
+            url.removeprefix("pipe:"), shell=True, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        self._name = redact(url).removeprefix("pipe:").strip()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        assert self._process.stdout is not None
+        count = self._process.stdout.readinto(buffer)  # type: ignore[attr-defined]
+        if not count and self._process.wait():
+            raise OSError(f"the command {self._name} ended with status {self._process.returncode}")
+        return int(count)
+
+    def close(self) -> None:
+        if not self.closed:
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            if self._process.poll() is None:  # end it and every process that it started
+                for sent in (signal.SIGTERM, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(self._process.pid, sent)
+                        self._process.wait(_PATIENCE)
+                        break
+            self._process.wait()
+        super().close()
 
 
 def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, TypeAlias
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
@@ -37,23 +37,6 @@ _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
 
 Options = dict[str, Any] | None
-
-
-class OutputFile(Protocol):
-    """A file that is being written: a ``PartialFile`` or a ``RemoteFile``."""
-
-    @property
-    def own(self) -> bool:
-        """Whether this is the process that opened it."""
-
-    def write(self, *blocks: bytes) -> int:
-        """Append blocks of some MiB in all, or one of any size; return their bytes."""
-
-    def commit(self) -> None:
-        """Give the file its final name."""
-
-    def discard(self) -> None:
-        """Discard what was written, unless it was committed."""
 
 
 def target_of(target: str | os.PathLike[str]) -> str:
@@ -210,6 +193,9 @@ class RemoteFile:
                     "there is such a file: pass overwrite=True to replace it, or write to another place",
                     redact(self._url),
                 )
+
+
+OutputFile: TypeAlias = PartialFile | RemoteFile  # a file that is being written
 
 
 def _part_bytes(fs: Any, url: str) -> int | None:

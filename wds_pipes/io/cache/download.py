@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 
 from wds_pipes.errors import CacheError, ShardError
 from wds_pipes.io.cache.files import FACTS_BYTES, STEP, CacheDirectory, Entry, Facts, boot
-from wds_pipes.io.cache.whole import is_vouched_for
+from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
 
 # If at most this many bytes are missing when a reader closes the shard, the download gets
@@ -247,7 +248,7 @@ class Download(threading.Thread):
                 (2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes
             )
         self._tell()
-        checksum = md5_hash(usedforsecurity=False) if self._expected.md5 is not None else None
+        checksum = md5_of(file, offset) if self._expected.md5 is not None else None
         end = self._copy(stream, file, offset, total, checksum)
         if total is not None and end > total:
             return f"it had more bytes than {total}"
@@ -257,7 +258,7 @@ class Download(threading.Thread):
         if md5 != self._expected.md5:
             return f"its MD5 was {md5} instead of {self._expected.md5}"
         with using(self._directory):
-            if md5 is None and not is_vouched_for(file, total):
+            if md5 is None and not _is_vouched_for(file, total):
                 self.passing = True
                 os.remove(self._entry.part)
             else:
@@ -300,15 +301,12 @@ class Download(threading.Thread):
         return file, stream, offset
 
     def _copy(self, stream: Fetched, file: LockedFile, offset: int, total: int | None, checksum: Any) -> int:
-        """Store the bytes from ``offset`` on, and compute the checksum of all bytes.
+        """Store the bytes from ``offset`` on, and add them to the checksum of those before.
 
         Returns:
             The byte after the last one. It is more than ``total`` if the store has more bytes; then
             these are not stored.
         """
-        if checksum is not None:
-            for chunk in chunks(file, offset):
-                checksum.update(chunk)
         begin = offset
         while True:
             self._left = total - offset if total is not None else None
@@ -349,9 +347,32 @@ def chunks(file: LockedFile, end: int) -> Iterator[bytes]:
         yield os.pread(file.fd, min(CHUNK, end - place), place)
 
 
+def md5_of(file: LockedFile | None, end: int) -> Any:
+    """The MD5 of the bytes of ``file`` before ``end``, to which more can be added. None: there are
+    no bytes yet.
+    """
+    md5 = md5_hash(usedforsecurity=False)
+    for chunk in chunks(file, end) if file is not None else ():
+        md5.update(chunk)
+    return md5
+
+
 def is_end_vouched_for(stream: Fetched | None) -> bool:
     """See ``RemoteShard.end_is_vouched_for``. The lengths of other streams are taken as true."""
     return bool(getattr(stream, "end_is_vouched_for", True))
+
+
+def _is_vouched_for(file: LockedFile, size: int | None) -> bool:
+    """Rule 5: whether bytes without a checksum are kept. ``size``: what the store or an index has
+    reported.
+    """
+    head = os.pread(file.fd, tarfile.BLOCKSIZE, 0)
+    if not detect(head) and head != bytes(tarfile.BLOCKSIZE):
+        try:
+            tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+        except tarfile.TarError:
+            return False
+    return size is not None
 
 
 def _write(file: LockedFile, chunk: bytes, offset: int) -> None:

@@ -231,13 +231,12 @@ class CacheDirectory:
         return count + evicted, gone + freed
 
     def sweep_once(self) -> None:
-        """Call ``sweep`` if this process stores its first shard in this directory."""
-        if _swept.get(self.path) != os.getpid():
-            _swept[self.path] = os.getpid()
-            self.sweep()
-
-    def sweep(self) -> None:
-        """Remove what downloads of killed processes left, if it cannot be continued."""
+        """Remove what downloads of killed processes left, if it cannot be continued, and if this
+        process stores its first shard in this directory.
+        """
+        if _swept.get(self.path) == os.getpid():
+            return
+        _swept[self.path] = os.getpid()
         for stem, files in self._scan().items():
             entry = Entry(stem)
             with contextlib.suppress(OSError, CacheError):

@@ -8,11 +8,10 @@ import os
 import time
 import warnings
 from dataclasses import replace
-from hashlib import md5 as md5_hash
 from typing import Any
 
 from wds_pipes.errors import CacheError, ShardError
-from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, using
+from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, md5_of, using
 from wds_pipes.io.cache.files import CacheDirectory, Entry, Facts, boot
 from wds_pipes.io.locks import LockedFile, open_locked
 
@@ -304,10 +303,7 @@ class CachedStream(io.RawIOBase):
         if unsure and size and os.lseek(file.fd, 0, os.SEEK_HOLE) < size:
             return False
         if md5 is not None and (unsure or facts.md5 is None):
-            checksum = md5_hash(usedforsecurity=False)
-            for chunk in chunks(file, size):
-                checksum.update(chunk)
-            if checksum.hexdigest() != md5:
+            if md5_of(file, size).hexdigest() != md5:
                 return False
             with contextlib.suppress(OSError):
                 # The disk is full or read-only: the MD5 is compared again the next time.
@@ -366,10 +362,7 @@ class CachedStream(io.RawIOBase):
         if self._expected.md5 is not None and (
             self._position == 0 or (self._file is not None and self._given >= self._position)
         ):
-            checksum = md5_hash(usedforsecurity=False)
-            for chunk in chunks(self._file, self._position) if self._file is not None else ():
-                checksum.update(chunk)
-            self._checksum = checksum
+            self._checksum = md5_of(self._file, self._position)
         direct = self._direct = self._fetch(self._position)
         direct.wait()
         if self._expected.size is None:

@@ -195,10 +195,10 @@ class RangeQueue(ReadQueue):
         self._is_called = self._is_waking = False
         super().__init__(client)
 
-    def add(self, *fetches: Fetch) -> None:
+    def add(self, fetch: Fetch) -> None:
         with self.budget.lock:
-            self.fetches.extend(fetches)
-            self._unrequested.extend(fetches)
+            self.fetches.append(fetch)
+            self._unrequested.append(fetch)
             if self.transfers < self.connections and not self._is_called:  # otherwise one that ends requests the next
                 self._is_called = True
                 self.budget.call(self.schedule)

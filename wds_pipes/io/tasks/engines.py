@@ -81,7 +81,7 @@ class _Worker:
             self.connection.send(task)
 
     def outcome(self) -> Outcome:
-        """What became of its task; ``dead`` is set if the process has ended."""
+        """What became of its task; its process may have ended."""
         name, self.task = self.task.name if self.task is not None else "", None
         try:
             outcome: Outcome = self.connection.recv()
@@ -93,11 +93,6 @@ class _Worker:
                 "short (-9), use fewer jobs (-j)"
             )
             return Outcome(name, error=error, again=True)
-
-    @property
-    def dead(self) -> bool:
-        """Whether the process has ended."""
-        return self.process.exitcode is not None
 
     def end(self) -> None:
         """End the process."""
@@ -121,7 +116,7 @@ def _ended(workers: list[_Worker]) -> Iterator[Outcome]:
     for ready in ended:
         worker = busy[ready]  # type: ignore[index]
         yield worker.outcome()
-        if worker.dead:
+        if worker.process.exitcode is not None:
             workers.remove(worker)
             worker.end()
 

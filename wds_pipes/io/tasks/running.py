@@ -96,9 +96,8 @@ def run(
     engine = engine or (partial(in_processes, jobs) if jobs > 1 else in_this_process)
     tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress and not dry_run else None
 
-    journal = Journal(job)
-    journal.start(overwrite=overwrite, dry_run=dry_run)
-    facts = journal.finished(job.tasks, overwrite=overwrite)
+    _start(job, overwrite=overwrite, dry_run=dry_run)
+    facts = _finished(job.place, job.tasks, overwrite=overwrite)
     own = job.tasks[index::shares]
     report = Report(shown_place(job.place), len(job.tasks), skipped=[task.name for task in own if task.name in facts])
     pending = [task for task in own if task.name not in facts]
@@ -126,7 +125,7 @@ def run(
     facts |= report.facts
     others = [task for task in job.tasks if task.name not in facts and task.name not in report.failed]
     if not report.failed:
-        facts |= journal.finished(others, overwrite=overwrite)
+        facts |= _finished(job.place, others, overwrite=overwrite)
     report.facts = _in_order(job, facts)
     if report.complete:
         if job.tasks:
@@ -206,90 +205,86 @@ _CONNECTIONS = 16
 _MEND = "Write to another directory, or pass --overwrite (overwrite=True) to replace them."
 
 
-class Journal:
-    """What is written down of a job in the directory of its outputs."""
+def _start(job: Job, *, overwrite: bool, dry_run: bool) -> None:
+    """Write the plan, unless it is there.
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def start(self, *, overwrite: bool, dry_run: bool) -> None:
-        """Write the plan, unless it is there.
-
-        Raises:
-            FileExistsError: outputs are there, and no plan.
-            StateError: another plan is there.
-        """
-        job, wanted = self._job, _plan(self._job)
-        known = _read(job.place, PLAN)
+    Raises:
+        FileExistsError: outputs are there, and no plan.
+        StateError: another plan is there.
+    """
+    wanted = _plan(job)
+    known = _read(job.place, PLAN)
+    if known == wanted:
+        return
+    claimed = [*job.extras, *(name for task in job.tasks for name in task.outputs)]
+    if known is None and not overwrite and (found := sorted(job.place.sizes(claimed))):
+        known = _read(job.place, PLAN)  # another share may have written it meanwhile
+        if known is None:
+            raise FileExistsError(
+                f"{shown_place(job.place)} has {plural(len(found), 'file')} of the names that would be written, "
+                f"such as {found[0]}, and no plan of a job: another program wrote them. {_MEND}"
+            )
         if known == wanted:
             return
-        claimed = [*job.extras, *(name for task in job.tasks for name in task.outputs)]
-        if known is None and not overwrite and (found := sorted(job.place.sizes(claimed))):
-            known = _read(job.place, PLAN)  # another share may have written it meanwhile
-            if known is None:
-                raise FileExistsError(
-                    f"{shown_place(job.place)} has {plural(len(found), 'file')} of the names that would be written, "
-                    f"such as {found[0]}, and no plan of a job: another program wrote them. {_MEND}"
-                )
-            if known == wanted:
-                return
-        if known is not None and not overwrite:
-            raise _other(job.place, known, wanted)
-        folder = job.lists or (known or {}).get("lists", "")
-        if folder and job.place.has_any(folder):
-            if _read(job.place, PLAN) == wanted:  # another share may have written it meanwhile
-                return
-            raise FileExistsError(
-                f"{shown_place(job.place)} has files in {folder}/ that this command did not write: remove that "
-                "directory, or write to another one"
-            )
-        if dry_run:
+    if known is not None and not overwrite:
+        raise _other(job.place, known, wanted)
+    folder = job.lists or (known or {}).get("lists", "")
+    if folder and job.place.has_any(folder):
+        if _read(job.place, PLAN) == wanted:  # another share may have written it meanwhile
             return
-        if known is not None:
-            self._remove_stale(known)
-        if overwrite:
-            for name in job.extras:  # of all tasks, so it would be wrong until all are finished
-                job.place.remove(name)
-        job.place.make(claimed)
-        try:
-            job.place.write(PLAN, _bytes(wanted), overwrite=overwrite)
-        except FileExistsError:  # another run has begun meanwhile
-            self.start(overwrite=False, dry_run=False)
+        raise FileExistsError(
+            f"{shown_place(job.place)} has files in {folder}/ that this command did not write: remove that "
+            "directory, or write to another one"
+        )
+    if dry_run:
+        return
+    if known is not None:
+        _remove_stale(job, known)
+    if overwrite:
+        for name in job.extras:  # of all tasks, so it would be wrong until all are finished
+            job.place.remove(name)
+    job.place.make(claimed)
+    try:
+        job.place.write(PLAN, _bytes(wanted), overwrite=overwrite)
+    except FileExistsError:  # another run has begun meanwhile
+        _start(job, overwrite=False, dry_run=False)
 
-    def _remove_stale(self, known: Mapping[str, Any]) -> None:
-        """Remove the outputs of an earlier plan that have no place in this one."""
-        current = {name for task in self._job.tasks for name in task.outputs}
-        stale = [name for _, _, outputs in known["tasks"] for name in outputs if name not in current]
-        names = {task.name for task in self._job.tasks}
-        receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
-        for name in filter(self._job.place.has_file, [*receipts, *stale, *known.get("extras", ())]):
-            self._job.place.remove(name)
 
-    def finished(self, tasks: Iterable[Task], *, overwrite: bool) -> dict[str, Facts]:
-        """The facts of those tasks that are finished.
+def _remove_stale(job: Job, known: Mapping[str, Any]) -> None:
+    """Remove the outputs of an earlier plan that have no place in this one."""
+    current = {name for task in job.tasks for name in task.outputs}
+    stale = [name for _, _, outputs in known["tasks"] for name in outputs if name not in current]
+    names = {task.name for task in job.tasks}
+    receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
+    for name in filter(job.place.has_file, [*receipts, *stale, *known.get("extras", ())]):
+        job.place.remove(name)
 
-        Raises:
-            StateError: an output was changed after it was written, and ``overwrite`` is not set.
-        """
-        tasks, place = list(tasks), self._job.place
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            receipts = list(pool.map(lambda task: _receipt_of(task, place), tasks))
-        valid = [(task, receipt) for task, receipt in zip(tasks, receipts, strict=True) if receipt is not None]
-        sizes = place.sizes([name for task, _ in valid for name in task.outputs])
-        facts = {}
-        for task, receipt in valid:
-            found = {name: sizes.get(name) for name in task.outputs}
-            if found == receipt["outputs"]:
-                facts[task.name] = receipt["facts"]
-            elif not overwrite:
-                for name, size in found.items():
-                    if size not in (None, receipt["outputs"][name]):
-                        raise StateError(
-                            f"{name} in {shown_place(place)} has {plural(size or 0, 'byte')}, and was written with "
-                            f"{receipt['outputs'][name]:,}: another program has changed it. Remove it, or pass "
-                            "--overwrite (overwrite=True), and it is written again"
-                        )
-        return facts
+
+def _finished(place: Place, tasks: Iterable[Task], *, overwrite: bool) -> dict[str, Facts]:
+    """The facts of those tasks that are finished.
+
+    Raises:
+        StateError: an output was changed after it was written, and ``overwrite`` is not set.
+    """
+    tasks = list(tasks)
+    with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        receipts = list(pool.map(lambda task: _receipt_of(task, place), tasks))
+    valid = [(task, receipt) for task, receipt in zip(tasks, receipts, strict=True) if receipt is not None]
+    sizes = place.sizes([name for task, _ in valid for name in task.outputs])
+    facts = {}
+    for task, receipt in valid:
+        found = {name: sizes.get(name) for name in task.outputs}
+        if found == receipt["outputs"]:
+            facts[task.name] = receipt["facts"]
+        elif not overwrite:
+            for name, size in found.items():
+                if size not in (None, receipt["outputs"][name]):
+                    raise StateError(
+                        f"{name} in {shown_place(place)} has {plural(size or 0, 'byte')}, and was written with "
+                        f"{receipt['outputs'][name]:,}: another program has changed it. Remove it, or pass "
+                        "--overwrite (overwrite=True), and it is written again"
+                    )
+    return facts
 
 
 def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
