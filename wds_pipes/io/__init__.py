@@ -5,8 +5,8 @@
 #   shards; ``packed``: many URLs in little memory; ``identity``: which store a URL leads to;
 #   ``secret``: what messages leave out.
 # - ``open``: opens a shard. ``remote``: reads from stores ahead; ``cache``: keeps remote shards on
-#   a disk; ``pipe``: the output of a command; ``compression``: compressed shards; ``versions``:
-#   whether a shard has changed; ``verified``: whether it has the MD5 of its index.
+#   a disk; ``compression``: compressed shards; ``versions``: whether a shard has changed;
+#   ``verified``: whether it has the MD5 of its index.
 # - ``ranges``: ranges of bytes of many files.
 # - ``outputs``, ``partial``: files that appear when they are complete; ``tasks``: jobs
 #   that write files; ``locks``: files that one process uses at a time.

@@ -123,15 +123,14 @@ class Download(threading.Thread):
             expected,
             max_bytes,
         )
-        self._mutex = threading.RLock()
-        self._changed = threading.Condition(self._mutex)
+        self._changed = threading.Condition()
         self._stream: Fetched | None = None
         self._stopping = False
         self._left: int | None = None  # bytes that have not arrived yet
 
     def wait(self, seen: int) -> None:
         """Wait until ``news`` differs from ``seen``."""
-        with self._mutex:
+        with self._changed:
             self._changed.wait_for(lambda: self.news != seen)
 
     def stop(self) -> None:
@@ -139,7 +138,7 @@ class Download(threading.Thread):
         within = threading.current_thread() is self  # if the garbage collector runs in this thread
         if self._left is not None and self._left <= NEARLY and not within:
             self.join(NEARLY_SECONDS)
-        with self._mutex:
+        with self._changed:
             self._stopping = True
             stream = self._stream
         if stream is not None:
@@ -196,14 +195,14 @@ class Download(threading.Thread):
             self._tell()
 
     def _tell(self) -> None:
-        with self._mutex:
+        with self._changed:
             self.news += 1
             self._changed.notify_all()
 
     def _begin_stream(self, offset: int) -> Fetched:
         self._end_stream()
         stream = self._fetch(offset)
-        with self._mutex:
+        with self._changed:
             self._stream = stream
             if self._stopping:
                 raise _StoppedError
@@ -236,8 +235,9 @@ class Download(threading.Thread):
     def _store(self) -> str | None:
         """Store the shard; return what is wrong with it, or None."""
         file, stream, offset = self._connect()
-        # If only the transfer has ended, the size of the stream is the number of bytes that came.
-        size = stream.size if is_end_vouched_for(stream) else None
+        # If only the transfer has ended, the size of the stream is the number of bytes that came:
+        # see ``RemoteShard.end_is_vouched_for``. The lengths of other streams are taken as true.
+        size = stream.size if getattr(stream, "end_is_vouched_for", True) else None
         if size is not None and self._expected.size is not None and size != self._expected.size:
             return f"it had {size} bytes instead of {self._expected.size}"
         total = size if size is not None else self._expected.size
@@ -355,11 +355,6 @@ def md5_of(file: LockedFile | None, end: int) -> Any:
     for chunk in chunks(file, end) if file is not None else ():
         md5.update(chunk)
     return md5
-
-
-def is_end_vouched_for(stream: Fetched | None) -> bool:
-    """See ``RemoteShard.end_is_vouched_for``. The lengths of other streams are taken as true."""
-    return bool(getattr(stream, "end_is_vouched_for", True))
 
 
 def _is_vouched_for(file: LockedFile, size: int | None) -> bool:

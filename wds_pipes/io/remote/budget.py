@@ -178,8 +178,7 @@ def _inherit() -> None:
     _budgets.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_inherit)
+os.register_at_fork(after_in_child=_inherit)
 
 
 def _smooth(before: float, now: float) -> float:

@@ -133,8 +133,7 @@ def turns_of(fs: Any) -> Turns:
 _SINGLE = {"tar", "libarchive", "ftp"}
 _FREE = Turns(single=False)
 _turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
-if hasattr(os, "register_at_fork"):  # a thread of the parent may hold a lock
-    os.register_at_fork(after_in_child=_turns.clear)
+os.register_at_fork(after_in_child=_turns.clear)  # a thread of the parent may hold a lock
 
 
 # What file systems call the value that changes with a file, the surest first.

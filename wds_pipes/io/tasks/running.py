@@ -184,8 +184,9 @@ def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
     """
     try:
         check_own(place, plan, task)
-        if (known := facts_of(task, place)) is not None:
-            return Outcome(task.name, known)
+        receipt = _receipt_of(task, place)
+        if receipt is not None and place.sizes(task.outputs) == receipt["outputs"]:
+            return Outcome(task.name, dict(receipt["facts"]))
         place.make(task.outputs)
         facts = work(task, place)
         check_own(place, plan, task)
@@ -366,14 +367,6 @@ def unfinished(place: Place) -> tuple[str, int, int] | None:
 
 def _other(place: Place, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> StateError:
     return StateError(f"{shown_place(place)} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
-
-
-def facts_of(task: Task, place: Place) -> Facts | None:
-    """The facts of a task if it is finished."""
-    receipt = _receipt_of(task, place)
-    if receipt is None or place.sizes(task.outputs) != receipt["outputs"]:
-        return None
-    return dict(receipt["facts"])
 
 
 def _receipt_of(task: Task, place: Place) -> dict[str, Any] | None:
