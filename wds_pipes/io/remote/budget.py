@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -84,9 +85,9 @@ class Budget:
         """
         return self.pid == os.getpid()
 
-    def call(self, what: Any, *args: Any) -> None:
+    def call(self, what: Callable[[], None]) -> None:
         """Call ``what`` on the event loop, soon."""
-        self.loop.call_soon_threadsafe(what, *args)
+        self.loop.call_soon_threadsafe(what)
 
     def divide(self) -> None:
         """Set the share of each queue, and schedule.
