@@ -161,11 +161,10 @@ class ShardCache:
         stream = CachedStream(
             self.directory, self.max_bytes, CacheDirectory(self.directory).entry(url, store), fetch, Facts(redact(url))
         )
+        is_stored = False
         try:
-            if stream.begin_stored():
-                return stream
-        except BaseException:
-            stream.close()
-            raise
-        stream.close()
-        return None
+            is_stored = stream.begin_stored()
+        finally:
+            if not is_stored:
+                stream.close()
+        return stream if is_stored else None
