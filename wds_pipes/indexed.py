@@ -214,7 +214,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
             ShardError: an index of keys, or a file of keys, is missing or damaged.
             SampleError: several samples have one of the keys.
         """
-        chosen = Selector(self._open().located, self._options, self._connections).select(self.numbers, where, exclude)
+        chosen = Selector(self._open().located).select(self.numbers, where, exclude)
         return self._view(chosen)
 
     def _view(self, chosen: Numbers) -> IndexedShards:
@@ -242,7 +242,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         if not isinstance(key, str):
             raise TypeError(f"a key is a string, not {key!r:.80}: for a number write data[number]")
         opened = self._open()
-        numbers = [opened.located.starts[place.shard] + place.number for place in opened.located.find(key)]
+        numbers = opened.located.find(key)
         if self._numbers is not None:
             numbers = [number for number in numbers if number in self._numbers]
         found: list[dict[str, Any]] = [sample for sample in opened.read(numbers) if sample["__key__"] == key]
@@ -302,9 +302,8 @@ class _Opened:
         size = self._sizes[shard]
         before = offsets[place - 1] if place else -1
         part = self._files.read_one(url, start if place else 0, stop + AFTER, size)
-        sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before)
-        if not self._local and place + 2 == len(offsets):  # a local shard was checked with its index
-            self._parser.check_last(part, stop, url)
+        last = not self._local and place + 2 == len(offsets)  # a local shard was checked with its index
+        sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
         return sample if self._decode is None else self._decode(sample)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
@@ -316,9 +315,7 @@ class _Opened:
         with self._files.read(wanted for wanted, *_ in places) as parts:
             for number, (wanted, before, start, stop, last), part in zip(ordered, places, parts, strict=True):
                 url = wanted.url
-                sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before)
-                if last:
-                    self._parser.check_last(part, stop, url)
+                sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
                 samples[number] = sample if self._decode is None else self._decode(sample)
         return [samples[number] for number in numbers]
 

@@ -114,9 +114,8 @@ class FetchSamples(Tolerant[Sample]):
             try:
                 if isinstance(part, ShardError):
                     raise part
-                sample = parser.parse(part, ref.start, ref.stop, ref.url, shown(ref.url), before=ref.before)
-                if ref.last:
-                    parser.check_last(part, ref.stop, ref.url)
+                url, before, last = ref.url, ref.before, ref.last
+                sample = parser.parse(part, ref.start, ref.stop, url, shown(url), before=before, last=last)
                 if len(sample) == _NO_FIELDS:
                     raise _no_field(sample, self.fields)
             except (ShardError, SampleError) as error:

@@ -202,9 +202,9 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         before = self._range(place, of_shard - 1).start if of_shard else -1
         if stop - start > self._load.max_member_bytes:
             self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
-        sample = self._parser.parse(part, start, stop, url, url, before=before)
-        if is_remote(url) and of_shard + 2 == len(self._offsets_of(place)):  # a local one was checked with its index
-            self._parser.check_last(part, stop, url)
+        # a local shard was checked with its index
+        last = is_remote(url) and of_shard + 2 == len(self._offsets_of(place))
+        sample = self._parser.parse(part, start, stop, url, url, before=before, last=last)
         if self._padding is not None:
             key = sample.pop("__key__")
             sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}

@@ -145,7 +145,7 @@ class SampleList(ShardSource[SampleRef]):
         if listed.facts is not None:
             self._located.compare_ends()
         every = range(self._located.starts[-1])
-        self._view = Selector(self._located, storage_options, connections).select(every, where, exclude)
+        self._view = Selector(self._located).select(every, where, exclude)
         self.count = len(self._view)
         if every and not self.count:
             raise ValueError(
@@ -271,7 +271,7 @@ class SampleList(ShardSource[SampleRef]):
             return None
         order = self.order(lane.seed, lane.epoch)
         number = int(self._view[place if order is None else order.number_at(place)])
-        return shortened_url(redact(self.urls[self._located.place(number).shard]))
+        return shortened_url(redact(self.urls[self._located.place(number)[0]]))
 
     def _place(self, lane: Lane, done: int, inside: int) -> int | None:
         """Return the next place at a position; None: there is none."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -56,13 +56,6 @@ _CHECKED = 8  # shards whose keys are checked at a time
 Found = TypeVar("Found")
 
 
-class Place(NamedTuple):
-    """Where a sample is: the number of its shard, and its own in the shard."""
-
-    shard: int
-    number: int
-
-
 class Located:
     """The samples of shards by their numbers, as their indexes of offsets say. Threads may share
     it.
@@ -101,7 +94,8 @@ class Located:
         self._facts = facts
         self.urls, self._folder, self._files, self._made = urls, folder, files, made or {}
         self._held_bytes, self._key_split = held_bytes, key_split
-        self._opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
+        self.connections = connections
+        self.opener = Opener(Reading(storage_options or {}, readahead_bytes=connections << 20))
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the indexes that were read last, by shard and ending, and the size of each in bytes
         self._held: OrderedDict[tuple[int, str], tuple[Any, int]] = OrderedDict()
@@ -135,10 +129,10 @@ class Located:
         """The shards that have samples."""
         return [shard for shard, count in enumerate(self.counts) if count]
 
-    def place(self, number: int) -> Place:
-        """Return where a sample is."""
+    def place(self, number: int) -> tuple[int, int]:
+        """Return where a sample is: the number of its shard, and its own in the shard."""
         shard = bisect_right(self.starts, number) - 1
-        return Place(shard, number - self.starts[shard])
+        return shard, number - self.starts[shard]
 
     def _count(self, shard: int) -> int:
         """Return how many samples a shard has."""
@@ -261,13 +255,13 @@ class Located:
             raise stale[0]
         return found
 
-    def find(self, key: str) -> list[Place]:
-        """Return the samples whose keys have the hash of ``key``."""
+    def find(self, key: str) -> list[int]:
+        """Return the numbers of the samples whose keys have the hash of ``key``."""
         hashed, found = np.uint64(hash_text(key)), []
         for shard in self.with_samples:
             hashes, numbers = self.keys(shard)
             first, last = np.searchsorted(hashes, hashed, "left"), np.searchsorted(hashes, hashed, "right")
-            found += [Place(shard, int(number)) for number in numbers[first:last]]
+            found += [self.starts[shard] + number for number in numbers[first:last].tolist()]
         return found
 
     def check_keys(self) -> None:
@@ -321,7 +315,7 @@ class Located:
         """Return the content of an index of a shard, at most so many bytes as it can have."""
         most, shown = self._most(shard, ending), redact(self.urls[shard])
         try:
-            with self._opener.open(url) as stream:
+            with self.opener.open(url) as stream:
                 data = stream.read(-1 if most is None else most + 1)
         except ShardError as error:
             if error.missing:

@@ -13,7 +13,7 @@ from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import BLOCK, SUMS, plain_header
-from wds_pipes.tar.keys import KeySplit, Split, split_key, splitter, wants
+from wds_pipes.tar.keys import KeySplit, split_key, splitter, wants
 from wds_pipes.tar.members import Link, ReservedNameError, pass_link
 from wds_pipes.tar.reader import TarReader
 
@@ -43,7 +43,15 @@ class SampleParser:
         self._begins = "", 0  # a shard, and a byte of it where a sample is known to begin
 
     def parse(
-        self, part: Part, start: int, stop: int, url: str, shown: str, *, before: int | None = None
+        self,
+        part: Part,
+        start: int,
+        stop: int,
+        url: str,
+        shown: str,
+        *,
+        before: int | None = None,
+        last: bool = False,
     ) -> dict[str, Any]:
         """Return a sample of a shard.
 
@@ -55,6 +63,7 @@ class SampleParser:
             shown: its URL for messages, and for the sample.
             before: where the sample before it begins, -1 if it is the first one. If ``part`` has
                 these bytes, that one must end at ``start``. None: this is not checked.
+            last: whether it is the last one, after which the end of the archive must follow.
 
         Raises:
             ShardError: the bytes are damaged, or are not one whole sample, so that the index is of
@@ -92,31 +101,20 @@ class SampleParser:
             if parts is not None and parts[0] == key:
                 what = f"sample {key!r} goes on at byte {stop}, after its end, or the index is of another key_split"
                 raise self._stale(url, what)
+        if last and head.strip(b"\0"):
+            raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
         self._begins = url, stop
         return sample
 
     def _check_begin(self, part: Part, before: int, start: int, key: str, url: str) -> None:
         """Check that the sample ``key`` begins at byte ``start``; see ``before`` of ``parse``."""
-        data, base = part
-        if before < 0:
-            if start and not base:
-                check_head(data[:start], url, self._split, self._stale)
-        elif before >= base:
-            for _, name, _, _ in self._members(part, before, start, url, wants((), self._key_split)):
-                parts = self._split(name) if name else None
-                if parts is not None and parts[0] == key:
-                    raise self._stale(url, f"sample {key!r} begins before byte {start}")
-
-    def check_last(self, part: Part, stop: int, url: str) -> None:
-        """Check that the end of the archive follows the last sample of a shard, which ends at byte
-        ``stop``.
-
-        Raises:
-            ShardError: it does not, so that the index is of another shard.
-        """
-        data, base = part
-        if data[stop - base : stop - base + BLOCK].strip(b"\0"):
-            raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
+        if max(before, 0) < part[1]:
+            return
+        for _, name, _, _ in self._members(part, max(before, 0), start, url, wants((), self._key_split)):
+            parts = self._split(name) if name else None
+            if parts is not None and (before < 0 or parts[0] == key):
+                which = "a sample" if before < 0 else f"sample {key!r}"
+                raise self._stale(url, f"{which} begins before byte {start}")
 
     def _members(
         self, part: Part, start: int, stop: int, url: str, want: Callable[[str], bool] | None
@@ -192,30 +190,6 @@ def _first_name(data: bytes) -> str:
     ):
         break
     return names[0] if names else ""
-
-
-def check_head(
-    data: bytes,
-    url: str,
-    split: Split,
-    stale: Callable[[str, str], ShardError],
-) -> None:
-    """Check that what is before the first sample of a shard is none.
-
-    Args:
-        data: the bytes of the shard up to that sample.
-        url: the shard.
-        split: the function of ``key_split``.
-        stale: as in ``SampleParser``.
-
-    Raises:
-        ShardError: a sample begins there, so that the index is of another shard.
-    """
-    for member in TarReader(
-        io.BytesIO(data), url=url, want=lambda name: False, on_truncated="ignore", concatenated=True
-    ):
-        if member.offset < len(data) and (not member.name or split(member.name) is not None):  # no name: it goes on
-            raise stale(url, f"a sample begins before byte {len(data)}")
 
 
 def first_name(

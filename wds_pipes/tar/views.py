@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -25,7 +24,6 @@ from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.open import Opener
-from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, redact
 from wds_pipes.tar.located import Located
 
@@ -94,13 +92,9 @@ class Selector:
 
     Args:
         located: the samples.
-        storage_options: how to reach the storage.
-        connections: how many indexes are read at once.
     """
 
     located: Located
-    storage_options: dict[str, Any] | None
-    connections: int
 
     def select(self, view: Numbers, where: Selection | None, exclude: Selection | None) -> Numbers:
         """Return a view of a view. Its samples keep their order; those that are selected by numbers
@@ -137,7 +131,7 @@ class Selector:
             raise ValueError(f"{option}='@' names no file of keys: write '@keys.txt', a file with a key on each line")
         if isinstance(wanted, (str, os.PathLike)):
             text = os.fspath(wanted)
-            wanted = read_keys(text[1:] if isinstance(wanted, str) else text, self._opener)
+            wanted = read_keys(text[1:] if isinstance(wanted, str) else text, self.located.opener)
         if isinstance(wanted, (slice, range)):
             return by_numbers(wanted, view)
         single = not hasattr(wanted, "__iter__") or getattr(wanted, "ndim", 1) == 0
@@ -149,13 +143,9 @@ class Selector:
             return of_view(view, self._by_keys(wanted))
         return by_numbers(wanted, view)
 
-    @cached_property
-    def _opener(self) -> Opener:
-        return Opener(Reading(self.storage_options or {}, readahead_bytes=self.connections << 20))
-
     def _each(self, function: Callable[[int], Found], numbers: Sequence[int]) -> list[Found]:
         """Return the results of a function of each number, of which several run at once."""
-        with ThreadPoolExecutor(self.connections) as pool:
+        with ThreadPoolExecutor(self.located.connections) as pool:
             return list(pool.map(function, numbers))
 
     def _by_hash(self, part: KeyRange) -> npt.NDArray[np.int64]:
@@ -186,7 +176,7 @@ class Selector:
         """Return which key the first sample has, for a message."""
         if not self.located.starts[-1]:
             return "The shards have no samples"
-        shown = redact(self.located.urls[self.located.place(0).shard])
+        shown = redact(self.located.urls[self.located.place(0)[0]])
         return example_of(self.located.key_of(0), wanted, f" of shard {shown}")
 
     def _with_keys(self, wanted: Collection[str]) -> npt.NDArray[np.int64]:
@@ -218,9 +208,7 @@ class Selector:
             if key not in wanted:
                 continue
             if key in seen:
-                first, second = (
-                    redact(self.located.urls[self.located.place(one).shard]) for one in (seen[key], number)
-                )
+                first, second = (redact(self.located.urls[self.located.place(one)[0]]) for one in (seen[key], number))
                 raise SampleError(
                     f"two samples have the key {key!r}, in shards {first} and {second}: select them by their numbers",
                     url=second,

@@ -185,7 +185,7 @@ class Source:
             located = located_of(self._urls, self._options)
             located.compare_ends()
             chosen = range(self.indexed.count)[start:stop]
-            if chosen and located.place(start).number:
+            if chosen and located.place(start)[1]:
                 located.check_whole(start - 1)  # raises if it goes on, since keys end at other dots in the index
             return iter(Stream(FetchSamples(self.chosen(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)

@@ -457,10 +457,7 @@ class Reader:
         url, start, stop, _ = wanted.range
         if not is_remote(url) or url in self._inputs.compressed:
             self._opened.add(url)
-        sample = self._parser.parse(part, start, stop, url, redact(url))
-        if wanted.last:
-            self._parser.check_last(part, stop, url)
-        return sample
+        return self._parser.parse(part, start, stop, url, redact(url), last=wanted.last)
 
     def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
         """Yield the bytes of each range, and the header after it."""
