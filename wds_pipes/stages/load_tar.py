@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
@@ -25,23 +25,7 @@ from wds_pipes.tar.members import TarMember
 from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
 
-
-class OpenTar(NamedTuple):
-    """A tar that ``LoadTar.tars`` has opened.
-
-    Attributes:
-        ref: the shard.
-        reader: yields its members, as plain tuples; None: it is the shard of the state that was
-            loaded, and was skipped since it cannot be opened.
-        resumed: whether reading begins at the member of a state.
-        part: the byte where the requested part of the shard begins, if what is before it is not
-            read; otherwise 0.
-    """
-
-    ref: ShardRef
-    reader: TarReader | None
-    resumed: bool = False
-    part: int = 0
+_OpenTar = tuple[ShardRef, TarReader | None, bool, int]  # see ``LoadTar.tars``
 
 
 class LoadTar(Tolerant[TarMember]):
@@ -137,19 +121,19 @@ class LoadTar(Tolerant[TarMember]):
         self._part = 0
 
     def run(self) -> Iterator[TarMember]:
-        for tar in self.tars():
-            if tar.reader is None:  # a position of group_by_key is not one in the next shard
-                yield TarMember(ShardUrl.of(tar.ref), "", None, MAX_SIZE)
+        for ref, reader, resumed, _ in self.tars():
+            if reader is None:  # a position of group_by_key is not one in the next shard
+                yield TarMember(ShardUrl.of(ref), "", None, MAX_SIZE)
                 continue
-            members = iter(tar.reader)
+            members = iter(reader)
             first = next(members, None)
             if first is not None:
                 yield first
                 yield from members
-            elif not tar.resumed:
-                check_enough(tar.ref, 0)
+            elif not resumed:
+                check_enough(ref, 0)
 
-    def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
+    def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[_OpenTar]:
         """Yield the tars of a running stage, each with a reader of its members after the position.
         The position moves with the reader.
 
@@ -159,6 +143,12 @@ class LoadTar(Tolerant[TarMember]):
         Args:
             want: as in ``TarReader``.
             named: as in ``TarReader``; False: the URLs of members are plain.
+
+        Yields:
+            The shard; the reader, or None if this is the shard of the state that was loaded, and
+            was skipped since it cannot be opened; whether reading begins at the member of a state;
+            and the byte where the requested part of the shard begins, if what is before it is not
+            read, otherwise 0.
         """
         at, source = self.at, self.source
         while True:
@@ -189,14 +179,14 @@ class LoadTar(Tolerant[TarMember]):
                         concatenated=self.concatenated,
                         named=named,
                     )
-                    yield OpenTar(shard.ref, self._reader, resumed, self._part)
+                    yield shard.ref, self._reader, resumed, self._part
             finally:
                 shard.close()
             self.bytes_read = self.bytes_so_far
             self._reader, self._shard, at.offset, at.compression = None, None, 0, ""
             if resumed and stream is None:
                 self._before = source.mark()
-                yield OpenTar(shard.ref, None, resumed=True)
+                yield shard.ref, None, True, 0
 
     def _begin(self, shard: Shard) -> BinaryIO | None:
         """Return the tar in a shard, at the position; None: it cannot be opened, and is skipped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from wds_pipes.core.stage import Stage
@@ -55,42 +56,33 @@ class MapFields(MapSamples):
         places = [key for key in functions if type(key) is int]
         if places and len(places) < len(functions):
             raise TypeError(f"map_fields() takes either fields of dicts or places of tuples, not {list(functions)}")
-        fn = _OnPlaces(functions) if places else _OnFields(functions)
+        if places and min(places) < 0:
+            raise ValueError(f"places are numbered from 0, unlike {min(places)}")
+        by_choices = list(zip(read_choices(functions), functions.values(), strict=True)) if not places else []
+        fn = partial(_on_places, dict(functions)) if places else partial(_on_fields, by_choices)
         super().__init__(source, fn, seed_all=seed_all, threads=threads, on_error=on_error, max_errors=max_errors)
 
 
-class _OnFields:
-    """A function of samples that applies functions to their fields."""
-
-    def __init__(self, functions: Mapping[Any, Callable[[Any], Any]]) -> None:
-        self._functions = list(zip(read_choices(functions), functions.values(), strict=True))
-
-    def __call__(self, sample: Any) -> dict[str, Any]:
-        check_sample(sample, "map_fields", "before to_tuple(), or number the places, as in {0: fn}")
-        changed = dict(sample)
-        for names, function in self._functions:
-            name = field_of(sample, names, None)
-            changed[name] = function(sample[name])
-        return changed
+def _on_fields(functions: list[tuple[list[str], Callable[[Any], Any]]], sample: Any) -> dict[str, Any]:
+    """Apply functions to fields of a sample."""
+    check_sample(sample, "map_fields", "before to_tuple(), or number the places, as in {0: fn}")
+    changed = dict(sample)
+    for names, function in functions:
+        name = field_of(sample, names, None)
+        changed[name] = function(sample[name])
+    return changed
 
 
-class _OnPlaces:
-    """A function of tuples that applies functions to their places."""
-
-    def __init__(self, functions: Mapping[Any, Callable[[Any], Any]]) -> None:
-        if min(functions) < 0:
-            raise ValueError(f"places are numbered from 0, unlike {min(functions)}")
-        self._functions = dict(functions)
-
-    def __call__(self, sample: Any) -> tuple[Any, ...]:
-        if not isinstance(sample, tuple):
-            raise TypeError(
-                f"map_fields() with numbers takes samples as tuples, and its source gave {type(sample).__name__}: put "
-                "it after to_tuple(), or name fields, as in {'jpg': fn}"
-            )
-        if (last := max(self._functions)) >= len(sample):
-            raise SampleError(f"there is no place {last} in a tuple of {len(sample)}: places are numbered from 0")
-        changed = list(sample)
-        for place, function in self._functions.items():
-            changed[place] = function(changed[place])
-        return type(sample)(*changed) if hasattr(sample, "_fields") else tuple(changed)
+def _on_places(functions: dict[Any, Callable[[Any], Any]], sample: Any) -> tuple[Any, ...]:
+    """Apply functions to places of a tuple."""
+    if not isinstance(sample, tuple):
+        raise TypeError(
+            f"map_fields() with numbers takes samples as tuples, and its source gave {type(sample).__name__}: put "
+            "it after to_tuple(), or name fields, as in {'jpg': fn}"
+        )
+    if (last := max(functions)) >= len(sample):
+        raise SampleError(f"there is no place {last} in a tuple of {len(sample)}: places are numbered from 0")
+    changed = list(sample)
+    for place, function in functions.items():
+        changed[place] = function(changed[place])
+    return type(sample)(*changed) if hasattr(sample, "_fields") else tuple(changed)

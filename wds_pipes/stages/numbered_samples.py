@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.running import Ended, Mark
-from wds_pipes.core.shard_ranges import ShardRanges, joined
+from wds_pipes.core.shard_ranges import ShardRange, ShardRanges, joined
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote
@@ -65,31 +65,23 @@ def numbered_samples(group: Stage[Any], split: KeySplit, lane: Lane, mark: Mark 
             return None
         own, mark = mark
         marks.append(own)
-    steps = _Steps(split, load, opened, listed, listed.offsets)
-    ranges = _ranges_after(steps, lane, marks)
-    return None if ranges is None else NumberedSamples(steps, lane, marks, ranges)
+    ranges = _ranges_after(listed.offsets, listed.order(lane), marks)
+    if ranges is None:
+        return None
+    parser = SampleParser(None, split, listed.offsets.stale)
+    return NumberedSamples((parser, load, opened, listed, listed.offsets), lane.padding, marks, ranges)
 
 
-class _Steps(NamedTuple):
-    """How names are split, the steps of the chain, and the indexes of offsets of its shards."""
-
-    split: KeySplit
-    load: LoadTar
-    opened: OpenShards
-    listed: ShardList
-    offsets: ShardOffsets
-
-
-def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> ShardRanges | None:
-    """Return the shard ranges after the position whose stages have these values, from the last
-    stage; None if it is not that of a sample.
+def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[tuple[Any, ...]]) -> ShardRanges | None:
+    """Return the shard ranges of an order after the position whose stages have these values, from
+    the last stage; None if it is not that of a sample.
     """
     (_, _, number, uncounted), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
-    ranges = ShardRanges.of(steps.listed.order(lane)[passed:])
+    ranges = ShardRanges.of(order[passed:])
     if compression or (uncounted and number):
         return None
     if offset:
-        if not ranges or (places := steps.offsets.of(ranges[0][0])) is None:
+        if not ranges or (places := offsets.of(ranges[0][0])) is None:
             return None
         shard, start, stop = ranges[0]
         first = bisect_left(places, offset, hi=len(places) - 1)
@@ -102,16 +94,21 @@ def _ranges_after(steps: _Steps, lane: Lane, own: list[tuple[Any, ...]]) -> Shar
 class NumberedSamples(Numbered[dict[str, Any]]):
     """The samples after a position, by their numbers: see ``numbered_samples``."""
 
-    def __init__(self, steps: _Steps, lane: Lane, own: list[tuple[Any, ...]], ranges: ShardRanges) -> None:
-        split, self._load, opened, listed, self._offsets = steps
-        self._own, self._padding = own, lane.padding
+    def __init__(
+        self,
+        steps: tuple[SampleParser, LoadTar, OpenShards, ShardList, ShardOffsets],
+        padding: bool | None,
+        own: list[tuple[Any, ...]],
+        ranges: ShardRanges,
+    ) -> None:
+        self._parser, self._load, opened, listed, self._offsets = steps
+        self._own, self._padding = own, padding
         self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate((ranges.stops - ranges.starts).tolist())]
         self.count = self._starts[-1]
         versions = Versions(listed.urls, listed.facts)
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections, versions=versions)
-        self._parser = SampleParser(None, split, self._offsets.stale)
 
     def prepare(self, count: int) -> bool:
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))

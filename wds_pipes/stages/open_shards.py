@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
-from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_count, check_storage_options
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Source, Stage
@@ -156,12 +155,6 @@ class OpenShards(Tolerant[Shard]):
         self._ended = False  # while running, whether nothing more will be read through this queue
         # while running, the shards ahead, each with the position of the source after it
         self._next: deque[tuple[Shard, Mark | None]] = deque()
-
-    def open(self, lane: Lane, mark: Mark | None = None) -> OpenShards:
-        running = super().open(lane, mark)
-        assert isinstance(running, OpenShards)
-        running._next = deque()
-        return running
 
     def run(self) -> Iterator[Shard]:
         shard: Shard | None = None

@@ -180,7 +180,14 @@ class Then(ReadsAgain[Any]):
         super().__init__(source)
         if not callable(fn):
             raise TypeError(f"then() needs a function, not {fn!r}")
-        _check_signature(fn)
+        try:
+            inspect.signature(fn).bind("items")
+        except TypeError as error:
+            raise TypeError(
+                f"then() needs fn(items), not {fn!r}: {error}. Use functools.partial for its other arguments."
+            ) from error
+        except ValueError:  # a built-in function has no signature
+            pass
         self.fn = fn
         self.keeps_count = bool(keeps_count)
 
@@ -236,17 +243,6 @@ class Then(ReadsAgain[Any]):
         if not whole or items._taken != self.at.taken:
             raise _unlike()
         self.check_again()
-
-
-def _check_signature(fn: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(fn).bind("items")
-    except TypeError as error:
-        raise TypeError(
-            f"then() needs fn(items), not {fn!r}: {error}. Use functools.partial for its other arguments."
-        ) from error
-    except ValueError:  # a built-in function has no signature
-        pass
 
 
 def _iterate(made: Any) -> Iterator[Any]:

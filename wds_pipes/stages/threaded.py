@@ -51,7 +51,6 @@ class Threaded(Tolerant[Out]):
         # With threads: of the item whose turn came last, the position of the source after it, and
         # how many ranges were opened then.
         self._passed: tuple[Mark, int] | None = None
-        self._before: Chain | None = None  # with threads, while running: the steps before this one
         self._pool: _Pool | None = None
 
     def results(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -64,14 +63,9 @@ class Threaded(Tolerant[Out]):
         """
         return self._ahead(function, iter(items)) if self.threads else map(function, items)
 
-    def _now(self) -> tuple[Mark, int]:
-        """Return the position of the source, and how many ranges were opened."""
-        assert self._before is not None
-        return self.source.mark(), self._before.opened
-
     def _ahead(self, function: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
-        calls, most, self._before = self._calls, AHEAD * self.threads, Chain(self.source)
-        self._passed = self._now()
+        calls, most, source, before = self._calls, AHEAD * self.threads, self.source, Chain(self.source)
+        self._passed = source.mark(), before.opened
         self._pool = pool = _Pool(self.threads, f"{NAME}{functional_name(type(self))}")
         call: _Call | None = None
         failed: Exception | None = None
@@ -90,7 +84,7 @@ class Threaded(Tolerant[Out]):
                     if item is END:
                         ended = True
                         break
-                    call = _Call(function, item, self._now())
+                    call = _Call(function, item, (source.mark(), before.opened))
                     del item
                     calls.append(call)
                     pool.begin(call)

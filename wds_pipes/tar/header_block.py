@@ -11,13 +11,9 @@ _MOST = 8**11  # a size from here on needs another form of number
 _LONGEST = 100  # bytes of a name
 
 
-def _template() -> bytes:
-    info = tarfile.TarInfo("")
-    info.mode, info.mtime = 0o444, 0
-    return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-
-
-_BLOCK = _template()
+_INFO = tarfile.TarInfo("")
+_INFO.mode, _INFO.mtime = 0o444, 0
+_BLOCK = _INFO.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
 _BEFORE, _BETWEEN, _AFTER = _BLOCK[100:124], _BLOCK[136:148], _BLOCK[156:]  # of the size, and of the checksum
 # the checksum counts its own field as eight spaces
 _SUM = sum(_BEFORE) + sum(_BETWEEN) + sum(_AFTER) + 8 * 32

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import adler32
 
 BLOCK = 512
@@ -118,16 +118,10 @@ def cut_member(name: str, size: int, offset: int) -> Damage:
     return Damage(f"is cut inside member {name!r} of {size} bytes. Write or fetch it again", offset, cut=True)
 
 
-class _Header(NamedTuple):
-    """The content of a header block, without extended headers."""
-
-    name: bytes
-    kind: int
-    size: int
-
-
-def parse_header(head: bytes, offset: int) -> _Header:
-    """Check and parse a header block."""
+def parse_header(head: bytes, offset: int) -> tuple[bytes, int, int]:
+    """Check a header block, and return what it says without extended headers: the name, the kind
+    and the size.
+    """
     if not is_header(head):
         what = (
             no_tar(head)
@@ -142,7 +136,7 @@ def parse_header(head: bytes, offset: int) -> _Header:
     size = _number(head[124:136])
     if size is None or size > MAX_SIZE:
         raise Damage("has a header with an unreadable size. Write or fetch it again", offset)
-    return _Header(name, head[156], size)
+    return name, head[156], size
 
 
 def is_header(head: bytes) -> bool:
@@ -298,10 +292,10 @@ class Extra:
             self.pax[key] = value[:-1]
             place = end
 
-    def apply(self, header: _Header, offset: int) -> tuple[bytes, int]:
-        """The name and the stored size of the member with ``header``."""
-        name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or header.name
-        return name, self._integer(b"size", header.size, offset)
+    def apply(self, name: bytes, size: int, offset: int) -> tuple[bytes, int]:
+        """The name and the stored size of the member whose header has these ones."""
+        name = self.pax.get(b"GNU.sparse.name") or self.pax.get(b"path") or self.long_name or name
+        return name, self._integer(b"size", size, offset)
 
     def target(self, head: bytes) -> bytes:
         """The name of the file that the link with the header block ``head`` is a link to."""

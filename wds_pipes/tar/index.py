@@ -385,25 +385,22 @@ def check_named(index: str, urls: Packed) -> None:
     Raises:
         ValueError: an index may not name one of these shards.
     """
+    local = local_path(index) is not None
+    allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
     # the directory decides, but for the short ones that may be above those that are refused
     for url in urls[:1] if urls.plain and len(urls.folder) > len("/dev/fd/") else urls:
-        _check_named(index, url)
-
-
-def _check_named(index: str, url: str) -> None:
-    if url.startswith("pipe:"):
-        raise ValueError(f"index {redact(index)} names a command: only the program itself may")
-    local, path = local_path(index) is not None, local_path(url)
-    if local and url != "-" and path is not None and not path.startswith(("/dev/fd/", "/proc/")):
-        return
-    protocol, _, rest = url.partition("://")
-    allowed = _STORES_OF_LOCAL if local else (*_STORES, index.partition("://")[0])
-    if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
-        raise ValueError(
-            f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards "
-            f"beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
-            "Name the shards themselves, and pass the file as index=."
-        )
+        if url.startswith("pipe:"):
+            raise ValueError(f"index {redact(index)} names a command: only the program itself may")
+        path = local_path(url)
+        if local and url != "-" and path is not None and not path.startswith(("/dev/fd/", "/proc/")):
+            continue
+        protocol, _, rest = url.partition("://")
+        if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
+            raise ValueError(
+                f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards "
+                f"beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
+                "Name the shards themselves, and pass the file as index=."
+            )
 
 
 # Writing

@@ -27,7 +27,7 @@ from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import Part, RangeReader
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.urls import at_home, local_path, redact
-from wds_pipes.tar.headers import BLOCK
+from wds_pipes.tar.headers import BLOCK, is_header
 from wds_pipes.tar.index import Facts, Options, path_of
 from wds_pipes.tar.keys import KeySplit, split_key
 from wds_pipes.tar.offsets import (
@@ -41,7 +41,7 @@ from wds_pipes.tar.offsets import (
     unpack_offsets,
     unusable,
 )
-from wds_pipes.tar.samples import AFTER, SampleParser, first_name, name_of
+from wds_pipes.tar.samples import AFTER, SampleParser, first_name
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -342,7 +342,8 @@ class Located:
 def _begins_archive(data: bytes) -> bool:
     """Whether the first bytes that are not zeros are the header of a file."""
     start = (len(data) - len(data.lstrip(b"\0"))) // BLOCK * BLOCK
-    return name_of(data[start : start + BLOCK]) is not None
+    head = data[start : start + BLOCK]
+    return len(head) == BLOCK and is_header(head)
 
 
 def _read_local(url: str, start: int, size: int) -> bytes:

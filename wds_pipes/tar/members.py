@@ -65,40 +65,39 @@ class RepeatedKeyError(SampleError):
 def repeated_key(url: str, key: str, *, offset: int) -> RepeatedKeyError:
     """Return the error for a key that comes again at ``offset``."""
     url = redact(url)
-    message = (
+    return RepeatedKeyError(
         f"key {key!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is "
         "in pieces. Join them with: wds-pipes repair SHARD NEW (or unpack it, and pack it with tar --sort=name), or "
         "pass on_repeated_key='ignore' (wds-pipes index --on-repeated-key ignore), to take the pieces as samples. (A "
-        "resume from here on does not see what came before.)"
+        "resume from here on does not see what came before.)",
+        url=url,
+        key=key,
+        offset=offset,
     )
-    return RepeatedKeyError(message, url=url, key=key, offset=offset)
 
 
-def reserved_name(url: str, key: str, field: str, name: str, *, offset: int, begins: bool = False) -> ReservedNameError:
-    """Return the error for a file whose field name is kept for metadata.
-
-    Args:
-        url: the shard.
-        key: the key of its sample.
-        field: its field.
-        name: its name.
-        offset: where its headers start; with ``begins``, where those of its sample start.
-        begins: see ``offset``.
+def reserved_name(url: str, key: str, field: str, name: str, *, offset: int) -> ReservedNameError:
+    """Return the error for the file ``name``, whose field name is kept for metadata, at
+    ``offset``.
     """
-    url, where = redact(url), f"the sample begins at byte {offset}" if begins else f"byte {offset}"
-    message = (
-        f"sample {key!r} of shard {url} has the reserved field name {field!r} ({where}): names that begin and end "
-        f"with two underscores are kept for metadata. Rename the file {name!r}, or write the shard without it: "
-        "wds-pipes repair SHARD NEW"
+    url = redact(url)
+    return ReservedNameError(
+        f"sample {key!r} of shard {url} has the reserved field name {field!r} (byte {offset}): names that begin and "
+        f"end with two underscores are kept for metadata. Rename the file {name!r}, or write the shard without it: "
+        "wds-pipes repair SHARD NEW",
+        url=url,
+        key=key,
+        offset=offset,
     )
-    return ReservedNameError(message, url=url, key=key, offset=offset)
 
 
 def field_twice(url: str, key: str, field: str, name: str, *, offset: int) -> SampleError:
     """Return the error for a field that a sample has again, as the file ``name`` at ``offset``."""
     url = redact(url)
-    message = (
+    return SampleError(
         f"sample {key!r} of shard {url} has field {field!r} twice (again at byte {offset}, as {name!r}). Rename or "
-        "remove one, or keep the first: wds-pipes repair SHARD NEW --drop-repeated"
+        "remove one, or keep the first: wds-pipes repair SHARD NEW --drop-repeated",
+        url=url,
+        key=key,
+        offset=offset,
     )
-    return SampleError(message, url=url, key=key, offset=offset)

@@ -181,7 +181,8 @@ def pack_dali(components: Sequence[Component], url: str) -> bytes:
     """
     shown, lines, key = redact(url), list[list[str]](), ""
     for name, start, size, plain in components:
-        stem, extension = _take_apart(name)
+        dot = name.find(".", name.rfind("/") + 1)  # as DALI does, also where there is none
+        stem, extension = name[:dot], name[dot + 1 :]
         if not stem or stem[-1] == "/":
             continue
         if not plain or not extension or _BLANK.search(name):
@@ -206,9 +207,3 @@ def pack_dali(components: Sequence[Component], url: str) -> bytes:
         raise ShardError(f"shard {shown} can have no index of DALI: it has no samples, which DALI refuses", url=shown)
     text = "".join(f"{line}\n" for line in (f"v1.2 {len(lines)}", *map(" ".join, lines)))
     return text.encode("utf-8", "surrogateescape")
-
-
-def _take_apart(name: str) -> tuple[str, str]:
-    """Return the name of a sample and an extension, as DALI does, also where there is no dot."""
-    dot = name.find(".", name.rfind("/") + 1)
-    return name[:dot], name[dot + 1 :]

@@ -195,8 +195,8 @@ class TarReader:
 
     def _rare(self, head: bytes, start: int) -> TarMember | None:
         """Handle an uncommon header: return its member, or None if it is not a regular file."""
-        source, header = self._source, parse_header(head, start)
-        kind, size = header.kind, header.size
+        source = self._source
+        name, kind, size = parse_header(head, start)
         if kind in b"xXgLK":
             extra = self._extra = self._extra or Extra(start)
             extra.size += size
@@ -210,7 +210,7 @@ class TarReader:
             self._extend(extra, kind, content, start)
             return None
         extra, self._extra = self._extra or Extra(start), None
-        name, size = extra.apply(header, start)
+        name, size = extra.apply(name, size, start)
         text = name.decode("utf-8", "surrogateescape")
         if kind == 77:  # M
             what = f"goes on with {text!r}, which begins in another volume (tar -M)"

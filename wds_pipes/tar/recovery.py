@@ -56,7 +56,7 @@ def find_next(source: TarSource, found: Damage, offset: int, url: str, most: int
         if head is not None:
             offset = source.position
         while head is not None and not found.whole and _may_have_another_name(head):
-            size = parse_header(head, offset).size
+            _, _, size = parse_header(head, offset)
             source.position = offset + BLOCK
             source.pass_over(size, "after damage", offset)
             offset = source.position

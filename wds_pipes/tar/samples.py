@@ -7,12 +7,11 @@ import io
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
-from zlib import adler32
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
 from wds_pipes.tar.grouping import Grouping, Member
-from wds_pipes.tar.headers import BLOCK, SUMS, plain_header
+from wds_pipes.tar.headers import BLOCK, plain_header
 from wds_pipes.tar.keys import KeySplit, split_key, splitter, wants
 from wds_pipes.tar.members import Link, ReservedNameError, pass_link
 from wds_pipes.tar.reader import TarReader
@@ -163,17 +162,6 @@ class SampleParser:
         if url not in self._linked:  # once, and not for each sample
             self._linked.add(url)
             warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
-
-
-def name_of(header: bytes) -> str | None:
-    """Return the name in the header of a file; None for any other bytes. A name that an extended
-    header holds is "".
-    """
-    if len(header) < BLOCK or adler32(header) & 0xFFFF != SUMS[header[148:156]]:
-        return None
-    if header[156] not in b"0\0":
-        return ""
-    return header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def _first_name(data: bytes) -> str:

@@ -88,7 +88,8 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
             )
             found = Scanned()
             grouping = Grouping(rules.key_split, on_repeated_key=rules.on_repeated_key)
-            for sample in grouping.samples(_members(reader, found.components if components else None), url):
+            members = _noted(reader, found.components) if components else reader
+            for sample in grouping.samples(members, url):
                 found.keys.append(sample["__key__"])
                 found.starts.append(grouping.start)
             found.end, found.compressed, found.outside = reader.offset, bool(kind), grouping.outside
@@ -116,11 +117,8 @@ def readable(url: str) -> Iterator[None]:
         ) from error
 
 
-def _members(reader: TarReader, components: list[Component] | None) -> Iterator[Member]:
+def _noted(reader: TarReader, components: list[Component]) -> Iterator[Member]:
     """Yield the members of a tar, without their data, and add them to the components of a shard."""
-    if components is None:
-        yield from reader
-        return
     for member in reader:
         header, size, plain = reader.skipped
         if member[1]:

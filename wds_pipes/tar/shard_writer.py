@@ -174,8 +174,7 @@ class ShardWriter:
         if self._resume and self._has(sample):
             return
         encoded = self._encode(sample)
-        if not self._told:
-            self._tell()
+        self._tell()
         if self._is_full(encoded):
             self._finish()
         self._append(encoded)
@@ -205,8 +204,7 @@ class ShardWriter:
 
     def _has(self, sample: Mapping[str, Any]) -> bool:
         """Whether a complete shard of an earlier run has this sample."""
-        if not self._told:
-            self._tell()
+        self._tell()
         if not self._kept:
             self._find()
         if not self._kept:
@@ -254,8 +252,7 @@ class ShardWriter:
                 self._write_offsets(path, self._writer.size)
             self._writer, self._told = None, False
             self._number += 1
-        if not self._told:
-            self._tell()
+        self._tell()
 
     def _write_offsets(self, path: str, end: int) -> None:
         # after an error the next call tries again, so the samples stay
@@ -263,11 +260,13 @@ class ShardWriter:
         write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in self._samples), end]), self._options)
 
     def _tell(self) -> None:
-        """Add the last complete shard to the index, and call ``on_shard``.
+        """Add the last complete shard to the index, and call ``on_shard``, unless that was done.
 
         If the index cannot be written, this is tried again at the next call of ``write`` or
         ``close``.
         """
+        if self._told:
+            return
         if self._index is not None:
             write_index(self._index, dict(self._entries.values()), self._rules, self._options)
         self._told = True
@@ -277,8 +276,7 @@ class ShardWriter:
     def close(self) -> None:
         """Finish the last shard."""
         if self._resume:
-            if not self._told:
-                self._tell()
+            self._tell()
             if not self._kept:
                 self._find()
             if self._kept:

@@ -153,7 +153,7 @@ class Selector:
 
         def of_shard(shard: int) -> npt.NDArray[np.int64]:
             hashes, numbers = self.located.keys(shard)
-            return _from(self.located.starts[shard], np.sort(numbers[part.has(hashes)]))
+            return np.sort(numbers[part.has(hashes)]).astype(np.int64) + self.located.starts[shard]
 
         return _joined(self._each(of_shard, self.located.with_samples))
 
@@ -187,7 +187,7 @@ class Selector:
         def of_shard(shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
             own, numbers = self.located.keys(shard)
             held = among(own, hashes)
-            return own[held], _from(self.located.starts[shard], numbers[held])
+            return own[held], numbers[held].astype(np.int64) + self.located.starts[shard]
 
         parts = self._each(of_shard, self.located.with_samples)
         found = np.concatenate([hashes[:0], *(hashes for hashes, _ in parts)])
@@ -256,11 +256,6 @@ def read_keys(url: str, opener: Opener) -> list[str]:
     if not keys:
         raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")
     return keys
-
-
-def _from(start: int, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """Return the numbers among all samples, from those in a shard that begins with ``start``."""
-    return numbers.astype(np.int64) + start
 
 
 def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

@@ -150,7 +150,12 @@ class TarWriter:
                 shown = redact(self._name)
                 if error.filename == self._name:
                     error.filename = shown
-                error.add_note(f"raised when shard {shown} was to be written: {_cannot_write(self._name)}")
+                mend = (
+                    "make its directory first"
+                    if not os.path.isdir(os.path.dirname(self._name) or ".")
+                    else "check the permissions of its directory, and that the disk is not full"
+                )
+                error.add_note(f"raised when shard {shown} was to be written: {mend}")
                 raise
         elif callable(getattr(target, "write", None)):
             self._stream = target
@@ -285,15 +290,6 @@ class TarWriter:
                     ShardWarning,
                     stacklevel=2,
                 )
-
-
-def _cannot_write(target: str) -> str:
-    """The advice for a file that cannot be created."""
-    return (
-        "make its directory first"
-        if not os.path.isdir(os.path.dirname(target) or ".")
-        else "check the permissions of its directory, and that the disk is not full"
-    )
 
 
 def whole(size: int) -> int:
