@@ -6,6 +6,7 @@ import operator
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from torch.utils.data import Dataset
@@ -22,7 +23,7 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.shard_source import fingerprint
-from wds_pipes.tar.index import Versions
+from wds_pipes.tar.index import known_version
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.listing import Listed, list_indexed
 from wds_pipes.tar.located import Located
@@ -272,7 +273,7 @@ class _Opened:
 
     def __init__(self, data: IndexedShards) -> None:
         listed = data._listing()
-        versions = Versions(listed.urls, listed.facts)
+        versions = partial(known_version, listed.urls, listed.facts)
         self._files = RangeReader(data._options, data._connections, cache=data._cache, versions=versions)
         self._urls, facts = list(listed.urls), listed.facts  # a list is faster
         self._sizes = [None if facts is None else facts.size(shard) for shard in range(len(self._urls))]

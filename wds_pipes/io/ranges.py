@@ -10,7 +10,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, ShardWarning, StateError
@@ -54,13 +54,6 @@ class Range(NamedTuple):
 Part = tuple[bytes | mmap.mmap, int]
 
 
-class Versions(Protocol):
-    """The versions of files that an index knows."""
-
-    def get(self, url: str, /) -> str | None:
-        """Return the version of a file; None: it is not known."""
-
-
 class RangeReader:
     """Reads ranges of local and remote files. Threads may share one; it can be pickled and forked.
 
@@ -73,9 +66,9 @@ class RangeReader:
         connections: the maximum number of requests at once.
         readahead_bytes: the maximum number of bytes that are requested and not yet returned.
         cache: remote files that are stored there are read there. Nothing is stored.
-        versions: the versions of files that an index knows, by their URLs. A remote file that has
-            another one is an error. A local one, which may only have been touched, is a
-            ShardWarning, the first time.
+        versions: returns the version of a file that an index knows; None: it is not known. A
+            remote file that has another one is an error. A local one, which may only have been
+            touched, is a ShardWarning, the first time.
     """
 
     def __init__(
@@ -84,7 +77,7 @@ class RangeReader:
         connections: int,
         readahead_bytes: int = 64 << 20,
         cache: ShardCache | None = None,
-        versions: Versions | None = None,
+        versions: Callable[[str], str | None] | None = None,
     ) -> None:
         self._versions = versions
         self._compared: set[str] = set()
@@ -149,7 +142,7 @@ class RangeReader:
         """
         if self._versions is None or now is None or url in self._compared:
             return
-        known = self._versions.get(url)
+        known = self._versions(url)
         # that of a local file is a number
         if known is None or known.isdigit() == is_remote(url) or _bare(known) == _bare(now):
             self._compared.add(url)

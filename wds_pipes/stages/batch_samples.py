@@ -52,6 +52,7 @@ class BatchSamples(Stage[Any]):
     tallies = ("delivered", "dropped")
     keeps_count = True
     scope = "item"
+    source: Stage[Any]
 
     def _label(self, *, counted: bool) -> str:
         name = super()._label(counted=counted)
@@ -74,7 +75,6 @@ class BatchSamples(Stage[Any]):
         self.empty: Empty = np.empty  # makes the arrays into which those of samples are stacked
 
     def run(self) -> Iterator[Any]:
-        assert self.source is not None
         at, size = self.at, self.size
         batch: list[Any] = []
         for sample in self.source.items:
@@ -107,6 +107,5 @@ class BatchSamples(Stage[Any]):
             return stack_samples(batch, collate=self.collate, empty=self.empty)
         except Exception as error:
             if callable(self.collate) or (isinstance(error, SampleError) and getattr(error, "key", None) is None):
-                assert self.source is not None
                 error.add_note(which_batch(batch, Chain(self.source).where(self.source.mark(), self.lane)))
             raise

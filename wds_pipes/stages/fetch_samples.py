@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from wds_pipes.core.chain import Chain
@@ -26,7 +26,7 @@ from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_source import ShardSource, allowed_origins
-from wds_pipes.tar.index import Versions
+from wds_pipes.tar.index import known_version
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import unusable
 from wds_pipes.tar.samples import AFTER, SampleParser
@@ -96,7 +96,7 @@ class FetchSamples(Tolerant[Sample]):
             check_count("connections", connections),
             check_count("readahead_bytes", readahead_bytes),
             cache=as_cache(cache),
-            versions=Versions(root.urls, root.facts) if isinstance(root, ShardSource) else None,
+            versions=partial(known_version, root.urls, root.facts) if isinstance(root, ShardSource) else None,
         )
         self._bytes = 0  # while running
 

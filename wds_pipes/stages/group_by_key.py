@@ -25,7 +25,6 @@ from wds_pipes.stages.sample_errors import (
     check_enough,
     check_more,
     check_order,
-    no_member,
     tell_misspelt,
     unknown_shard,
 )
@@ -326,7 +325,10 @@ class _Members:
         elif isinstance(member, TarMember):
             self.next = member
         else:
-            raise no_member(member)
+            raise TypeError(
+                f"group_by_key() takes the members of tars, and its source gave {member!r:.200}: put .load_tar() "
+                "before it"
+            )
 
     def of_shard(self) -> Iterator[TarMember]:
         """Yield the members of the shard of the next one, until another shard begins."""

@@ -95,8 +95,7 @@ class LoadTar(Tolerant[TarMember]):
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
-        offset = read_count(entry.get("offset", 0), "'offset'")
-        return f"byte {offset:,}"
+        return f"byte {read_count(entry.get('offset', 0), repr('offset')):,}"
 
     def __init__(
         self,

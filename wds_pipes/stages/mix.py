@@ -94,6 +94,7 @@ class Mix(Composite[Any], Source[Any]):
         last: str = ""  # the name of the source that was drawn last
 
     divides = True
+    divides_items = False  # each source divides its own items over the lanes
     order_options = ("exhausted",)
     part_kind = Drawn
     part_tallies = ("given",)
@@ -149,11 +150,6 @@ class Mix(Composite[Any], Source[Any]):
 
     def changes_count(self) -> str | None:
         return "how many samples a mix() gives is not known"
-
-    @property
-    def divides_items(self) -> bool:
-        """False: each source divides its own items over the lanes."""
-        return False
 
     def number_of(self, url: str) -> str | None:
         """Return the name of the first source that has the shard in its list, and the number of the

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.shard_list import ShardList
-from wds_pipes.tar.index import Versions
+from wds_pipes.tar.index import known_version
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.members import pass_link
 from wds_pipes.tar.reader import TarReader
@@ -46,14 +47,14 @@ def numbered_samples(group: Stage[Any], split: KeySplit, lane: Lane, mark: Mark 
     chain, no index, or steps that may leave samples out.
     """
     load = group.source
-    opened = load.source if type(load) is LoadTar else None
-    listed = opened.source if type(opened) is OpenShards else None
+    if type(load) is not LoadTar or type(load.source) is not OpenShards:
+        return None
+    opened = load.source
+    listed: Stage[Any] | None = opened.source
     while type(listed) is CacheShards:
         listed = listed.source
     if type(listed) is not ShardList or listed.offsets is None:
         return None
-    assert isinstance(load, LoadTar)
-    assert isinstance(opened, OpenShards)
     chain = Chain(group)
     if any((isinstance(step, Tolerant) and step.may_lose) or step.changes_count() for step in chain):
         return None
@@ -107,7 +108,7 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate((ranges.stops - ranges.starts).tolist())]
         self.count = self._starts[-1]
-        versions = Versions(listed.urls, listed.facts)
+        versions = partial(known_version, listed.urls, listed.facts)
         self._files = RangeReader(opened.reading.storage_options, opened.reading.connections, versions=versions)
 
     def prepare(self, count: int) -> bool:

@@ -63,13 +63,6 @@ def unknown_shard(url: str) -> TypeError:
     )
 
 
-def no_member(item: object) -> TypeError:
-    """Return the error for an item that is no member of a tar."""
-    return TypeError(
-        f"group_by_key() takes the members of tars, and its source gave {item!r:.200}: put .load_tar() before it"
-    )
-
-
 def check_order(source: Stage[Any]) -> None:
     """Raise TypeError if a step takes the members of samples apart, between ``load_tar`` and
     ``group_by_key``.

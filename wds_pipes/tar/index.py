@@ -157,21 +157,16 @@ def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
     return [_read(url, opener) for url in urls]
 
 
-class Versions(NamedTuple):
-    """The versions of shards that an index knows, by their URLs.
+def known_version(urls: Packed, facts: Facts | None, url: str) -> str | None:
+    """Return the version of one of some shards that an index knows; None: it is not known.
 
-    Attributes:
+    Args:
         urls: the shards.
         facts: what the index says of each; None: there is no index.
+        url: the shard.
     """
-
-    urls: Packed
-    facts: Facts | None
-
-    def get(self, url: str) -> str | None:
-        """Return the version of a shard; None: it is not known."""
-        number = None if self.facts is None else self.urls.number_of(url)
-        return None if self.facts is None or number is None else self.facts.versions[number] or None
+    number = None if facts is None else urls.number_of(url)
+    return None if facts is None or number is None else facts.versions[number] or None
 
 
 def make_opener(storage_options: Options, **reading: int) -> Opener:

@@ -40,7 +40,7 @@ from wds_pipes.tar.index import (
 )
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, pack_keys, pack_offsets, write_beside
-from wds_pipes.tar.scanning import Rules, Scanned, scan
+from wds_pipes.tar.scanning import Scanned, scan
 
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
@@ -123,7 +123,7 @@ def index_shards(
     places, dali_places = _places(shards, "offsets", offsets, base_name), _places(shards, "dali", dali, dali_name)
     if both := {place + OFFSETS for place in places.values()} & set(dali_places.values()):
         raise ValueError(f"{min(both)} would be an index of offsets, and one of DALI: write one to another directory")
-    indexer = _Indexer(Rules(key_split, on_repeated_key, bool(concatenated)), storage_options)
+    indexer = _Indexer({**rules, "key_split": key_split, "concatenated": bool(concatenated)}, storage_options)
     known = {} if path is None or force else _known(path, rules)
     entries, read = dict[str, Entry](), 0
     pool = executor or ThreadPoolExecutor(min(jobs, len(shards)))
@@ -153,11 +153,11 @@ class _Indexer:
     """Indexes shards, in several threads or processes.
 
     Args:
-        rules: how samples are found.
+        rules: how samples are found, as ``scan`` takes it.
         storage_options: how to reach the storage.
     """
 
-    def __init__(self, rules: Rules, storage_options: Options) -> None:
+    def __init__(self, rules: dict[str, Any], storage_options: Options) -> None:
         self._rules, self._options = rules, storage_options
         self._opener: Opener = make_opener(storage_options)
         self.stop = threading.Event()
@@ -180,7 +180,7 @@ class _Indexer:
             same_offsets = offsets is None or _digest(offsets, KEYS, OFFSETS) == (known.offsets or "")
             if same_offsets and (dali is None or _digest(dali, "") == (known.dali or "")):
                 return known, False
-        found = scan(url, self._rules, self._opener, self.stop, components=dali is not None)
+        found = scan(url, self._opener, self.stop, components=dali is not None, **self._rules)
         # an object in a store is read as one version of it
         if local_path(url) is not None and version_of(url, self._options)[:2] != (size, mark):
             shown = redact(url)

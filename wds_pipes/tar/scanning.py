@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from hashlib import md5
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.compression import unpacked, unreadable
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
 _CHUNK = 1 << 20  # bytes read at once
-
-
-class Rules(NamedTuple):
-    """How samples are found: see ``index_shards``."""
-
-    key_split: KeySplit
-    on_repeated_key: str
-    concatenated: bool = False
 
 
 @dataclasses.dataclass
@@ -58,14 +50,25 @@ class Scanned:
     outside: int = 0
 
 
-def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, components: bool) -> Scanned:
+def scan(
+    url: str,
+    opener: Opener,
+    stop: threading.Event,
+    *,
+    key_split: KeySplit = "first-dot",
+    on_repeated_key: str = "raise",
+    concatenated: bool = False,
+    components: bool = False,
+) -> Scanned:
     """Read a shard from its beginning to its end.
 
     Args:
         url: the shard.
-        rules: how samples are found.
         opener: opens it.
         stop: when it is set, reading ends with an error.
+        key_split: as in ``index_shards``.
+        on_repeated_key: as in ``index_shards``.
+        concatenated: as in ``index_shards``.
         components: also list all its files.
 
     Raises:
@@ -83,11 +86,11 @@ def scan(url: str, rules: Rules, opener: Opener, stop: threading.Event, *, compo
                 url=url,
                 want=lambda name: False,
                 max_member_bytes=MAX_SIZE,
-                concatenated=rules.concatenated,
+                concatenated=concatenated,
                 named=False,
             )
             found = Scanned()
-            grouping = Grouping(rules.key_split, on_repeated_key=rules.on_repeated_key)
+            grouping = Grouping(key_split, on_repeated_key=on_repeated_key)
             members = _noted(reader, found.components) if components else reader
             for sample in grouping.samples(members, url):
                 found.keys.append(sample["__key__"])

@@ -21,7 +21,7 @@ from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.index import Entry, ShardFacts, check_output, make_opener, name_in, read_index, write_index
 from wds_pipes.tar.listing import listed_shards
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
-from wds_pipes.tar.scanning import Rules, scan
+from wds_pipes.tar.scanning import scan
 from wds_pipes.tar.writer import Md5, TarWriter, whole
 
 if TYPE_CHECKING:
@@ -205,8 +205,7 @@ class ShardWriter:
     def _has(self, sample: Mapping[str, Any]) -> bool:
         """Whether a complete shard of an earlier run has this sample."""
         self._tell()
-        if not self._kept:
-            self._find()
+        self._find()
         if not self._kept:
             self._resume = False
             return False
@@ -226,11 +225,11 @@ class ShardWriter:
         return True
 
     def _find(self) -> None:
-        """Read the next shard, if there is one."""
+        """Read the next shard, if there is one, and all samples of the one before came again."""
         path = self.path(self._number)
-        if not exists(path, self._options):
+        if self._kept or not exists(path, self._options):
             return
-        found = scan(path, Rules("first-dot", "raise"), make_opener(self._options), threading.Event(), components=False)
+        found = scan(path, make_opener(self._options), threading.Event())
         self._kept, self._count = deque(found.keys), len(found.keys)
         if not self._kept:
             raise StateError(f"shard {redact(path)} has no samples, so it is of another run: remove it")
@@ -277,8 +276,7 @@ class ShardWriter:
         """Finish the last shard."""
         if self._resume:
             self._tell()
-            if not self._kept:
-                self._find()
+            self._find()
             if self._kept:
                 raise StateError(
                     f"shard {redact(self.path(self._number))} is of another run: it has {self._count} samples, and "

@@ -61,7 +61,7 @@ from wds_pipes.tar.listing import exists, list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets, stale_keys, write_beside
 from wds_pipes.tar.samples import SampleParser
-from wds_pipes.tar.scanning import Rules, readable, scan
+from wds_pipes.tar.scanning import readable, scan
 from wds_pipes.tar.views import KeyRange, split_by_key
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
@@ -364,7 +364,7 @@ def _task(url: str, mark: str) -> Task:
 
 def _index(options: Options, task: Task, place: Place) -> Facts:
     """Write where the samples of a shard begin."""
-    found = scan(task.arguments, Rules("first-dot", "raise"), make_opener(options), threading.Event(), components=False)
+    found = scan(task.arguments, make_opener(options), threading.Event())
     check_same(task.arguments, task.fingerprint, options)
     name = place.at(task.name)
     write_beside(name, KEYS, pack_keys(found.keys), place.storage_options)
