@@ -110,7 +110,16 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
         for number, record in enumerate(self._records(item, field, bytes(data))):
             fields = record if isinstance(record, dict) else {field: record}
             if not fields.keys().isdisjoint(item.keys() - {field}) or not all(type(name) is str for name in fields):
-                raise _bad_names(item, field, number, fields)
+                odd = [name for name in fields if type(name) is not str]
+                twice = [name for name in fields if name in item]
+                raise _error(
+                    item,
+                    f"record {number} of field {field!r} has the name {odd[0]!r:.80}, which is not a string"
+                    if odd
+                    else f"record {number} of field {field!r} has {', '.join(map(repr, twice))}, and so has the "
+                    "sample: rename or leave out the one of the sample, with rename_fields() or "
+                    "group_by_key(fields=...)",
+                )
             yield {"__key__": f"{key}/{number}", **rest, **fields}
 
     def _records(self, sample: dict[str, Any], field: str, data: bytes) -> Iterator[Any]:
@@ -153,16 +162,3 @@ def _packed(field: str) -> tuple[str, list[str]]:
 def _error(sample: dict[str, Any], why: str) -> SampleError:
     named = identity(sample)
     return SampleError(f"{named.name()} cannot be exploded: {why}.", url=named.url, key=named.key)
-
-
-def _bad_names(sample: dict[str, Any], field: str, number: int, fields: dict[Any, Any]) -> SampleError:
-    """The error for a record whose fields cannot be those of a sample."""
-    odd = [name for name in fields if type(name) is not str]
-    twice = [name for name in fields if name in sample]
-    return _error(
-        sample,
-        f"record {number} of field {field!r} has the name {odd[0]!r:.80}, which is not a string"
-        if odd
-        else f"record {number} of field {field!r} has {', '.join(map(repr, twice))}, and so has the sample: rename "
-        "or leave out the one of the sample, with rename_fields() or group_by_key(fields=...)",
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -117,7 +117,13 @@ class FetchSamples(Tolerant[Sample]):
                 url, before, last = ref.url, ref.before, ref.last
                 sample = parser.parse(part, ref.start, ref.stop, url, shown(url), before=before, last=last)
                 if len(sample) == _NO_FIELDS:
-                    raise _no_field(sample, self.fields)
+                    key, names = sample["__key__"], listed(self.fields or ())
+                    raise SampleError(
+                        f"sample {key!r} of shard {shown(url)} has none of the fields that "
+                        f"fetch_samples(fields=[{names}]) keeps: correct the names, or pass on_error='skip'.",
+                        url=shown(url),
+                        key=key,
+                    )
             except (ShardError, SampleError) as error:
                 self.skip(error)
                 continue
@@ -181,13 +187,3 @@ def _checked(ref: object) -> SampleRef:
     if isinstance(ref, SampleRef):
         return ref
     raise TypeError(f"fetch_samples() takes what SampleList(...) yields, and its source gave {ref!r:.200}")
-
-
-def _no_field(sample: Sample, fields: Sequence[str] | None) -> SampleError:
-    key, url = sample["__key__"], sample["__url__"]
-    return SampleError(
-        f"sample {key!r} of shard {url} has none of the fields that fetch_samples(fields=[{listed(fields or ())}]) "
-        "keeps: correct the names, or pass on_error='skip'.",
-        url=url,
-        key=key,
-    )

@@ -129,21 +129,14 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         first = number == self._starts[place]
         if first and (place or self._own[1][0] == 0):  # the beginning of a range
             return (skipped, filtered, 0, 0), ((0, "", damaged), passed)
-        start = self._check_start(place, of_shard)
+        url, start, *_ = self._range(place, of_shard)
+        if of_shard:  # the sample before it in the shard must end where it begins
+            before = self._range(place, of_shard - 1)
+            self._parser.parse(self._files.read_one(*before), before.start, start, url, url)
         return (skipped, filtered, of_shard, 0), ((start, "", damaged), passed)
 
     def opened(self, number: int) -> int:
         return int(self._passed) + bisect_left(self._starts, number)  # the range of the next one is not begun
-
-    def _check_start(self, place: int, of_shard: int) -> int:
-        """Return where a sample of a range begins, after a check that the one before it in the
-        shard ends there.
-        """
-        url, start, *_ = self._range(place, of_shard)
-        if of_shard:
-            before = self._range(place, of_shard - 1)
-            self._parser.parse(self._files.read_one(*before), before.start, start, url, url)
-        return start
 
     def read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         wanted = list(numbers)
@@ -198,8 +191,17 @@ class NumberedSamples(Numbered[dict[str, Any]]):
         url, start, stop, _ = self._range(place, of_shard)
         stop -= AFTER
         before = self._range(place, of_shard - 1).start if of_shard else -1
-        if stop - start > self._load.max_member_bytes:
-            self._check_members(part[0][start - part[1] : stop - part[1]], start, url)
+        if stop - start > self._load.max_member_bytes:  # the reader raises the error for a member that is too large
+            for _ in TarReader(
+                io.BytesIO(part[0][start - part[1] : stop - part[1]]),
+                url=url,
+                offset=start,
+                max_member_bytes=self._load.max_member_bytes,
+                on_truncated="ignore",
+                concatenated=True,
+                on_link=pass_link,
+            ):
+                pass
         # a local shard was checked with its index
         last = is_remote(url) and of_shard + 2 == len(self._offsets_of(place))
         sample = self._parser.parse(part, start, stop, url, url, before=before, last=last)
@@ -207,20 +209,6 @@ class NumberedSamples(Numbered[dict[str, Any]]):
             key = sample.pop("__key__")
             sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}
         return sample
-
-    def _check_members(self, data: bytes, start: int, url: str) -> None:
-        """Raise the ShardError for a member that is too large."""
-        most = self._load.max_member_bytes
-        for _ in TarReader(
-            io.BytesIO(data),
-            url=url,
-            offset=start,
-            max_member_bytes=most,
-            on_truncated="ignore",
-            concatenated=True,
-            on_link=pass_link,
-        ):
-            pass
 
     def _range(self, place: int, of_shard: int) -> Range:
         """Return the bytes of a sample of a range's shard, and of the header after it."""

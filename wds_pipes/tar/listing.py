@@ -8,7 +8,7 @@ two entries, that is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import NamedTuple
@@ -178,26 +178,21 @@ def _look_in(
             return
     if exists(beside(shards[0], OFFSETS, folder), storage_options):
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
-        offsets.update(_by_sizes(each, storage_options))
+        local = local_path(each[0]) is not None
+        sizes = list(map(_size, each)) if local else _sizes_in_store(each, storage_options)
+        for url, size in zip(each, sizes, strict=True):
+            if size is None:
+                shard = redact(url.removesuffix(OFFSETS))
+                raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
+            if not size or size % 8:
+                raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
+            offsets[url] = size // 8 - 1
         return
     shown = redact(folder) or "the working directory"
     raise ValueError(
         f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or {base_name(shards[0])}{OFFSETS} for each "
         f"shard. {MEND}"
     )
-
-
-def _by_sizes(urls: Sequence[str], storage_options: Options) -> Iterator[tuple[str, int]]:
-    """The numbers of samples that the sizes of indexes of offsets say."""
-    local = local_path(urls[0]) is not None
-    sizes = list(map(_size, urls)) if local else _sizes_in_store(urls, storage_options)
-    for url, size in zip(urls, sizes, strict=True):
-        if size is None:
-            shard = redact(url.removesuffix(OFFSETS))
-            raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
-        if not size or size % 8:
-            raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
-        yield url, size // 8 - 1
 
 
 def _size(url: str) -> int | None:
