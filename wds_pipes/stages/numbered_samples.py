@@ -93,7 +93,14 @@ def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[
 
 
 class NumberedSamples(Numbered[dict[str, Any]]):
-    """The samples after a position, by their numbers: see ``numbered_samples``."""
+    """The samples after a position, by their numbers: see ``numbered_samples``.
+
+    Args:
+        steps: what makes samples of bytes, the steps of the chain, and the indexes of offsets.
+        padding: that of the lane.
+        own: the values of the stages at the position, from the last stage.
+        ranges: the shard ranges after the position.
+    """
 
     def __init__(
         self,
