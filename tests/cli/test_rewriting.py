@@ -447,9 +447,13 @@ def test_a_shard_that_changes_while_it_is_read(command, tmp_path, monkeypatch):
     if command == "reshard":
         run("index", path, "--offsets")
         parse = SampleParser.parse
-        monkeypatch.setattr(
-            SampleParser, "parse", lambda *given: (path.write_bytes(other), os.utime(path, ns=(1, 1)), parse(*given))[2]
-        )
+
+        def changed_before(*given, **options):
+            path.write_bytes(other)
+            os.utime(path, ns=(1, 1))
+            return parse(*given, **options)
+
+        monkeypatch.setattr(SampleParser, "parse", changed_before)
     else:
         monkeypatch.setattr(TarReader, "__iter__", changing)
     more = {"map": ["functions_of_test:same"], "filter": ["--drop-fields", "x"], "export": ["--to", "jsonl"]}

@@ -18,7 +18,7 @@ from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume, make_shards
 
 
-class Listed(ShardList):
+class ListOfUrls(ShardList):
     """Items that are no URLs."""
 
     def ref(self, shard_range):
@@ -169,4 +169,4 @@ def test_reads_are_large(tmp_path, counted):
 
 def test_what_is_no_url_is_told():
     with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave 5: put it after"):
-        list(Stream(OpenShards(Listed("x"))))
+        list(Stream(OpenShards(ListOfUrls("x"))))
