@@ -133,7 +133,7 @@ def test_a_loader_with_more_lanes_than_a_state_can_hold_is_refused(shards):
         (lambda partition: partition["remainders"][0].__setitem__(3, 9), "continues shards that were not opened"),
         (lambda partition: partition["remainders"][0].__setitem__(1, 1), "continues lanes that did not exist"),
         (
-            lambda partition: partition["remainders"][0].__setitem__(4, [{"next": -1}, {}, {}, {}, {}]),
+            lambda partition: partition["remainders"][0].__setitem__(4, {"0": {"next": -1}}),
             "cannot stand at next=-1",
         ),
         (lambda partition: partition["sizes"][0].__setitem__(0, 0), "samples, and .* are left of the epoch"),

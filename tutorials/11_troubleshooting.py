@@ -152,8 +152,10 @@ assert len(list(wp.ShardList("dots.tar").open_shards().load_tar().group_by_key(k
 
 # %%
 write("runs.tar", "run1/.zattrs", "run1/camera/0", "run2/.zattrs", "run2/camera/0")
-with raises(wp.SampleError):
+with warnings.catch_warnings(record=True) as caught, raises(wp.SampleError):
+    warnings.simplefilter("always")
     list(samples("runs.tar"))
+print(caught[0].message)
 for run in wp.ShardList("runs.tar").open_shards().load_tar().group_by_key(key_split="folder"):
     print(run)
 

@@ -81,7 +81,8 @@ class PackedInts(SharedBytes, Sequence[int]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[np.int64]:
         import numpy as np  # which writing tars does not need
 
-        return np.array(memoryview(self.data).cast("q"), dtype, copy=copy)
+        there: npt.NDArray[np.int64] = np.asarray(memoryview(self.data).cast("q"), dtype)
+        return there.copy() if copy else there
 
 
 class Packed(Sequence[str]):

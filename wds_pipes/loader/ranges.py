@@ -75,15 +75,27 @@ class Segment(NamedTuple):
         """Whether it has no ranges."""
         return self.stop is not None and self.start >= self.stop
 
+    def as_json(self) -> list[Any]:
+        """Return plain JSON types: of the position only the steps that are not at their beginning,
+        by their numbers.
+        """
+        entries = None
+        if self.position is not None:
+            entries = {str(number): entry for number, entry in enumerate(self.position) if entry}
+        return list(self._replace(position=entries))  # type: ignore[arg-type]
+
     @classmethod
     def from_json(cls, entry: object, chain: Chain) -> Segment:
-        """Return the segment that was written as a list, of a chain."""
+        """Return the segment that ``as_json`` wrote, of a chain."""
         number, generation, start, stop, position, samples = _fields_of(entry, 6)
         for value in (number, generation, start, *(value for value in (stop, samples) if value is not None)):
             read_count(value, "a number of a remainder")
         if position is not None:
-            mark = chain.load(read_position(position, "the position of a remainder"))
-            position = chain.dump(mark)  # without sources of a mix that are gone
+            entries, steps = read_dict(position, "the position of a remainder"), range(len(chain.placed))
+            if not entries.keys() <= set(map(str, steps)):
+                raise damaged(f"a remainder stands at {shown(position)}")
+            given = read_position([entries.get(str(number), {}) for number in steps], "the position of a remainder")
+            position = chain.dump(chain.load(given))  # without sources of a mix that are gone
         return cls(number, generation, start, stop, position, samples)
 
 
@@ -230,7 +242,7 @@ class Ranges(Partition):
         entry: dict[str, Any] = {
             "sizes": _runs(self.sizes),
             "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
-            "remainders": list(map(list, self.remainders)),
+            "remainders": [remainder.as_json() for remainder in self.remainders],
             "counts": dict(self.counts),
         }
         if self.later:

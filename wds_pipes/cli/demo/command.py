@@ -103,7 +103,7 @@ def _compare(plan: dict[str, Any], out: Path, expected: int) -> str | None:
     _say("", f"killed with SIGKILL after step {kill_at}, in epoch {killed[-1]['epoch'] + 1}")
     resumed = run_trainer(plan, "resumed", len(whole))
     saved = resumed[0]["step"] - 1
-    _say("", f"went on from the checkpoint of step {saved}: {plural(kill_at - saved, 'step')} done again")
+    _say("", f"went on from the checkpoint of step {saved}: {plural(killed[-1]['step'] - saved, 'step')} done again")
     unequal = difference(whole, killed, resumed)
     echo("")
     if unequal is None:

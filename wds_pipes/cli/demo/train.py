@@ -107,12 +107,14 @@ def train(
                 optimizer.step()
                 step += 1
                 fact = {"step": step, "epoch": epoch, "loss": loss.item(), "keys": keys, "seconds": seconds}
+                saved = None
                 if step % checkpoint_every == 0:
                     saved = {"step": step} | {name: part.state_dict() for name, part in parts.items()}
                     fact["state_bytes"] = len(json.dumps(saved["loader"]))
+                click.echo(json.dumps(fact))  # before the checkpoint: a step that is saved has been told
+                if saved is not None:
                     torch.save(saved, f"{checkpoint}.partial")
                     os.replace(f"{checkpoint}.partial", checkpoint)  # a crash leaves the old file or the new one
-                click.echo(json.dumps(fact))
                 if step == steps:
                     return
 
