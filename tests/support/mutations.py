@@ -276,11 +276,14 @@ def _fragile(sample):
     return sample
 
 
-def places(value, here=()):
-    """The paths to all values in a state."""
-    yield here
-    for name, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(part, (*here, name))
+def places(value):
+    """The paths to all values in a state, which may be nested deeply."""
+    left = [((), value)]
+    while left:
+        here, value = left.pop()
+        yield here
+        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        left += [((*here, name), part) for name, part in parts]
 
 
 def get(value, path):
