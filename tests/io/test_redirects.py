@@ -145,6 +145,7 @@ def test_credentials_alone_stay_with_their_origin(site, local, options, configur
     """Without any other option, and also where the user has configured fsspec with them."""
     first, second = site(), site()
     first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", content(local[0])
+    options = {"block_size": 2**20 + configured, **options}  # equal ones would share a file system
     if configured:
         monkeypatch.setitem(fsspec.config.conf, "http", options)
     pipe = samples(f"{first.address}/x.tar", storage_options=None if configured else options)
@@ -160,12 +161,16 @@ def test_credentials_alone_stay_with_their_origin(site, local, options, configur
 
 
 @pytest.mark.filterwarnings("ignore:The 'auth' parameter is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("configured", [False, True], ids=["given", "configured"])
 @pytest.mark.parametrize("options", CREDENTIALS.values(), ids=CREDENTIALS)
-def test_credentials_for_an_index_stay_with_its_origin(site, options):
+def test_credentials_for_an_index_stay_with_its_origin(site, options, configured, monkeypatch):
     first, second = site(), site()
+    options = {"block_size": 2**21 + configured, **options}  # equal ones would share a file system
+    if configured:
+        monkeypatch.setitem(fsspec.config.conf, "http", options)
     first.objects["/index.json"] = f"{second.address}/index.json"
     second.objects["/index.json"] = json.dumps({"shardlist": [{"url": "x.tar", "nsamples": 3}]}).encode()
-    ShardList(f"{first.address}/index.json", storage_options=options)
+    ShardList(f"{first.address}/index.json", storage_options=None if configured else options)
     assert first.leaked()
     assert second.came
     assert not second.leaked()

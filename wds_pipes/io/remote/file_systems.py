@@ -211,13 +211,14 @@ def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
     Cookies are passed to that client: aiohttp before 3.14 sends the cookies of a request to all
     origins.
     """
-    made = {"get_client": _guarded_client, **options}
-    if made["get_client"] is _guarded_client and "cookies" in made:
+    from fsspec import get_filesystem_class
+    from fsspec.config import apply_config
+
+    made = {"get_client": _guarded_client, **apply_config(get_filesystem_class("http"), dict(options))}
+    if made["get_client"] is _guarded_client and made.get("cookies"):
         given = made.get("client_kwargs") or {}
-        made["client_kwargs"] = {
-            **given,
-            "cookies": {**dict(given.get("cookies") or {}), **dict(made.pop("cookies") or {})},
-        }
+        made["client_kwargs"] = {**given, "cookies": {**dict(given.get("cookies") or {}), **dict(made["cookies"])}}
+        made["cookies"] = None  # without it, fsspec would take the cookies of its configuration
     return made
 
 
