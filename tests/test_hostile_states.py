@@ -45,7 +45,7 @@ def found(tmp_path_factory):
 
 
 def test_mutated_states(found):
-    """Some hundreds of the states of ``tests/bench/fuzz_states.py``."""
+    """Some hundreds of the states of ``tests/proofs/fuzz_states.py``."""
 
     def report(subject, state, error):
         raise AssertionError(f"{subject.name}: {reprlib.repr(state)}") from error

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of shards without an end-of
 
 
 def cases():
-    """Those that have gone wrong, or differ in kind; ``tests/bench/lying_server.py`` has all."""
+    """Those that have gone wrong, or differ in kind; ``tests/proofs/lying_server.py`` has all."""
     lies = [
         Lie("close", "inside", "ignored"),
         Lie("chunked", "inside", "ignored"),

@@ -5,7 +5,7 @@ Each test runs a script, which must end: its error is Ctrl-C, and none of its pr
 """
 
 import pytest
-from scripts import run_bench, run_file
+from scripts import run_proof, run_file
 
 from wds_pipes.testing import make_shards
 
@@ -148,9 +148,9 @@ def test_the_end_of_a_forked_child_leaves_the_workers_alone(run):
 
 @pytest.mark.slow
 def test_interrupts_at_random_moments():
-    """A few rounds of tests/bench/interrupts.py, with 0 and 2 workers.
+    """A few rounds of tests/proofs/interrupts.py, with 0 and 2 workers.
 
     In a new process, since an interrupt may leave locks of Python held.
     """
-    run = run_bench("interrupts.py", "--trials", 4, "--seed", 3, has_torch=True)
+    run = run_proof("interrupts.py", "--rounds", 4, "--seed", 3, has_torch=True)
     assert run.returncode == 0, run.stdout + run.stderr

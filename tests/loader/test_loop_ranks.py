@@ -1,4 +1,4 @@
-"""epoch_end="loop" on real ranks that are killed: a short run of tests/bench/loop.py."""
+"""epoch_end="loop" on real ranks that are killed: a short run of tests/proofs/loop.py."""
 
 import random
 

@@ -142,7 +142,7 @@ def all_ranks(urls, world, **options):
     ),
 )
 def test_the_epoch_goes_on_on_others(seed, parts, fifty):
-    """Other ranks, lanes, parts: each sample of the epoch once. tests/bench/loop.py has "loop"."""
+    """Other ranks, lanes, parts: each sample of the epoch once. tests/proofs/loop.py has "loop"."""
     draw, got, states = random.Random(seed), [], None
     for number, (world, mixed, lanes) in enumerate(parts):
         ranks = all_ranks(fifty, world, mix_lanes=mixed, batch_size=2 * mixed, lanes=world * mixed * lanes)

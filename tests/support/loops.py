@@ -1,4 +1,4 @@
-"""Training with epoch_end="loop" on gloo ranks, killed and resumed: for tests/bench/loop.py, which
+"""Training with epoch_end="loop" on gloo ranks, killed and resumed: for tests/proofs/loop.py, which
 says what is shown, and for a short test.
 """
 

@@ -1,4 +1,4 @@
-"""Python in a new process: code, a script, one of tests/bench."""
+"""Python in a new process: code, a script, one of tests/proofs."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import warm
 
-BENCH = Path(__file__).parents[1] / "bench"
+PROOFS = Path(__file__).parents[1] / "proofs"
 
 
 def run_code(code: str, *arguments, environment=None, has_torch=False) -> str:
@@ -39,9 +39,9 @@ def run_file(path, code: str, *arguments, has_torch=False) -> subprocess.Complet
     return warm.run(path, *arguments) if has_torch else _run(path, *arguments)
 
 
-def run_bench(name: str, *arguments, has_torch=False) -> subprocess.CompletedProcess:
-    """Runs a script of tests/bench."""
-    return warm.run(BENCH / name, *arguments) if has_torch else _run(BENCH / name, *arguments)
+def run_proof(name: str, *arguments, has_torch=False) -> subprocess.CompletedProcess:
+    """Runs a script of tests/proofs."""
+    return warm.run(PROOFS / name, *arguments) if has_torch else _run(PROOFS / name, *arguments)
 
 
 def _run(path, *arguments):

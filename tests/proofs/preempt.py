@@ -1,7 +1,7 @@
 """Training whose job is ended by a cluster: SIGTERM to torchrun, which sends it to its 2 ranks with
 2 workers each; resumed on 1 and on 3 ranks.
 
-    python tests/bench/preempt.py [--rounds 10] [--seed N] [--forked]
+    python tests/proofs/preempt.py [--rounds 10] [--minutes M] [--seed N] [--forked]
 
 The ranks only remember the signal, agree on a step, save there with checkpoint.save() and leave;
 this is their only checkpoint. Each appends the keys that it has trained on to a log. Exit code 1 if
@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 
+from amount import rounds
 from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, command, keys_of, start
 
 # What each rank runs
@@ -108,26 +109,27 @@ def play(directory, urls, rng):
     return len(logged(first)), wrong
 
 
-def main(rounds, seed):
+def main(options):
     from wds_pipes.testing import make_shards
 
-    rng, bad = random.Random(seed), 0
+    rng, bad, done = random.Random(options.seed), 0, []
     with tempfile.TemporaryDirectory() as directory:
         urls = make_shards(f"{directory}/data", shards=SHARDS, samples=SAMPLES)
-        for number in range(rounds):
+        for number in rounds(options):
             (place := pathlib.Path(directory) / f"round-{number}").mkdir()
-            done, wrong = play(place, urls, rng)
+            trained, wrong = play(place, urls, rng)
+            done.append(trained)
             bad += bool(wrong)
             print(
-                f"round {number}: ended with {done} of {SHARDS * SAMPLES} samples trained on",
+                f"round {number}: ended with {trained} of {SHARDS * SAMPLES} samples trained on",
                 *wrong,
                 sep="\n  ",
                 file=sys.stderr,
                 flush=True,
             )
-    print(f"rounds={rounds} bad={bad}")
+    print(f"rounds={len(done)} bad={bad} seed={options.seed}")
     return int(bad > 0)
 
 
 if __name__ == "__main__":
-    command(__doc__, train, main, rounds=10)
+    command(__doc__, train, main, default=10)

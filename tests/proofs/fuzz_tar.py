@@ -1,7 +1,7 @@
 """Structure-aware fuzzing of the tar reader, against the standard library where that agrees to
 parse.
 
-    python tests/bench/fuzz_tar.py [SECONDS] [SEED]      (default 60 seconds; one process)
+    python tests/proofs/fuzz_tar.py [--rounds 30000] [--minutes M] [--seed N]      (one process)
 
 Each input is an archive of random members (ustar, GNU and pax headers, long names, sparse maps,
 links) that is changed: header fields with the checksum mended or not, pax records and their
@@ -22,6 +22,7 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from amount import parser, rounds
 from tars import END, header, padded, pax, tar
 
 from wds_pipes import ShardError, ShardWarning
@@ -227,12 +228,9 @@ def main() -> None:
     import logging
 
     logging.disable()
-    seconds, seed = (
-        float(sys.argv[1]) if len(sys.argv) > 1 else 60,
-        int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns(),
-    )
-    rng, start, findings, sorts = random.Random(seed), time.monotonic(), [], Counter()
-    while (spent := time.monotonic() - start) < seconds and len(findings) < 20:
+    options = parser(__doc__, 30_000).parse_args()
+    rng, start, findings, sorts = random.Random(options.seed), time.monotonic(), [], Counter()
+    for _ in rounds(options):
         data = make(rng)
         sorts["inputs"] += 1
         try:
@@ -249,11 +247,14 @@ def main() -> None:
                     raise RuntimeError(f"members {short[0]}, by tarfile {short[1]}")
         except Exception as error:
             findings.append(repr(error))
-            name = Path(f"/tmp/fuzz_tar_{seed}_{len(findings)}.tar")
+            name = Path(f"/tmp/fuzz_tar_{options.seed}_{len(findings)}.tar")
             name.write_bytes(data)
             print(f"{error!r}: {name}")
-    rate = sorts["inputs"] / spent
-    print(f"seed {seed}: {rate:,.0f} inputs/s; {dict(sorts)}; {len(findings)} findings")
+            if len(findings) == 20:
+                break
+    rate = sorts["inputs"] / (time.monotonic() - start)
+    figures = " ".join(f"{sort}={count}" for sort, count in sorts.items())
+    print(f"{figures} findings={len(findings)} seed={options.seed} inputs_per_second={rate:.0f}")
     sys.exit(1 if findings else 0)
 
 

@@ -1,16 +1,16 @@
 """Workers that are forked while other threads make and end thread states of Python, as those of
 gloo and NCCL do. On Python to 3.11 some of them hang at the fork (gh-112275), and are replaced.
 
-    python tests/bench/forks.py [SECONDS]      60 by default
+    python tests/proofs/forks.py [--rounds 200] [--minutes M]
 
 Each loader must give the same samples. Prints how many loaders ran and how many starts hung.
 """
 
 import ctypes
-import sys
 import tempfile
 import threading
-import time
+
+from amount import parser, rounds
 
 import wds_pipes as wp
 from wds_pipes.loader import workers
@@ -36,7 +36,7 @@ def churn():
 
 
 def main():
-    seconds = float(sys.argv[1]) if sys.argv[1:] else 60
+    options = parser(__doc__, 200).parse_args()
     workers._START_SECONDS = 3
     hung, missing = [], workers._Started.missing
 
@@ -49,17 +49,16 @@ def main():
     for _ in range(3):
         threading.Thread(target=churn, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory:
-        urls, runs, whole = make_shards(directory, shards=2, samples=20), 0, None
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        urls, whole, ran = make_shards(directory, shards=2, samples=20), None, 0
+        for _ in rounds(options):
             pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
             loader = wp.PipeLoader(pipe, batch_size=4, collate="list", num_workers=1, multiprocessing_context="fork")
             keys = [sample["__key__"] for batch in loader for sample in batch]
             loader.close()
             whole = whole or keys
             assert keys == whole
-            runs += 1
-    print(f"{runs} loaders with the same samples; {len(hung)} workers hung at the fork and were replaced")
+            ran += 1
+    print(f"loaders={ran} hung_and_replaced={len(hung)} wrong=0")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Random histories: random chains of all stages, cut, interrupted, closed and resumed at random,
 against the run that nothing interrupted.
 
-    python tests/bench/histories.py [--histories 1000] [--seed N] [--kind same|ledger|equal]
+    python tests/proofs/histories.py [--rounds 1000] [--minutes M] [--seed N]
+                                       [--kind same|ledger|equal]
 
 ``same``: a pipe, a node, a dataset or a PipeLoader resumes on the same lanes: the same items in
 the same order. ``ledger``: PipeLoaders on changing numbers of ranks, lanes and workers: each sample
@@ -10,7 +11,6 @@ of the epoch once, with the same draws, and counts that add up. ``equal``: epoch
 ``--only NUMBER`` with the same seed repeats it. Exit code 1 if one failed.
 """
 
-import argparse
 import collections
 import gzip
 import json
@@ -25,6 +25,7 @@ import warnings
 from dataclasses import dataclass
 
 import torchdata.nodes as torch_nodes
+from amount import parser, rounds
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -819,14 +820,12 @@ def once_counts(build, epoch):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--histories", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kind", choices=["same", "ledger", "equal"])
-    parser.add_argument("--only", type=int, help="the number of a single history")
-    parser.add_argument("--workers", type=float, default=0.0, help="how many of the histories have two workers")
-    parser.add_argument("--most", type=int, default=10, help="stop after so many failures")
-    args = parser.parse_args()
+    known = parser(__doc__, 1000)
+    known.add_argument("--kind", choices=["same", "ledger", "equal"])
+    known.add_argument("--only", type=int, help="the number of a single history")
+    known.add_argument("--workers", type=float, default=0.0, help="how many of the histories have two workers")
+    known.add_argument("--most", type=int, default=10, help="stop after so many failures")
+    args = known.parse_args()
     global WORKERS
     WORKERS = args.workers
     warnings.simplefilter("ignore")
@@ -834,7 +833,7 @@ def main():
     tally, failed = collections.Counter(), 0
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         data = Data(directory)
-        for number in range(args.histories) if args.only is None else [args.only]:
+        for number in rounds(args) if args.only is None else [args.only]:
             rng, told = random.Random(f"{args.seed} {number}"), {}
             kind = args.kind or rng.choice(["same", "same", "same", "ledger", "equal"])
             try:
@@ -859,7 +858,7 @@ def main():
                 break
     for what, count in sorted(tally.items()):
         print(f"{count:6} {what}")
-    print(f"histories={sum(tally.values()) + failed} failed={failed}")
+    print(f"histories={sum(tally.values()) + failed} failed={failed} seed={args.seed}")
     return int(failed > 0)
 
 

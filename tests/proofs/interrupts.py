@@ -1,20 +1,21 @@
 """Interrupts at random moments inside next() of a PipeLoader: each batch comes once, or the
 iterator says that it was interrupted.
 
-    python tests/bench/interrupts.py [--trials 400] [--seed N]
+    python tests/proofs/interrupts.py [--rounds 400] [--minutes M] [--seed N]
 
-Each trial runs two epochs with 0 or 2 workers, with or without threads in them. A timer raises
+Each round runs two epochs with 0 or 2 workers, with or without threads in them. A timer raises
 KeyboardInterrupt again and again. The loop continues with the same iterator, which must raise
 RuntimeError or return the next batch, or with the state and a new iterator. Exit code 1 if a batch
 was lost, came twice or was another one.
 """
 
-import argparse
 import random
 import signal
 import sys
 import tempfile
 import warnings
+
+from amount import parser, rounds
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -93,30 +94,26 @@ def trial(urls, expected, workers, rng):
     return interrupts
 
 
-def run(directory, trials, seed, *, workers=(0, 2)):
-    """``trials`` trials for each number of workers; returns how often they were interrupted."""
+def run(directory, options):
+    """The rounds, with 0 and with 2 workers; returns how many runs were made, and interrupts."""
     urls = make_shards(directory, shards=5, samples=[3, 0, 5, 2, 4])
     plain = make(urls, 0)
     expected = [batch for _ in range(2) for batch in plain]
-    interrupts = 0
-    for number in range(trials):
-        for count in workers:
-            interrupts += trial(urls, expected, count, random.Random(f"{seed} {number} {count}"))
-    return interrupts
+    runs = interrupts = 0
+    for number in rounds(options):
+        for workers in (0, 2):
+            interrupts += trial(urls, expected, workers, random.Random(f"{options.seed} {number} {workers}"))
+            runs += 1
+    return runs, interrupts
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=400)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    options = parser.parse_args()
+    options = parser(__doc__, 400).parse_args()
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
     sys.unraisablehook = lambda _: None  # hooks around a fork are interrupted too, and Python reports each
-    print(f"seed {options.seed}")
     with tempfile.TemporaryDirectory() as folder:
-        found = 0
         try:
-            found = run(folder, options.trials, options.seed)
+            runs, found = run(folder, options)
         except AssertionError as error:
-            sys.exit(f"wrong: {error}")
-        print(f"{2 * options.trials} runs with {found} interrupts: each batch once")
+            sys.exit(f"wrong: {error}; seed={options.seed}")
+    print(f"runs={runs} interrupts={found} wrong=0 seed={options.seed}")

@@ -1,13 +1,12 @@
 """Damaged states of every kind of pipeline: each is refused with a StateError, or loads and goes
 on; nothing else, and never a hang.
 
-    python tests/bench/fuzz_states.py [--states 45000] [--seed N]
+    python tests/proofs/fuzz_states.py [--rounds 45000] [--minutes M] [--seed N]
 
-The seed is printed; the same seed gives the same states. Exit code 1 if anything else was raised,
+The same seed gives the same states. Exit code 1 if anything else was raised,
 or if one state took more than ten seconds.
 """
 
-import argparse
 import collections
 import logging
 import pathlib
@@ -21,6 +20,7 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
+from amount import parser, rounds
 from mutations import attack, subjects
 
 SLOW_SECONDS = 10
@@ -43,13 +43,9 @@ def shown(state):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--states", type=int, default=45_000)
-    parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--only", default="", help="subjects whose names hold this")
-    options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    print(f"seed={seed}", flush=True)
+    known = parser(__doc__, 45_000)
+    known.add_argument("--only", default="", help="subjects whose names hold this")
+    options = known.parse_args()
     logging.disable(logging.CRITICAL)
     others, examples = collections.Counter(), {}
 
@@ -62,11 +58,12 @@ def main():
         examples.setdefault(kind, f"{subject.name}: {what}\n    {shown(state)}")
 
     signal.signal(signal.SIGALRM, too_slow)
-    start, refused = time.perf_counter(), 0
+    start, tried, refused = time.perf_counter(), 0, 0
     with tempfile.TemporaryDirectory() as directory:
         found = [subject for subject in subjects(pathlib.Path(directory)) if options.only in subject.name]
-        rng = random.Random(seed)
-        for _ in range(options.states):
+        rng = random.Random(options.seed)
+        for _ in rounds(options):
+            tried += 1
             signal.setitimer(signal.ITIMER_REAL, SLOW_SECONDS)
             refused += attack(found, rng, count=1, report=report)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -74,7 +71,7 @@ def main():
         print(f"{count:6} {examples[kind]}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"states={options.states} refused={refused} others={others.total()} "
+        f"states={tried} refused={refused} others={others.total()} seed={options.seed} "
         f"seconds={time.perf_counter() - start:.0f} peak_mb={peak:.0f}"
     )
     return int(others.total() > 0)

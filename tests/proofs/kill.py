@@ -2,7 +2,7 @@
 process at a random time, resumed on 1 and on 3 ranks. Every second round reads a SampleList, in one
 global order, the others a ShardList.
 
-    python tests/bench/kill.py [--rounds 20] [--seed N] [--forked]
+    python tests/proofs/kill.py [--rounds 20] [--minutes M] [--seed N] [--forked]
 
 Each rank appends the keys that it has trained on to a log and saves its state with the length of
 the log, all ranks at each step. On a restart the newest step for which all ranks have a file
@@ -23,6 +23,8 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+
+from amount import parser, rounds
 
 SHARDS, SAMPLES, SIZE, KEPT = 12, 100, 4, 8
 STEP_SECONDS = 0.004
@@ -196,15 +198,15 @@ def play(directory, urls, rng):
     return victim, done, lost, repeated
 
 
-def main(rounds, seed):
+def main(options):
     from wds_pipes.tar import index_shards
     from wds_pipes.testing import make_shards
 
-    rng, victims, lost, repeated = random.Random(seed), [], 0, 0
+    rng, victims, lost, repeated = random.Random(options.seed), [], 0, 0
     with tempfile.TemporaryDirectory() as directory:
         lists = [make_shards(f"{directory}/{name}", shards=SHARDS, samples=SAMPLES) for name in ("data", "indexed")]
         index_shards(lists[1], offsets=True)
-        for number in range(rounds):
+        for number in rounds(options):
             (place := pathlib.Path(directory) / f"round-{number}").mkdir()
             victim, done, *mistakes = play(place, lists[number % 2], rng)
             victims.append(victim)
@@ -214,24 +216,21 @@ def main(rounds, seed):
                 file=sys.stderr,
                 flush=True,
             )
-    print(f"rounds={len(victims)} lost={lost} repeated={repeated}")
+    print(f"rounds={len(victims)} lost={lost} repeated={repeated} seed={options.seed}")
     return int(lost + repeated > 0)
 
 
-def command(doc, train, main, rounds):
+def command(doc, train, main, default):
     """The command line of this script, which torchrun also starts as a rank: with ``--train``."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
-    parser.add_argument("--forked", action="store_true", help="start torchrun and its ranks as forks")
-    parser.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    known = parser(doc, default)
+    known.add_argument("--forked", action="store_true", help="start torchrun and its ranks as forks")
+    known.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    options = known.parse_args()
     if options.train:
         train(options.train[0], options.train[1:])
     else:
-        print(f"seed {options.seed}", file=sys.stderr)
-        sys.exit(main(options.rounds, options.seed))
+        sys.exit(main(options))
 
 
 if __name__ == "__main__":
-    command(__doc__, train, main, rounds=20)
+    command(__doc__, train, main, default=20)

@@ -2,14 +2,14 @@
 after each run every file under a final name must be that of a run on local files, and when the
 stores answer again, the same command must end with all of them.
 
-    python tests/bench/job_faults.py [--rounds 40] [--seed N] [--command C] [--source S] [--to S]
+    python tests/proofs/job_faults.py [--rounds 40] [--minutes M] [--seed N]
+                                      [--command C] [--source S] [--to S]
 
 Each round draws a command, the stores and their faults. Prints what came of each; exits with 1 if a
 file is another one, an error is not one line of words or shows a credential, or a command does not
 end.
 """
 
-import argparse
 import os
 import random
 import subprocess
@@ -21,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
 
 import fsspec
+from amount import parser, rounds
 from servers.all import Servers
 from servers.s3 import SECRET
 
@@ -119,21 +120,18 @@ def check_errors(code: int, errors: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--command", choices=COMMANDS, action="append")
-    parser.add_argument("--source", choices=("local", "web", "s3", "gcs"), action="append")
-    parser.add_argument("--to", choices=("local", "s3", "gcs"), action="append")
-    options = parser.parse_args()
-    print(f"seed {options.seed}")
+    known = parser(__doc__, 40)
+    known.add_argument("--command", choices=COMMANDS, action="append")
+    known.add_argument("--source", choices=("local", "web", "s3", "gcs"), action="append")
+    known.add_argument("--to", choices=("local", "s3", "gcs"), action="append")
+    options = known.parse_args()
     numbers, bad = random.Random(options.seed), 0
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         servers, data, wholes = stack.enter_context(Servers()), Path(directory), {}
         make_files(data / "files", 600)
         code, errors = run(["create", f"{data}/files", f"{data}/shards", "--max-samples", "80"], {})
         assert not code, errors
-        for number in range(options.rounds):
+        for number in rounds(options):
             name = numbers.choice(options.command or list(COMMANDS))
             source = numbers.choice(options.source or ("local", "web", "s3", "gcs"))
             to = numbers.choice(options.to or ("local", "s3", "gcs"))
@@ -179,6 +177,7 @@ def main() -> None:
                 print(f"    {errors.strip().splitlines()[0]}")
             here.faults()
             there.faults()
+    print(f"jobs={number + 1} wrong={bad} seed={options.seed}")
     sys.exit(bool(bad))
 
 

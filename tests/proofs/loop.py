@@ -3,7 +3,7 @@ a mix of two sources with uncounted shards, a filter that keeps another share on
 samples that are skipped, and with_epoch(). All ranks get SIGKILL at random moments, and training
 resumes from checkpoint.load on any number of ranks and workers.
 
-    python tests/bench/loop.py [--histories 30] [--seed N]
+    python tests/proofs/loop.py [--rounds 30] [--minutes M] [--seed N]
 
 Each rank appends what it trains on, with its step, to a file of its own. Steps after the checkpoint
 from which the next run resumes do not count. Exit code 1 if a sample of an epoch of the data was
@@ -11,7 +11,6 @@ lost or came twice, if ranks had another number of steps, a batch was not full, 
 in time (gradients are averaged at each step, so ranks with other numbers of steps wait for ever).
 """
 
-import argparse
 import pathlib
 import random
 import sys
@@ -20,6 +19,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
+from amount import parser, rounds
 from launch import CONTEXT
 from loops import Ledger, make_data, play
 from warm import PRELOADED
@@ -27,25 +27,21 @@ from warm import PRELOADED
 CONTEXT.set_forkserver_preload(PRELOADED)
 
 
-def main(histories, seed):
-    chance, total, start = random.Random(seed), Ledger(), time.perf_counter()
+def main(options):
+    chance, total, start = random.Random(options.seed), Ledger(), time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         urls = make_data(f"{directory}/shards")
-        for number in range(histories):
+        for number in rounds(options):
             (place := pathlib.Path(directory) / f"history-{number}").mkdir()
             try:
                 total = total.plus(play(place, urls, chance, runs=chance.randrange(3, 6)))
             except (AssertionError, RuntimeError) as error:
-                print(f"history {number} of seed {seed} failed: {error}")
+                print(f"history {number} of seed {options.seed} failed: {error}")
                 return 1
     figures = " ".join(f"{name}={value}" for name, value in total._asdict().items())
-    print(f"histories={histories} seed={seed} {figures} seconds={time.perf_counter() - start:.0f}")
+    print(f"histories={number + 1} seed={options.seed} {figures} seconds={time.perf_counter() - start:.0f}")
     return int(total.lost + total.repeated > 0)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--histories", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    sys.exit(main(options.histories, options.seed))
+    sys.exit(main(parser(__doc__, 30).parse_args()))

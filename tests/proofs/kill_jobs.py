@@ -1,15 +1,15 @@
 """Commands that write shards, killed for real: SIGKILL at random moments, of the command alone or
 with its processes, and then the same command again.
 
-    python tests/bench/kill_jobs.py [--rounds 10] [--kills 3] [--seed N] [--samples 4000]
-                                     [--only COMMAND]
+    python tests/proofs/kill_jobs.py [--rounds 10] [--minutes M] [--kills 3] [--seed N]
+                                      [--samples 4000] [--only COMMAND]
 
 After each kill, every file under a final name must be that of a run without an interruption, and at
-the end all files must be. Exit code 1 if one is not.
+the end all files must be. A round is each command once. Exit code 1 if one is not.
 """
 
-import argparse
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -19,7 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+
+from amount import parser, rounds
 
 COMMANDS = {
     "create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"],
@@ -128,42 +131,43 @@ def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, nu
     return hit, found
 
 
+def uninterrupted(name: str, data: Path) -> dict[str, bytes]:
+    """The files that a command writes if nothing interrupts it."""
+    place = data / f"whole-{name}"
+    place.mkdir()
+    finish(start(COMMANDS[name](str(data), str(place)), 1))
+    return outputs(place)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--samples", type=int, default=4000)
-    parser.add_argument("--only", choices=list(COMMANDS), help="one command")
-    arguments = parser.parse_args()
-    print(f"seed {arguments.seed}")
-    numbers = random.Random(arguments.seed)
+    known = parser(__doc__, 10)
+    known.add_argument("--kills", type=int, default=3)
+    known.add_argument("--samples", type=int, default=4000)
+    known.add_argument("--only", choices=list(COMMANDS), help="one command")
+    arguments = known.parse_args()
+    numbers, names = random.Random(arguments.seed), [arguments.only] if arguments.only else list(COMMANDS)
+    if arguments.rounds is not None:
+        arguments.rounds *= len(names)
+    wholes: dict[str, dict[str, bytes]] = {}
+    hits, kills = Counter(), 0
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         make_files(data, arguments.samples)
         if arguments.only != "create":  # which reads the files
             make_shards(data)
-        for name, command in COMMANDS.items():
-            if arguments.only not in (None, name):
-                continue
-            (data / f"whole-{name}").mkdir()
-            process = start(command(str(data), f"{data}/whole-{name}"), 1)
-            wait_for_files(process, data / f"whole-{name}", 0)
-            beginning = time.perf_counter()
-            finish(process)
-            seconds = time.perf_counter() - beginning
-            whole = outputs(data / f"whole-{name}")
-            hits = 0
-            for number in range(arguments.rounds):
-                place = data / f"{name}-{number}"
-                hit, found = one_round(name, data, place, whole=whole, kills=arguments.kills, numbers=numbers)
-                hits += hit
-                print(
-                    f"{name}, round {number}: killed {hit} times at work, the last time with {found} files", flush=True
-                )
-            print(f"{name}: {hits} kills at work, {len(whole)} files, all as without an interruption ({seconds:.1f} s)")
-            if not hits:
-                sys.exit(f"{name} was never killed at work: pass more --samples")
+        for number, name in zip(rounds(arguments), itertools.cycle(names)):
+            if name not in wholes:
+                wholes[name] = uninterrupted(name, data)
+            place = data / f"{name}-{number}"
+            hit, found = one_round(name, data, place, whole=wholes[name], kills=arguments.kills, numbers=numbers)
+            shutil.rmtree(place)
+            hits[name] += hit
+            kills += arguments.kills
+            print(f"{name}, round {number}: killed {hit} times at work, the last time with {found} files", flush=True)
+    missed = [name for name in wholes if not hits[name]]
+    if missed and not arguments.minutes:
+        sys.exit(f"{', '.join(missed)}: never killed at work: pass more --samples")
+    print(f"commands={len(wholes)} kills={kills} at_work={hits.total()} wrong=0 seed={arguments.seed}")
 
 
 if __name__ == "__main__":
