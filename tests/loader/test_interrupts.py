@@ -5,7 +5,7 @@ Each test runs a script, which must end: its error is Ctrl-C, and none of its pr
 """
 
 import pytest
-from scripts import run_proof, run_file
+from scripts import run_file, run_proof
 
 from wds_pipes.testing import make_shards
 
