@@ -10,11 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from launch import CONTEXT
 from remote import content
 from remote_store import Store
 from serving import Quiet, serving
-from test_cache import Gate, digest, download, noise, wait_for
+from test_cache import Gate, digest, noise
 
 import wds_pipes as wp
 from wds_pipes.io.cache import download as download_module
@@ -257,33 +256,6 @@ def test_files_are_for_this_user_alone(cache, store_of_one):
     assert stat.S_IMODE(os.stat(cache.directory).st_mode) == 0o700
 
 
-def test_what_a_killed_process_has_left(tmp_path, cache):
-    """What no other can go on with is removed by the next one, what can be gone on with stays."""
-    stores = {
-        name: Store(tmp_path / "store", rate=300_000, tagged=name == "tagged.tar")
-        for name in ("tagged.tar", "untagged.tar")
-    }
-    processes = []
-    for name, store in stores.items():
-        url = store.put(name, noise(8_000_000))
-        processes.append(CONTEXT.Process(target=download, args=(cache, url, store.fetch, name)))
-        processes[-1].start()
-    wait_for(lambda: [path.stat().st_size > 0 for path in Path(cache.directory).glob("*.part")] == [True, True], 60)
-    for process in processes:
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-    assert len(list(Path(cache.directory).glob("*.part"))) == 2
-    store = Store(tmp_path / "store")
-    store.put("other.tar", noise(1000))
-    with cache.open("s3://bucket/other.tar", store.fetch("other.tar")) as stream:
-        stream.read()
-    assert [path.name.partition("-")[0] for path in Path(cache.directory).glob("*.part")] == ["tagged.tar"]
-    assert len(list(Path(cache.directory).glob("*.json"))) == 2
-    with cache.open("s3://bucket/tagged.tar", store.fetch("tagged.tar")) as stream:
-        assert stream.read() == noise(8_000_000)
-    assert store.asked("tagged.tar")[1] > 0
-
-
 # Waiting
 
 
@@ -292,7 +264,7 @@ def test_a_lock_that_cannot_be_closed_stops_no_reader(cache):
     fails = threading.Event()
 
     class Failing:
-        size, tag, wait, left = 2_000_000, "tag", int, [noise(500_000)]
+        size, tag, end_is_vouched_for, wait, left = 2_000_000, "tag", True, int, [noise(500_000)]
 
         def read(self, n):
             if self.left:

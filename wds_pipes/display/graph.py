@@ -63,43 +63,49 @@ def _same(value: Any, default: Any) -> bool:
 
 
 class Step(NamedTuple):
-    """A step of a chain: its call, its sources by name (by number, if they have no names), and its
-    help in a sentence.
+    """A step of a chain.
+
+    Attributes:
+        call: its call.
+        sources: the pipes that it reads from, by name; by number, if they have no names.
+        help: its help in a sentence.
+        method: it is written as a method of its source.
+        branched: it reads from several pipes, by name.
     """
 
     call: Call
     sources: dict[str, IterDataPipe[Any]]
-    method: bool
     help: str
-    branched: bool = False  # it reads from several pipes, by name
+    method: bool = False
+    branched: bool = False
 
 
 def step_of(pipe: IterDataPipe[Any]) -> Step:
     """Return the last step of a chain, ours or torch's."""
-    parts = vars(pipe)
-    found = [
-        part
-        for value in parts.values()
-        for part in (value if isinstance(value, (list, tuple)) else [value])
-        if is_pipe(part)
-    ]
-    call = parts.get("_call")
-    if call is None and "_stream" in parts:  # a wrapper around a pipe of torch's
-        return step_of(found[0])
+    parts, help_ = vars(pipe), _summary(pipe)
+    found = [_unwrapped(part) for value in parts.values() for part in _pipes_in(value)]
     sources = {str(number): source for number, source in enumerate(found)}
-    if call is not None and (branches := getattr(parts["_stream"].stage, "branches", None)):
-        return Step(call, dict(zip(branches, found, strict=True)), False, _summary(pipe), branched=True)
+    call: Call | None = parts.get("_call")
     if call is not None:
-        return Step(call, sources, call.name[0].islower(), _summary(pipe))
+        branches = getattr(parts["_stream"].stage, "branches", None)
+        if branches:
+            return Step(call, dict(zip(branches, found, strict=True)), help_, branched=True)
+        return Step(call, sources, help_, method=call.name[0].islower())
     name, method = _torch_name(type(pipe))
     signature = inspect.signature(type(pipe).__init__)
-    values = {name: parts[name] for name in signature.parameters if name in parts and not _holds(parts[name])}
-    return Step(Call.of(name, signature, values), sources, method and len(sources) == 1, _summary(pipe))
+    values = {name: parts[name] for name in signature.parameters if name in parts and not _pipes_in(parts[name])}
+    return Step(Call.of(name, signature, values), sources, help_, method=method and len(sources) == 1)
 
 
-def _holds(value: Any) -> bool:
-    """Whether this is a source of a pipe, not an option."""
-    return is_pipe(value) or (isinstance(value, (list, tuple)) and any(is_pipe(part) for part in value))
+def _pipes_in(value: Any) -> list[IterDataPipe[Any]]:
+    """Return the sources of a pipe in one of its attributes; an option has none."""
+    return [part for part in (value if isinstance(value, (list, tuple)) else [value]) if is_pipe(part)]
+
+
+def _unwrapped(pipe: IterDataPipe[Any]) -> IterDataPipe[Any]:
+    """Return the pipe of torch's in a wrapper of ours; any other as it is."""
+    parts = vars(pipe)
+    return parts["_source"] if "_stream" in parts and parts.get("_call") is None else pipe
 
 
 def _torch_name(kind: type[IterDataPipe[Any]]) -> tuple[str, bool]:
@@ -118,20 +124,19 @@ def _summary(pipe: IterDataPipe[Any]) -> str:
 
 def to_text(pipe: IterDataPipe[Any]) -> str:
     """Return the chain as it would be written in code."""
-    step = step_of(pipe)
+    step = step_of(_unwrapped(pipe))
     sources = [to_text(source) for source in step.sources.values()]
     if step.method:
         return f"{sources[0]}.{step.call}"
     if step.branched:
-        sources = [
-            f"{{{', '.join(f'{name!r}: {source}' for name, source in zip(step.sources, sources, strict=True))}}}"
-        ]
+        named = [f"{name!r}: {source}" for name, source in zip(step.sources, sources, strict=True)]
+        sources = [f"{{{', '.join(named)}}}"]
     return str(Call(step.call.name, (*sources, *step.call.arguments)))
 
 
 def to_mermaid(pipe: IterDataPipe[Any]) -> str:
     """Return the chain as a Mermaid flowchart."""
-    return "\n".join(["flowchart TD", *_flow(pipe, {})]) + "\n"
+    return "\n".join(["flowchart TD", *_flow(_unwrapped(pipe), {})]) + "\n"
 
 
 def _flow(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[str]:
@@ -140,18 +145,13 @@ def _flow(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[str]:
     """
     step = step_of(pipe)
     for source in step.sources.values():
-        if _identity(source) not in numbers:
+        if id(source) not in numbers:
             yield from _flow(source, numbers)
-    number = numbers[_identity(pipe)] = len(numbers)
+    number = numbers[id(pipe)] = len(numbers)
     yield f'    step{number}["{_mermaid(str(step.call))}"]'
     for name, source in step.sources.items():
         label = f'|"{_mermaid(name)}"|' if step.branched and name else ""
-        yield f"    step{numbers[_identity(source)]} -->{label} step{number}"
-
-
-def _identity(pipe: IterDataPipe[Any]) -> int:
-    parts = vars(pipe)
-    return _identity(parts["_source"]) if "_stream" in parts and parts.get("_call") is None else id(pipe)
+        yield f"    step{numbers[id(source)]} -->{label} step{number}"
 
 
 def _mermaid(text: str) -> str:
@@ -161,20 +161,20 @@ def _mermaid(text: str) -> str:
 
 def to_html(pipe: IterDataPipe[Any]) -> str:
     """Return the chain as a list of its steps, each with its help."""
-    return f'<div class="wds-pipes">{_steps(pipe)}</div>'
+    return f'<div class="wds-pipes"><ol style="margin:0">{_rows(_unwrapped(pipe))}</ol></div>'
 
 
-def _steps(pipe: IterDataPipe[Any]) -> str:
-    rows: list[str] = []
+def _rows(pipe: IterDataPipe[Any]) -> str:
+    """Return the steps up to this one as items of a list. Several sources are lists in its item."""
     step = step_of(pipe)
-    while len(step.sources) == 1 and not step.branched:
-        rows.append(_row(step))
-        step = step_of(next(iter(step.sources.values())))
-    inner = "".join(f"<li><b>{escape(name)}</b>{_steps(source)}</li>" for name, source in step.sources.items())
-    rows.append(_row(step, f'<ul style="margin:0">{inner}</ul>' if inner else ""))
-    return f'<ol style="margin:0">{"".join(reversed(rows))}</ol>'
-
-
-def _row(step: Step, inner: str = "") -> str:
+    before = inner = ""
+    if len(step.sources) == 1 and not step.branched:
+        before = "".join(map(_rows, step.sources.values()))
+    else:
+        lists = [
+            f'<li><b>{escape(name)}</b><ol style="margin:0">{_rows(source)}</ol></li>'
+            for name, source in step.sources.items()
+        ]
+        inner = f'<ul style="margin:0">{"".join(lists)}</ul>' if lists else ""
     call = f"<code>{escape(str(step.call))}</code>"
-    return f'<li>{call} <span style="opacity:.65">{escape(step.help)}</span>{inner}</li>'
+    return f'{before}<li>{call} <span style="opacity:.65">{escape(step.help)}</span>{inner}</li>'

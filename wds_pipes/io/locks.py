@@ -31,6 +31,7 @@ _open: weakref.WeakSet[LockedFile] = weakref.WeakSet()
 
 logger = logging.getLogger("wds_pipes")
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _LIMIT_SECONDS = 120.0  # how long to wait for a process that does not write to the file that it has locked
 _SILENT_SECONDS = 5.0  # after which a wait is reported
 _LONGEST_PAUSE = 0.05  # seconds until the lock is tried again
@@ -96,11 +97,10 @@ class LockedFile:
         """Unlock and close the file. Closing again does nothing."""
         with _guard:
             if self.fd >= 0:
-                try:
+                with contextlib.suppress(OSError):  # where files cannot be locked
                     # Also for a child between its fork and its exec.
                     fcntl.flock(self.fd, fcntl.LOCK_UN)
-                finally:
-                    self._drop()
+                self._drop()
 
     def __del__(self) -> None:
         if self.fd >= 0:  # nobody has got it: a signal came when it was opened
@@ -112,9 +112,16 @@ class LockedFile:
 
 
 def open_locked(
-    path: str, flags: int = os.O_RDONLY, *, shared: bool = False, wait: bool = False, mode: int = 0o600
+    path: str,
+    flags: int = os.O_RDONLY,
+    *,
+    shared: bool = False,
+    wait: bool = False,
+    mode: int = 0o600,
+    may_lack_locks: bool = False,
 ) -> LockedFile | None:
     """Open and lock the file at ``path``; ``mode``: the permissions of a new file, less the umask.
+    With ``may_lack_locks``, it is not locked if its file system has no locks.
 
     The result is None if the file does not exist, or if it is locked and ``wait`` is not set. A
     file that was removed or replaced during the wait is not returned: the file that ``path`` names
@@ -141,7 +148,9 @@ def open_locked(
         except BlockingIOError:
             file.close()
             return None
-        except BaseException:
+        except BaseException as error:
+            if may_lack_locks and isinstance(error, OSError) and error.errno in _NO_LOCKS:
+                return file
             file.close()
             raise
         file.close()

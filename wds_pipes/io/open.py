@@ -27,7 +27,6 @@ from wds_pipes.io.verified import Verified, VerifiedFile
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
-    from wds_pipes.io.cache.stream import CachedStream
 
 
 _PATIENCE = 2.0  # seconds for a command to end after SIGTERM, when its output was closed
@@ -130,7 +129,7 @@ class Opener:
             problem = self._problem(url, error)
         raise problem  # outside of the handlers: an error in its context could contain the URL
 
-    def open_stored(self, url: str) -> CachedStream | None:
+    def open_stored(self, url: str) -> io.FileIO | None:
         """The file of a remote object in the cache; None: it is not stored there."""
         return None if self._cache is None else self._cache.open_stored(url, store=self._store(url))
 

@@ -16,7 +16,6 @@ import os
 
 from wds_pipes.io.locks import LockedFile, open_locked
 
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 _LARGE, _MOST_BLOCKS = 4096, 1024  # bytes of a block on average, for which a call with so many pays
 _MODE = 0o666  # less the umask: others may read what is written, unlike the files of a cache
 
@@ -39,44 +38,35 @@ class PartialFile:
 
     def __init__(self, path: str, *, overwrite: bool = False, wait: bool = False) -> None:
         self._path, self._overwrite, self._process = path, overwrite, os.getpid()
-        self._lock: LockedFile | None
-        self._check()
+        self._file: LockedFile | None = None  # until it is committed or discarded
+        if not overwrite:
+            refuse_existing(path)
         folder, name = os.path.split(path)
         self._partial = os.path.join(folder, f".{name}.partial")
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-        self._fd, self._lock = -1, None
         try:
-            self._lock = open_locked(self._partial, flags, wait=wait, mode=_MODE)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            self._fd = os.open(self._partial, flags | os.O_CLOEXEC, _MODE)
-        except BaseException:  # a signal, at any moment: the file may be there, and is not known yet
+            self._file = open_locked(self._partial, os.O_RDWR | os.O_CREAT, wait=wait, mode=_MODE, may_lack_locks=True)
+        except BaseException:  # also a signal, at any moment: the file may be there, and is not known yet
             with contextlib.suppress(Exception):
-                self._lock = open_locked(self._partial)  # unless another writer has it
+                self._file = open_locked(self._partial, may_lack_locks=True)  # unless another writer has it
             self._remove_unused()
             raise
-        else:
-            if self._lock is None and not os.path.isdir(folder or "."):
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            if self._lock is None:
-                raise BlockingIOError(
-                    errno.EWOULDBLOCK,
-                    "another writer has this file open: one at a time, or give each files of its own",
-                    path,
-                )
-            self._fd = self._lock.fd
-        os.ftruncate(self._fd, 0)
+        if self._file is None and not os.path.isdir(folder or "."):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self._file is None:
+            raise BlockingIOError(
+                errno.EWOULDBLOCK,
+                "another writer has this file open: one at a time, or give each files of its own",
+                path,
+            )
+        os.ftruncate(self._file.fd, 0)
 
     def __del__(self) -> None:
         self._remove_unused()
 
     def _remove_unused(self) -> None:
         """Remove the partial file of one that nobody has got: a signal came when it was opened."""
-        lock: LockedFile | None = getattr(self, "_lock", None)
-        if lock is not None:
+        if getattr(self, "_file", None) is not None:
             with contextlib.suppress(OSError):
-                self._fd = lock.fd
                 self.discard()
 
     @property
@@ -88,14 +78,14 @@ class PartialFile:
         """Append blocks without a buffer: the call that causes an error of the disk raises it.
         Large ones are not copied together before.
         """
-        size, done = sum(map(len, blocks)), 0
+        size, done, fd = sum(map(len, blocks)), 0, self._fd
         try:
             if 1 < len(blocks) <= _MOST_BLOCKS and size >= _LARGE * len(blocks):
-                done = os.writev(self._fd, blocks)
+                done = os.writev(fd, blocks)
             if done < size:
                 data = memoryview(b"".join(blocks))  # one block alone is not copied
                 while done < size:
-                    done += os.write(self._fd, data[done:])
+                    done += os.write(fd, data[done:])
         except OSError as error:
             error.filename = self._path
             raise
@@ -103,18 +93,12 @@ class PartialFile:
 
     def commit(self) -> None:
         """Write the content to the disk (fsync), and give the file its final name."""
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
-            error.filename = self._path
-            raise
-        self._check()
-        os.replace(self._partial, self._path)
+        put_in_place(self._fd, self._partial, self._path, overwrite=self._overwrite)
         self._close()
 
     def discard(self) -> None:
         """Remove the partial file, unless it was committed."""
-        if self._fd < 0 or not self.own:
+        if self._file is None or not self.own:
             return
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -122,18 +106,36 @@ class PartialFile:
         finally:
             self._close()
 
-    def _check(self) -> None:
-        if not self._overwrite and os.path.lexists(self._path):
-            raise FileExistsError(
-                errno.EEXIST,
-                "there is such a file: pass overwrite=True to replace it, or write to another place",
-                self._path,
-            )
+    @property
+    def _fd(self) -> int:
+        return -1 if self._file is None else self._file.fd
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-        else:
-            os.close(fd)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def put_in_place(fd: int, partial: str, path: str, *, overwrite: bool = True) -> None:
+    """Write the content of an open file, ``partial``, to the disk (fsync), and rename it to
+    ``path``. Whenever the process or the machine stops, ``path`` is the old file or the new one.
+
+    Raises:
+        FileExistsError: ``path`` exists, and ``overwrite`` is not set.
+    """
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        error.filename = path
+        raise
+    if not overwrite:
+        refuse_existing(path)
+    os.replace(partial, path)
+
+
+def refuse_existing(path: str) -> None:
+    """Raise FileExistsError if there is anything at ``path``."""
+    if os.path.lexists(path):
+        raise FileExistsError(
+            errno.EEXIST, "there is such a file: pass overwrite=True to replace it, or write to another place", path
+        )

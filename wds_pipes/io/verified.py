@@ -69,10 +69,16 @@ def _find_md5(file: int, found: list[str | OSError], over: threading.Event) -> N
 
 
 class Verified(io.RawIOBase):
-    """A stream whose MD5 is compared at its end, which confirms that it is complete."""
+    """A stream whose MD5 is compared at its end, which confirms that it is complete.
 
-    def __init__(self, raw: RemoteShard, md5: str) -> None:
-        self._raw, self._md5, self._sum = raw, md5, hashlib.md5(usedforsecurity=False)
+    Args:
+        raw: the stream.
+        md5: the MD5 of the shard, in hexadecimal digits.
+        before: the MD5 of the bytes before those of the stream; None: there are none.
+    """
+
+    def __init__(self, raw: RemoteShard, md5: str, before: Any = None) -> None:
+        self._raw, self._md5, self._sum = raw, md5, before or hashlib.md5(usedforsecurity=False)
 
     def readable(self) -> bool:
         return True

@@ -41,6 +41,7 @@ from wds_pipes.io.cache.files import boot
 from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
+from wds_pipes.io.partial import put_in_place
 from wds_pipes.io.tasks.running import FOLDER
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
@@ -194,9 +195,8 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
         except (ShardError, StateError):
             os.ftruncate(part.fd, 0)
             raise
-        os.fsync(part.fd)
         remove_beside(target)
-        os.replace(_part_path(file, place), target)
+        put_in_place(part.fd, _part_path(file, place), target)
     return digest
 
 

@@ -17,33 +17,64 @@ be too high, but never too low. The files themselves are examined only when it e
 
 A cache belongs to one user. It creates its directory with mode 0700 and its files with mode 0600,
 and refuses files of other users (see ``locks``).
+
+Methods that are ``guarded`` raise FullError or CacheError where the system raises OSError. So an
+OSError comes from the store.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
 from wds_pipes.errors import CacheError
 from wds_pipes.io.locks import LockedFile, open_locked, open_own
 from wds_pipes.io.urls import identify, redact
 
+CHUNK = 1 << 20  # bytes that are read or stored at a time
 STEP = 1 << 20  # a shard of unknown size reserves the step that it is in and the next one
 FACTS_BYTES = 1024  # reserved for the .json of a shard, besides its URL
 
 _NAME = re.compile(r"(.+-[0-9a-f]{32})\.(json|part|shard)")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-_swept: dict[str, int] = {}  # by directory: the process that has swept it, see ``sweep_once``
+
+class FullError(Exception):
+    """The disk cannot store more bytes."""
+
+
+def guarded(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Make a method raise FullError or CacheError instead of OSError. Its object has a ``path``,
+    that of the cache.
+    """
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return method(self, *args, **options)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise FullError(str(error)) from error
+            raise CacheError(
+                f"the cache {self.path} cannot be used ({type(error).__name__}: {error}). "
+                "Give a directory that this user may write, or read without a cache.",
+                path=self.path,
+            ) from error
+
+    return call
 
 
 def boot() -> str:
@@ -53,6 +84,22 @@ def boot() -> str:
             return file.read().strip()
     except OSError:
         return "unknown"
+
+
+def chunks(file: LockedFile, end: int) -> Iterator[bytes]:
+    """The bytes of ``file`` before ``end``."""
+    for place in range(0, end, CHUNK):
+        yield os.pread(file.fd, min(CHUNK, end - place), place)
+
+
+def md5_of(file: LockedFile | None, end: int) -> Any:
+    """The MD5 of the bytes of ``file`` before ``end``, to which more can be added. None: there are
+    no bytes yet.
+    """
+    md5 = hashlib.md5(usedforsecurity=False)
+    for chunk in chunks(file, end) if file is not None else ():
+        md5.update(chunk)
+    return md5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +125,7 @@ class Facts:
 def _facts(line: bytes) -> Facts | None:
     """The facts in the line of a file; None if it has none, as after its writer was killed."""
     try:
-        found = json.loads(line)
-        facts = Facts(**found)
+        facts = Facts(**json.loads(line))
     except (ValueError, TypeError, RecursionError):
         return None
     texts = (facts.url, facts.tag or "", facts.md5 or "", facts.boot)
@@ -90,20 +136,23 @@ class Entry:
     """The files of one shard.
 
     Attributes:
+        path: path of the directory.
         known: path of the facts (.json).
         part: path of the bytes while they arrive (.part).
         whole: path of the complete shard (.shard).
     """
 
     def __init__(self, stem: str) -> None:
-        self.known = f"{stem}.json"
-        self.part = f"{stem}.part"
-        self.whole = f"{stem}.shard"
+        self.path = os.path.dirname(stem)
+        self.known, self.part, self.whole = f"{stem}.json", f"{stem}.part", f"{stem}.shard"
 
+    @guarded
     def lock(self) -> LockedFile | None:
         """The lock of its download; None if another process or thread holds it."""
+        os.makedirs(self.path, 0o700, exist_ok=True)
         return open_locked(self.known, os.O_RDWR | os.O_CREAT)
 
+    @guarded
     def growing(self) -> int:
         """The size of the .part in bytes; 0 if there is none."""
         try:
@@ -111,6 +160,7 @@ class Entry:
         except FileNotFoundError:
             return 0
 
+    @guarded
     def read(self) -> Facts | None:
         """What is known about it, or None."""
         try:
@@ -119,41 +169,108 @@ class Entry:
         except FileNotFoundError:
             return None
 
+    @guarded
     def write(self, lock: LockedFile, facts: Facts) -> None:
         """Store what is known about it; ``lock`` is the lock of this entry."""
         line = json.dumps(asdict(facts)).encode() + b"\n"
         os.pwrite(lock.fd, line, 0)
         os.ftruncate(lock.fd, len(line))
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether a stopped download can be continued, if the store still has the same object."""
-        facts = self.read()
-        return (
-            self.growing() > 0
-            and facts is not None
-            and facts.boot == boot()
-            and facts.size is not None
-            and facts.tag is not None
-        )
+    @guarded
+    def open_new_part(self) -> LockedFile:
+        """The .part to write to, which is created if it does not exist."""
+        return _opened_or_created(self.part, shared=True)
 
+    @guarded
+    def open_part(self) -> tuple[LockedFile | None, Facts | None]:
+        """The .part to read from, if its bytes are confirmed, and what is known about it."""
+        facts = self.read()
+        usable = facts is not None and facts.boot == boot()
+        return open_locked(self.part, shared=True, wait=True) if usable else None, facts
+
+    @guarded
+    def open_whole(self, expected: Facts) -> tuple[LockedFile, Facts] | None:
+        """The complete file and what is known about it, if it exists and is as expected."""
+        file = open_locked(self.whole, shared=True, wait=True)
+        facts = None
+        try:
+            facts = None if file is None else self._verified(file, expected)
+        finally:
+            if file is not None and facts is None:
+                file.close()
+        return None if file is None or facts is None else (file, facts)
+
+    def _verified(self, file: LockedFile, expected: Facts) -> Facts | None:
+        """What is known about the complete file; None: it is not as expected."""
+        facts, size = self.read(), file.size
+        if facts is None or facts.size != size or expected.size not in (None, size) or file.removed:
+            # The facts are about another file.
+            return None
+        # After a power failure, a file may have its size but not all its bytes.
+        unsure = facts.boot != boot()
+        if unsure and size and os.lseek(file.fd, 0, os.SEEK_HOLE) < size:
+            return None
+        if expected.md5 is None or (facts.md5 == expected.md5 and not unsure):
+            return facts
+        if md5_of(file, size).hexdigest() != expected.md5:
+            return None
+        facts = replace(facts, md5=expected.md5, boot=boot())
+        # If the disk is full or read-only, the MD5 is compared again the next time.
+        with contextlib.suppress(FullError, CacheError):
+            lock = self.lock()
+            if lock is not None:
+                with contextlib.closing(lock):
+                    self.write(lock, facts)
+        return facts
+
+    @guarded
+    def complete(self, lock: LockedFile, file: LockedFile, facts: Facts) -> None:
+        """Make the .part, which is open as ``file``, the complete shard.
+
+        Raises:
+            CacheError: another process has replaced the .part, which the lock forbids.
+        """
+        try:
+            alone = os.path.samestat(os.stat(self.part), os.fstat(file.fd))
+        except FileNotFoundError:
+            alone = False
+        if not alone:
+            raise CacheError(
+                f"a file of the cache {self.path} was replaced while it was written, as by another machine "
+                "through a file system that keeps locks (flock) within one machine only. Give each machine a "
+                "directory of its own, on its own disk.",
+                path=self.path,
+            )
+        self.write(lock, facts)
+        os.replace(self.part, self.whole)
+
+    @guarded
+    def discard(self, *paths: str) -> None:
+        """Remove some of its files; their readers keep what they have open."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(path)
+
+    @guarded
     def remove(self) -> bool:
         """Remove it, unless it is being read or downloaded; return whether it was removed."""
         with contextlib.ExitStack() as held:
-            lock = self.lock()
-            if lock is None:
-                return False
-            held.callback(lock.close)
-            for path in (self.whole, self.part):
-                file = open_locked(path, os.O_RDWR)
+            for path in (self.known, self.whole, self.part):
+                file = open_locked(path, os.O_RDWR | os.O_CREAT if path == self.known else os.O_RDWR)
                 if file is not None:
                     held.callback(file.close)
                 elif os.path.exists(path):
                     return False
-            for path in (self.whole, self.part, self.known):
-                with contextlib.suppress(FileNotFoundError):
-                    os.remove(path)
+            self.discard(self.whole, self.part, self.known)
             return True
+
+
+def _opened_or_created(path: str, *, shared: bool) -> LockedFile:
+    file = open_locked(path, os.O_RDWR | os.O_CREAT, shared=shared, wait=True)
+    if file is None:
+        folder = os.path.dirname(path)
+        raise CacheError(f"the cache {folder} was removed while it was in use: start again.", path=folder)
+    return file
 
 
 class Stored(NamedTuple):
@@ -193,26 +310,20 @@ class CacheDirectory:
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", os.path.basename(urlsplit(redact(url)).path))[-80:]
         return Entry(os.path.join(self.path, f"{readable or 'shard'}-{digest}"))
 
+    @guarded
     def reserve(self, more: int, max_bytes: int) -> None:
         """Make room for ``more`` bytes before they are written, as far as shards can be removed."""
-        with self._counting() as counter:
-            used = self._count(counter)
-            if used is None or used + more > max_bytes:
+        with contextlib.closing(_opened_or_created(self._usage, shared=False)) as counter:
+            try:
+                used = int(os.pread(counter.fd, 32, 0))
+            except ValueError:
+                used = -1
+            if used < 0 or used + more > max_bytes:
                 self._evict(counter, max_bytes)
-            else:
-                self._set(counter, used + more)
+            elif more:
+                _set(counter, used + more)
 
-    def trim(self, max_bytes: int) -> None:
-        """Reduce the cache to ``max_bytes``, as far as shards can be removed."""
-        try:
-            with open(open_own(self._usage, os.O_RDONLY), "rb") as file:
-                used = int(file.read(32) or -1)
-        except (FileNotFoundError, ValueError):
-            used = -1
-        if not 0 <= used <= max_bytes and os.path.isdir(self.path):
-            with self._counting() as counter:
-                self._evict(counter, max_bytes)
-
+    @guarded
     def prune(self, max_bytes: int) -> tuple[int, int]:
         """Remove stopped downloads, then the least recently used shards down to ``max_bytes``.
 
@@ -222,7 +333,7 @@ class CacheDirectory:
         if not os.path.exists(self._usage) and not self._scan():
             return 0, 0  # it is no cache: write nothing into it
         count = gone = 0
-        with self._counting() as counter:
+        with contextlib.closing(_opened_or_created(self._usage, shared=False)) as counter:
             for stem, files in self._scan().items():
                 if "shard" not in files and Entry(stem).remove():
                     count += 1
@@ -230,19 +341,7 @@ class CacheDirectory:
             evicted, freed = self._evict(counter, max_bytes)
         return count + evicted, gone + freed
 
-    def sweep_once(self) -> None:
-        """Remove what downloads of killed processes left, if it cannot be continued, and if this
-        process stores its first shard in this directory.
-        """
-        if _swept.get(self.path) == os.getpid():
-            return
-        _swept[self.path] = os.getpid()
-        for stem, files in self._scan().items():
-            entry = Entry(stem)
-            with contextlib.suppress(OSError, CacheError):
-                if "shard" not in files and not entry.goes_on:
-                    entry.remove()
-
+    @guarded
     def entries(self) -> list[Stored]:
         """The shards in the cache, the least recently used first."""
         found = []
@@ -284,20 +383,18 @@ class CacheDirectory:
         sizes = {
             stem: _bytes(files) if "shard" in files else self._at_most(Entry(stem)) for stem, files in found.items()
         }
-        total = sum(sizes.values())
-        used = total
+        used = total = sum(sizes.values())
         count = 0
-        if used > max_bytes:
-            # 2 % below the limit, so that many small shards do not cause a scan of the files each.
-            goal = max_bytes - max_bytes // 50
-            for stem in sorted(found, key=lambda stem: _used(found[stem])):
-                if used <= goal:
-                    break
-                with contextlib.suppress(PermissionError, CacheError):
-                    if Entry(stem).remove():
-                        used -= sizes[stem]
-                        count += 1
-        self._set(counter, used)
+        # 2 % below the limit, so that many small shards do not cause a scan of the files each.
+        goal = max_bytes - max_bytes // 50 if used > max_bytes else used
+        for stem in sorted(found, key=lambda stem: _used(found[stem])):
+            if used <= goal:
+                break
+            with contextlib.suppress(CacheError):
+                if Entry(stem).remove():
+                    used -= sizes[stem]
+                    count += 1
+        _set(counter, used)
         return count, total - used
 
     def _at_most(self, entry: Entry) -> int:
@@ -317,26 +414,9 @@ class CacheDirectory:
         size = facts.size if facts is not None else None
         return _bytes(files) + (2 * STEP - have % STEP if size is None else max(0, size - have) + FACTS_BYTES)
 
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[LockedFile]:
-        """Hold the lock for counting and removing."""
-        counter = open_locked(self._usage, os.O_RDWR | os.O_CREAT, wait=True)
-        if counter is None:
-            raise CacheError(f"the cache {self.path} was removed while it was in use: start again.", path=self.path)
-        try:
-            yield counter
-        finally:
-            counter.close()
 
-    def _count(self, counter: LockedFile) -> int | None:
-        try:
-            used = int(os.pread(counter.fd, 32, 0))
-        except ValueError:
-            return None
-        return used if used >= 0 else None
-
-    def _set(self, counter: LockedFile, used: int) -> None:
-        os.pwrite(counter.fd, b"%020d\n" % used, 0)
+def _set(counter: LockedFile, used: int) -> None:
+    os.pwrite(counter.fd, b"%020d\n" % used, 0)
 
 
 def _bytes(files: dict[str, Any]) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.io.cache.download import Fetch
@@ -136,10 +137,9 @@ class ShardCache:
             CacheError: the directory cannot be used.
             Exception: whatever ``fetch`` and its streams raise, here or while reading.
         """
+        entry = CacheDirectory(self.directory).entry(url, store)
         expected = Facts(redact(url), size, md5=md5.lower() if md5 is not None and self.verify else None)
-        stream = CachedStream(
-            self.directory, self.max_bytes, CacheDirectory(self.directory).entry(url, store), fetch, expected
-        )
+        stream = CachedStream(self.directory, self.max_bytes, entry, fetch, expected)
         try:
             stream.begin(start)
         except BaseException:
@@ -147,24 +147,17 @@ class ShardCache:
             raise
         return io.BufferedReader(stream, 1 << 20)
 
-    def open_stored(self, url: str, *, store: str = "") -> CachedStream | None:
-        """The file of the shard at ``url`` if all of it is stored; otherwise None. Its ``fileno()``
-        is that of the file.
+    def open_stored(self, url: str, *, store: str = "") -> io.FileIO | None:
+        """The file of the shard at ``url`` if all of it is stored; otherwise None. The cache may
+        remove it while it is open.
 
         Raises:
             CacheError: the directory cannot be used.
         """
-
-        def fetch(_: int) -> NoReturn:
-            raise NotImplementedError
-
-        stream = CachedStream(
-            self.directory, self.max_bytes, CacheDirectory(self.directory).entry(url, store), fetch, Facts(redact(url))
-        )
-        is_stored = False
-        try:
-            is_stored = stream.begin_stored()
-        finally:
-            if not is_stored:
-                stream.close()
-        return stream if is_stored else None
+        found = CacheDirectory(self.directory).entry(url, store).open_whole(Facts(redact(url)))
+        if found is None:
+            return None
+        with contextlib.closing(found[0]) as whole:
+            with contextlib.suppress(OSError):
+                os.utime(whole.fd)
+            return io.FileIO(os.dup(whole.fd))

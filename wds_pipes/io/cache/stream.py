@@ -7,13 +7,13 @@ import io
 import os
 import time
 import warnings
-from dataclasses import replace
 from typing import Any
 
 from wds_pipes.errors import CacheError, ShardError
-from wds_pipes.io.cache.download import CHUNK, Download, Fetch, Fetched, FullError, chunks, md5_of, using
-from wds_pipes.io.cache.files import CacheDirectory, Entry, Facts, boot
-from wds_pipes.io.locks import LockedFile, open_locked
+from wds_pipes.io.cache.download import Download, Fetch
+from wds_pipes.io.cache.files import CacheDirectory, Entry, Facts, FullError, chunks, guarded, md5_of
+from wds_pipes.io.locks import LockedFile
+from wds_pipes.io.verified import Verified
 
 # After this long without a byte from another process's download, read directly from the store.
 STALL_SECONDS = 60.0
@@ -28,6 +28,7 @@ class CachedStream(io.RawIOBase):
 
     def __init__(self, directory: str, max_bytes: int, entry: Entry, fetch: Fetch, expected: Facts) -> None:
         super().__init__()
+        self.path = directory
         self._pid = os.getpid()
         self._directory = CacheDirectory(directory)
         self._max_bytes = max_bytes
@@ -37,9 +38,7 @@ class CachedStream(io.RawIOBase):
         self._file: LockedFile | None = None
         self._complete = False
         self._download: Download | None = None
-        self._direct: Fetched | None = None
-        # Of all bytes read, if the rest comes directly from the store and the MD5 is known.
-        self._checksum: Any = None
+        self._direct: Any = None
         self._facts: Facts | None = None  # about the bytes that were read
         self._broken: ShardError | None = None  # why nothing more may be read
         self._doubted = False
@@ -47,19 +46,12 @@ class CachedStream(io.RawIOBase):
     def begin(self, start: int) -> None:
         """Open the stored shard, start to store it, or read it directly from the store."""
         self._position = start
-        if self.begin_stored():
+        if self._open_whole():
             return
-        if start or time.monotonic() < _full.get(self._directory.path, 0.0):
+        if start or time.monotonic() < _full.get(self.path, 0.0):
             self._go_direct()
         else:
             self._advance()
-
-    def begin_stored(self) -> bool:
-        """Open the stored shard; return whether there is one."""
-        whole = self._open_whole()
-        if whole is not None:
-            self._take(whole)
-        return whole is not None
 
     def readable(self) -> bool:
         return True
@@ -67,51 +59,38 @@ class CachedStream(io.RawIOBase):
     def seekable(self) -> bool:
         return self._direct is None
 
-    def fileno(self) -> int:
-        if self._file is None:
-            raise io.UnsupportedOperation("this shard has no file")
-        return self._file.fd
-
     def tell(self) -> int:
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        if not self.seekable():
+        end = self._end() if whence == os.SEEK_END else 0
+        if self._direct is not None:
             raise io.UnsupportedOperation("a shard that is read straight from its store cannot be sought")
-        self._position = max(0, offset + (0, self._position, self._end() if whence == os.SEEK_END else 0)[whence])
+        self._position = max(0, offset + (0, self._position, end)[whence])
         return self._position
 
-    def readinto(self, buffer: Any) -> int:
-        while self._direct is None:
-            self._check_open()
-            if self._file is not None and (self._complete or not self._file.removed):
-                with using(self._directory):
-                    count = os.preadv(self._file.fd, [buffer], self._position)
-                if count or self._complete or not len(buffer):
-                    break
+    def _end(self) -> int:
+        """The size of the shard in bytes. Waits for the download if the size is not known."""
+        while self._direct is None and not self._complete:
+            if self._facts is not None and self._facts.size is not None:
+                return self._facts.size
+            self._position = self._file.size if self._file is not None else 0
             self._advance()
-        else:
-            chunk = self._direct.read(len(buffer))
-            count = len(chunk)
-            buffer[:count] = chunk
-            if self._checksum is not None:
-                self._checksum.update(chunk)
-            if not count and self._expected.size is not None and self._position < self._expected.size:
-                raise ShardError(
-                    f"shard {self._expected.url} ended after {self._position} of {self._expected.size} bytes.",
-                    url=self._expected.url,
-                    offset=self._position,
-                )
-            if (
-                not count
-                and len(buffer)
-                and self._checksum is not None
-                and self._checksum.hexdigest() != self._expected.md5
-            ):
-                raise self._wrong(f"as its MD5 is {self._checksum.hexdigest()} instead of {self._expected.md5}")
+        return self._file.size if self._file is not None else 0
+
+    def readinto(self, buffer: Any) -> int:
+        self._check_open()
+        while self._direct is None and not self._complete and not self._has_more():
+            self._advance()
+        count: int = self._direct.readinto(buffer) if self._direct is not None else self._read_file(buffer)
         self._position += count
         self._given = max(self._given, self._position)
         return count
+
+    @guarded
+    def _read_file(self, buffer: Any) -> int:
+        assert self._file is not None
+        return os.preadv(self._file.fd, [buffer], self._position)
 
     def close(self) -> None:
         if self.closed:
@@ -130,10 +109,10 @@ class CachedStream(io.RawIOBase):
 
     def _leave(self) -> None:
         """Called when the file is closed: remove it if it is in doubt, and trim the cache."""
-        with contextlib.suppress(OSError, CacheError):
+        with contextlib.suppress(FullError, CacheError):
             if self._doubted:
                 self._entry.remove()
-            self._directory.trim(self._max_bytes)
+            self._directory.reserve(0, self._max_bytes)
 
     def doubt(self) -> str | None:
         """The reader reports that the shard is unreadable.
@@ -143,14 +122,9 @@ class CachedStream(io.RawIOBase):
         Returns:
             The path of the file that will be removed, or None.
         """
-        if (
-            self._file is None
-            or self._expected.md5 is not None
-            or (self._facts is not None and self._facts.md5 is not None)
-        ):
-            return None
-        self._doubted = True
-        return self._entry.whole
+        md5 = self._expected.md5 or (self._facts and self._facts.md5)
+        self._doubted = self._file is not None and md5 is None
+        return self._entry.whole if self._doubted else None
 
     def _check_open(self) -> None:
         if self.closed:
@@ -160,85 +134,52 @@ class CachedStream(io.RawIOBase):
         if self._broken is not None:
             raise self._broken
 
-    def _end(self) -> int:
-        """The size of the shard in bytes. Waits for the download if the size is not known."""
-        size = self._facts.size if self._facts is not None else None
-        if self._file is not None and not self._complete and size is not None:
-            return size
-        while not self._complete and self._direct is None and self._file is not None:
-            self._position = self._file.size
-            self._advance()
-        if self._direct is not None or self._file is None:
-            raise io.UnsupportedOperation("the size of this shard is not known")
-        return self._file.size
-
     def _advance(self) -> None:
         """Wait until there are bytes at the position, or until no more will come."""
-        pause, patience, seen, stored = 0.001, time.monotonic() + STALL_SECONDS, 0, -1
-        while True:
-            self._check_open()
-            if self._download is not None:
-                seen = self._download.news
-            try:
-                if self._look():
-                    return
-            except FullError as error:
-                self._give_up(str(error))
-                return
-            if self._download is not None:
-                self._download.wait(seen)
-                continue
-            with using(self._directory):
-                growing = self._entry.growing()
-            if growing != stored:
-                stored, patience = growing, time.monotonic() + STALL_SECONDS
-            elif time.monotonic() > patience:
-                if self._file is not None and self._given and self._file.removed:
-                    raise self._wrong("and could not be downloaded again")
-                self._go_direct()
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, POLL_SECONDS)
+        pause, patience, stored = 0.001, time.monotonic() + STALL_SECONDS, -1
+        try:
+            while not self._look():
+                if self._download is not None:
+                    self._download.ended.wait(pause)
+                else:
+                    growing = self._entry.growing()
+                    if growing != stored:
+                        stored, patience = growing, time.monotonic() + STALL_SECONDS
+                    elif time.monotonic() > patience:
+                        self._go_direct()
+                        return
+                    time.sleep(pause)
+                pause = min(2 * pause, POLL_SECONDS)
+        except FullError as error:
+            self._give_up(str(error))
 
     def _look(self) -> bool:
         """Examine the download and the files once; return whether reading can continue."""
+        self._check_open()
         # Read this before the files: they are then as the download left them.
-        ended = self._download is not None and not self._download.running
-        if self._has_more():
+        ended = self._download is not None and self._download.ended.is_set()
+        if self._has_more() or self._open_whole():
             return True
-        whole = self._open_whole()
-        if whole is not None:
-            self._take(whole)
+        # If the download failed before its file was opened here, what came is read first.
+        if self._file is None and self._download is not None and self._download.begun and self._open_part():
             return True
-        if ended and self._file is None and self._open_growing():
-            return True  # it failed before its file was opened here; read the bytes that came first
         if ended and self._end_download():
             return True
-        if self._download is None:
-            with using(self._directory):
-                os.makedirs(self._directory.path, 0o700, exist_ok=True)
-                lock = self._entry.lock()
-            if lock is not None:
-                try:
-                    whole = self._open_whole()  # it may have become complete just now
-                except BaseException:
-                    lock.close()
-                    raise
-                if whole is not None:
-                    lock.close()
-                    self._take(whole)
-                    return True
-                self._download = Download(
-                    lock,
-                    directory=self._directory,
-                    entry=self._entry,
-                    fetch=self._fetch,
-                    expected=self._expected,
-                    max_bytes=self._max_bytes,
-                )
-                self._download.start()
-                return False
-        return self._has_more() if self._file is not None else self._open_growing()
+        if self._download is not None:
+            return False
+        lock = self._entry.lock()
+        if lock is None:
+            return self._file is None and self._open_part()
+        self._download = Download(
+            lock,
+            directory=self._directory,
+            entry=self._entry,
+            fetch=self._fetch,
+            expected=self._expected,
+            max_bytes=self._max_bytes,
+        )
+        self._download.start()
+        return False
 
     def _end_download(self) -> bool:
         """Handle the end of the download; return whether its bytes can be read.
@@ -256,89 +197,43 @@ class CachedStream(io.RawIOBase):
         download.stop()
         if download.error is not None:
             raise download.error
-        if download.full is not None:
-            if download.problem is not None and self._given:
-                raise self._wrong("and could not be stored again, as the disk is full")
-            raise FullError(download.full)
         return False
 
-    def _open_growing(self) -> bool:
+    def _open_part(self) -> bool:
         """Open the file of a running download, if any; return whether it has bytes to read."""
-        with using(self._directory):
-            self._facts = self._entry.read()
-            if self._facts is not None and self._facts.boot == boot():
-                self._file = open_locked(self._entry.part, shared=True, wait=True)
+        self._file, self._facts = self._entry.open_part()
         return self._has_more()
 
     def _has_more(self) -> bool:
         """Whether the file has bytes at the position and was not removed."""
         return self._file is not None and self._file.size > self._position and not self._file.removed
 
-    def _open_whole(self) -> LockedFile | None:
-        """Open the complete file, if it exists and is valid."""
-        with using(self._directory):
-            file = open_locked(self._entry.whole, shared=True, wait=True)
-        if file is None:
-            return None
-        try:
-            with using(self._directory):
-                if self._is_good(file):
-                    return file
-        except BaseException:
-            file.close()
-            raise
-        file.close()
-        return None
-
-    def _is_good(self, file: LockedFile) -> bool:
-        facts, size = self._entry.read(), file.size
-        if facts is None or facts.size != size or self._expected.size not in (None, size) or file.removed:
-            # The facts are about another file.
-            return False
-        md5 = self._expected.md5
-        if facts.md5 is not None and md5 is not None and facts.md5 != md5:
-            return False
-        # After a power failure, a file may have its size but not all its bytes.
-        unsure = facts.boot != boot()
-        if unsure and size and os.lseek(file.fd, 0, os.SEEK_HOLE) < size:
-            return False
-        if md5 is not None and (unsure or facts.md5 is None):
-            if md5_of(file, size).hexdigest() != md5:
-                return False
-            with contextlib.suppress(OSError):
-                # The disk is full or read-only: the MD5 is compared again the next time.
-                lock = self._entry.lock()
-                if lock is not None:
-                    try:
-                        self._entry.write(lock, replace(facts, md5=md5, boot=boot()))
-                    finally:
-                        lock.close()
-        self._facts = facts
-        return True
+    def _open_whole(self) -> bool:
+        """Open the complete file; return whether it exists and is valid."""
+        found = self._entry.open_whole(self._expected)
+        if found is not None:
+            self._facts = found[1]
+            self._take(found[0])
+        return found is not None
 
     def _take(self, whole: LockedFile) -> None:
         """Continue with the complete file; ShardError if it differs from the bytes read so far."""
         with contextlib.suppress(OSError):
             os.utime(whole.fd)
-        if self._file is not None and os.path.samestat(os.fstat(self._file.fd), os.fstat(whole.fd)):
-            whole.close()
-        else:
-            read, self._file = self._file, whole
-            if read is not None:
-                same = all(
-                    chunk == os.pread(whole.fd, len(chunk), place * CHUNK)
-                    for place, chunk in enumerate(chunks(read, self._given))
-                )
-                read.close()
-                if not same:
-                    raise self._wrong("and has been stored again")
-        self._complete = True
+        read, self._file, self._complete = self._file, whole, True
+        if read is None:
+            return
+        with contextlib.closing(read):
+            if not os.path.samestat(os.fstat(read.fd), os.fstat(whole.fd)) and any(
+                chunk != other
+                for chunk, other in zip(chunks(read, self._given), chunks(whole, self._given), strict=True)
+            ):
+                raise self._wrong()
 
-    def _wrong(self, since: str) -> ShardError:
+    def _wrong(self) -> ShardError:
         self._broken = ShardError(
-            f"shard {self._expected.url} was damaged on its way or changed at its store while "
-            f"it was read, {since}: what was read of it, up to byte "
-            f"{self._given}, is wrong. Start again from a checkpoint before this shard.",
+            f"shard {self._expected.url} was damaged on its way or changed at its store while it was read: what was "
+            f"read of it, up to byte {self._given}, is wrong. Start again from a checkpoint before this shard.",
             url=self._expected.url,
             offset=self._given,
         )
@@ -346,12 +241,12 @@ class CachedStream(io.RawIOBase):
 
     def _give_up(self, reason: str) -> None:
         """The disk is full: continue directly from the store, with one warning per directory."""
-        warned = self._directory.path in _full
-        _full[self._directory.path] = time.monotonic() + FULL_SECONDS
+        warned = self.path in _full
+        _full[self.path] = time.monotonic() + FULL_SECONDS
         self._go_direct()
         if not warned:
             warnings.warn(
-                f"the disk of the cache {self._directory.path} is full ({reason}): shards are "
+                f"the disk of the cache {self.path} is full ({reason}): shards are "
                 "read without storing them. Free some space, or lower its limit.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -359,20 +254,12 @@ class CachedStream(io.RawIOBase):
 
     def _go_direct(self) -> None:
         """Continue directly from the store."""
-        if self._expected.md5 is not None and (
-            self._position == 0 or (self._file is not None and self._given >= self._position)
-        ):
-            self._checksum = md5_of(self._file, self._position)
-        direct = self._direct = self._fetch(self._position)
+        md5, direct = self._expected.md5, self._fetch(self._position)
+        self._direct = direct
         direct.wait()
-        if self._expected.size is None:
-            self._expected = replace(self._expected, size=direct.size)
-        etag = self._facts.tag if self._facts is not None and self._given else None
-        if direct.size not in (None, self._expected.size) or (etag is not None and direct.tag not in (None, etag)):
-            raise ShardError(
-                f"shard {self._expected.url} is not what it should be: it has {direct.size} "
-                f"bytes and the ETag {direct.tag}, instead of "
-                f"{self._expected.size} bytes and the ETag {etag or direct.tag}.",
-                url=self._expected.url,
-                offset=self._position,
-            )
+        if self._facts is not None and self._given:
+            before_and_now = (self._facts.size, direct.size), (self._facts.tag, direct.tag)
+            if any(None not in pair and pair[0] != pair[1] for pair in before_and_now):
+                raise self._wrong()
+        if md5 is not None and (self._position == 0 or (self._file is not None and self._given >= self._position)):
+            self._direct = Verified(direct, md5, md5_of(self._file, self._position))
