@@ -228,17 +228,6 @@ def test_closed_early(cache):
     assert gate.asked == [0, 2 * MB]
 
 
-def test_closed_before_the_padding(cache):
-    """Who has read nearly all of a shard leaves it stored."""
-    gate = Gate(noise(9 * MB), 8 * MB)
-    stream = cache.open("s3://b/a.tar", gate)
-    stream.read(8 * MB)
-    threading.Timer(0.1, gate.open.set).start()
-    stream.close()
-    check(cache, {"a.tar": gate.data})
-    assert CacheDirectory(cache.directory).entries()[0].state == "complete"
-
-
 def test_closed_while_others_read(cache):
     """One of them goes on with the download."""
     gate = Gate(noise(9 * MB), 2 * MB)
@@ -472,7 +461,7 @@ def download(cache, url, fetcher, argument, answers=None):
         answers.put(digest(data))
 
 
-def test_eight_processes_one_download(cache):
+def test_four_processes_one_download(cache):
     """From a real web server."""
     data = noise(8 * MB)
     asked = []
@@ -480,7 +469,7 @@ def test_eight_processes_one_download(cache):
         answers = CONTEXT.Queue()
         processes = [
             CONTEXT.Process(target=download, args=(cache, f"{address}/a.tar", fetch_web, f"{address}/a.tar", answers))
-            for _ in range(8)
+            for _ in range(4)
         ]
         for process in processes:
             process.start()
@@ -492,11 +481,11 @@ def test_eight_processes_one_download(cache):
     check(cache, {"a.tar": data})
 
 
-def test_killed_ten_times(tmp_path, cache):
+def test_killed_five_times(tmp_path, cache):
     """Each time the directory is right, another process goes on, and in the end hardly a byte
     has come twice. Readers that wait see nothing of it.
     """
-    data = noise(16 * MB)
+    data = noise(8 * MB)
     store = Store(tmp_path / "store", rate=4 * MB)
     url = store.put("a.tar", data)
     answers = CONTEXT.Queue()
@@ -506,15 +495,15 @@ def test_killed_ten_times(tmp_path, cache):
         process.start()
         return process
 
-    for number in range(10):
+    for number in range(5):
         victim = start()
         wait_for(lambda least=number + 1: part_size(cache) > least * MB)
-        if number == 9:
+        if number == 4:
             waiting = [start(answers), start(answers)]
             time.sleep(0.1)
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
-        if number < 9:
+        if number < 4:
             check(cache, {}, partial=True)
     assert read(cache, store, "a.tar") == data
     assert {answers.get(timeout=120) for _ in waiting} == {digest(data)}
@@ -523,7 +512,7 @@ def test_killed_ten_times(tmp_path, cache):
     answers.close()
     check(cache, {"a.tar": data})
     asked = store.asked("a.tar")
-    assert 10 <= len(asked) <= 11  # on a busy machine the last kill may come too late
+    assert 5 <= len(asked) <= 6  # on a busy machine the last kill may come too late
     assert all(later >= number * MB for number, later in enumerate(asked))
 
 
@@ -717,9 +706,7 @@ FULL = """
     import os, resource, sys, warnings
     from remote_store import Store
     from wds_pipes.io.cache.shard_cache import ShardCache
-    if sys.argv[3] == "limit":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-    os.makedirs(sys.argv[1], exist_ok=True)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
     cache, store = ShardCache(sys.argv[1], max_bytes=10**9), Store(sys.argv[2])
     warnings.simplefilter("always")
     with warnings.catch_warnings(record=True) as caught:
@@ -731,19 +718,11 @@ FULL = """
 """  # noqa: E501
 
 
-@pytest.mark.parametrize("how", ["limit", "tmpfs"])
-def test_a_full_disk(tmp_path, store, how):
+def test_a_full_disk(tmp_path, store):
     """Shards are read without storing them, with one warning; what was stored is used."""
     for number, name in enumerate(("small.tar", "a.tar", "b.tar")):
         store.put(name, noise(3 * MB if number else 200_000, number))
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    command = [sys.executable, "-c", textwrap.dedent(FULL), str(folder), store.root, how]
-    if how == "tmpfs":
-        mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=1m none "$0" && exec "$@"', str(folder)]
-        if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
-            pytest.skip("needs the right to mount")
-        command = [*mount, *command]
+    command = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path / "cache"), store.root]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

@@ -194,8 +194,17 @@ def test_a_disk_that_fails_is_not_the_shard(cache, shard, monkeypatch, call):
             list(pipe)
 
 
-@pytest.mark.parametrize("planted", ["link", "pipe", "directory"])
-@pytest.mark.parametrize("which", ["known", "part", "whole", "usage"])
+@pytest.mark.parametrize(
+    ("planted", "which"),
+    [
+        ("link", "known"),
+        ("link", "part"),
+        ("link", "whole"),
+        ("link", "usage"),
+        ("pipe", "part"),
+        ("directory", "whole"),
+    ],
+)
 def test_what_others_have_planted_is_refused(tmp_path, cache, planted, which, store_of_one):
     """No link is followed, and no pipe waited for."""
     os.mkdir(cache.directory)

@@ -4,7 +4,6 @@ the latest.
 
 import itertools
 import os
-import resource
 import shutil
 
 import pytest
@@ -66,43 +65,3 @@ def test_a_flipped_bit_in_a_local_shard_is_an_error(local, tmp_path, taken):
     assert caught.value.url == paths[0]
     assert len(list(samples(paths, index=tmp_path / "index.json"))) == 80
     assert len(list(wp.PipeLoader(samples(paths[1:], index=tmp_path / "index.json", verify=True), lanes=3))) == 40
-
-
-def test_a_local_shard_that_cannot_be_compared_is_an_error(local, tmp_path):
-    """Its MD5 is not left out for lack of a descriptor."""
-    wp.tar.index_shards(local[:1], tmp_path / "index.json")
-    pipe = samples(local[0], index=tmp_path / "index.json", verify=True, on_error="skip")
-    os.close(free := os.dup(0))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
-    try:
-        with pytest.raises(ShardError, match="Too many open files"):
-            list(pipe)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-
-@pytest.mark.parametrize("shift", [512, -512])
-def test_a_shifted_range_is_an_error(remote, local, tmp_path, shift):
-    """It may be found out before the end, by what is in it."""
-    wp.tar.index_shards(local[:2], tmp_path / "index.json")
-    urls = put_all(remote, local[:2])
-    remote.faults.rules({"match": "^GET.*shard-000000", "skip": 1, "times": 1, "shift_range": shift})
-    with pytest.raises(ShardError) as caught:
-        list(samples(urls, remote, index=tmp_path / "index.json"))
-    assert caught.value.url == urls[0]
-
-
-def test_wrong_bytes_can_be_skipped_and_counted(web, local, tmp_path):
-    """The samples were given before it was known; the next shard is read."""
-    wp.tar.index_shards(local[:2], tmp_path / "index.json")
-    urls = put_all(web, local[:2])
-    web.faults.rules({"match": "shard-000000", "times": 1, "flip": 300_000})
-    pipe = (
-        wp.ShardList(urls, index=tmp_path / "index.json")
-        .open_shards(readahead_bytes=2 << 20)
-        .load_tar(on_error="skip")
-        .group_by_key()
-    )
-    assert len(list(pipe)) == 79
-    assert pipe.counts()["damaged"] == 1

@@ -6,14 +6,13 @@ batches that it trained on. A loader has its own rank, so the same functions run
 several (``ranks.py``).
 """
 
-import json
 import os
 
 import torch
 import torch.distributed as dist
 
 import wds_pipes as wp
-from wds_pipes import checkpoint, nodes
+from wds_pipes import checkpoint
 
 EPOCHS, BATCH = 2, 3
 
@@ -97,24 +96,13 @@ def distributed_checkpoint(urls, directory, stop):
 # speaks for the loaders of all ranks.
 
 
-class AllRanks:
-    def __init__(self, loader):
-        self.loader = loader
-
-    def state_dict(self):
-        return checkpoint.gather(self.loader)
-
-    def load_state_dict(self, state):
-        self.loader.load_state_dict(state)
-
-
 def accelerate(urls, directory, stop):
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     loader, (model, optimizer) = make_loader(urls), make_model()
     model, optimizer = accelerator.prepare(model, optimizer)
-    accelerator.register_for_checkpointing(AllRanks(loader))
+    accelerator.register_for_checkpointing(checkpoint.AllRanks(loader))
     if os.path.exists(f"{directory}/accelerate"):
         accelerator.load_state(f"{directory}/accelerate")
     given, steps = [], 0
@@ -215,124 +203,3 @@ def huggingface(urls, directory, stop):
     os.makedirs(arguments.output_dir, exist_ok=True)
     trainer.train(get_last_checkpoint(arguments.output_dir))
     return given
-
-
-# StatefulDataLoader of torchdata: one rank, and always as many workers as there were.
-
-
-def stateful_dataloader(urls, directory, stop):
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    pipe = (
-        wp.ShardList(urls, shuffle=True, seed=3)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .shuffle_buffer(4)
-        .decode_by_ext()
-        .batch_samples(BATCH)
-    )
-    loader = StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2, multiprocessing_context="fork")
-    given, epoch = [], 0
-    if os.path.exists(f"{directory}/loader.pt"):
-        epoch, state = torch.load(f"{directory}/loader.pt", weights_only=True)
-        loader.load_state_dict(state)
-    while epoch < EPOCHS and len(given) != stop:
-        for batch in loader:
-            given.append(batch["__key__"])
-            torch.save((epoch, loader.state_dict()), f"{directory}/loader.pt")
-            if len(given) == stop:
-                break
-        epoch += 1
-    return given
-
-
-# A graph of torchdata's nodes with ours below, between and above: mapped by threads, batched, and
-# fetched ahead.
-
-
-def graph_of_nodes(urls, directory, stop):
-    from torchdata.nodes import Loader, ParallelMapper, Prefetcher
-
-    samples = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=3))))
-    mapped = ParallelMapper(
-        nodes.ShuffleBuffer(samples, 4),
-        lambda sample: {**sample, "cls": int(sample["cls"])},
-        num_workers=2,
-        method="thread",
-    )
-    loader = Loader(Prefetcher(nodes.BatchSamples(mapped, BATCH), prefetch_factor=2))
-    given, epoch = [], 0
-    if os.path.exists(f"{directory}/graph.json"):
-        with open(f"{directory}/graph.json") as file:
-            epoch, state = json.load(file)
-        loader.load_state_dict(state)
-    while epoch < EPOCHS and len(given) != stop:
-        for batch in loader:
-            given.append(batch["__key__"])
-            with open(f"{directory}/graph.json", "w") as file:
-                json.dump((epoch, loader.state_dict()), file)
-            if len(given) == stop:
-                break
-        epoch += 1
-    return given
-
-
-# JAX takes numpy arrays.
-
-
-def jax_step(urls, directory, stop):
-    import jax
-    import jax.numpy as jnp
-
-    @jax.jit
-    def update(weight, labels):
-        return weight - 0.1 * jax.grad(lambda weight: jnp.mean(weight * labels))(weight)
-
-    loader, weight, given = make_loader(urls, collate="numpy"), jnp.float32(1), []
-    if os.path.exists(f"{directory}/jax.json"):
-        with open(f"{directory}/jax.json") as file:
-            saved = json.load(file)
-        weight = jnp.float32(saved["weight"])
-        loader.load_state_dict(saved["data"])
-    while loader.state_dict()["epoch"] < EPOCHS and len(given) != stop:
-        for batch in loader:
-            weight = update(weight, batch["cls"])
-            given.append(batch["__key__"])
-            with open(f"{directory}/jax.json", "w") as file:
-                json.dump({"weight": float(weight), "data": loader.state_dict()}, file)
-            if len(given) == stop:
-                break
-    return given
-
-
-# Ray Train: this runs on each worker; Ray starts all of them again when one fails, and gives the
-# newest checkpoint. (Ray Data cannot resume an iterator.)
-
-
-def ray_train_worker(config):
-    import tempfile
-
-    import ray.train
-
-    loader, (model, optimizer) = make_loader(config["urls"]), make_model()
-    rank, steps = ray.train.get_context().get_world_rank(), 0
-    if saved := ray.train.get_checkpoint():
-        with saved.as_directory() as directory:
-            state = torch.load(f"{directory}/state.pt", weights_only=True)
-        model.load_state_dict(state["model"])
-        loader.load_state_dict(state["data"])
-        steps = state["steps"]
-    while loader.state_dict()["epoch"] < EPOCHS:
-        for batch in loader:
-            keys = step(model, optimizer, batch)
-            steps += 1
-            config["note"](rank, steps, keys)
-            # gather() on all ranks
-            state = {"model": model.state_dict(), "data": checkpoint.gather(loader), "steps": steps}
-            with tempfile.TemporaryDirectory() as directory:
-                if rank == 0:
-                    torch.save(state, f"{directory}/state.pt")
-                ray.train.report(
-                    {"steps": steps}, checkpoint=ray.train.Checkpoint.from_directory(directory) if rank == 0 else None
-                )

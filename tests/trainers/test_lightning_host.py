@@ -54,6 +54,17 @@ def keys(batches):
     return [list(batch[-1] if isinstance(batch, (tuple, list)) else batch["__key__"]) for batch in batches]
 
 
+def check_resumes(host, run, directory, *names):
+    """Runs from checkpoints, of batches and of ends of epochs, are trained on the rest of an
+    uninterrupted one. Return its batches.
+    """
+    done = {name: int(name.rpartition("-")[2]) for name in names}
+    whole = run(host.Save(directory, *done.values())).batches
+    for name in names:
+        assert same(keys(run(load=directory / f"{name}.ckpt").batches), keys(whole[done[name] :])), name
+    return whole
+
+
 def test_urls_are_all_it_needs(host, shards, tmp_path):
     """Images are decoded, in tuples of the named fields; validation and tests are the same each
     time; a resume is exact.
@@ -136,11 +147,7 @@ def test_the_end_of_an_epoch_with_max_steps(host, shards, tmp_path, counts):
             data, *callbacks, max_epochs=-1, max_steps=20, val_check_interval=3, limit_val_batches=1, **options
         )[0]
 
-    model = run(host.Save(tmp_path, 5, 8, 16))
-    for name in ("5", "8", "end-8", "16", "end-16"):
-        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
-            model.batches[int(name.rpartition("-")[2]) :]
-        ), name
+    check_resumes(host, run, tmp_path, "5", "8", "end-8", "16", "end-16")
 
 
 @pytest.mark.parametrize("counts", [None, SAMPLES])
@@ -170,12 +177,7 @@ def test_a_limit_above_an_unknown_length(host, shards, tmp_path):
         data = host.WdsDataModule(train=shards, batch_size=BATCH, shuffle_buffer=5, seed=3)
         return host.fit(data, *callbacks, max_epochs=3, limit_train_batches=100, **options)[0]
 
-    model = run(host.Save(tmp_path, 7, 8, 9))
-    assert len(model.batches) == 24
-    for name in ("7", "8", "end-8", "9"):
-        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
-            model.batches[int(name.rpartition("-")[2]) :]
-        ), name
+    assert len(check_resumes(host, run, tmp_path, "7", "8", "end-8", "9")) == 24
 
 
 @pytest.mark.parametrize("limit", [1.0, 7, 100])
@@ -191,9 +193,7 @@ def test_a_loader_without_end(host, shards, tmp_path, limit):
         data = Endless(shards)
         return host.fit(data, *callbacks, max_epochs=-1, max_steps=20, limit_train_batches=limit, **options)[0]
 
-    model = run(host.Save(tmp_path, 5, 8, 9, 16))
-    for number in (5, 8, 9, 16):  # an epoch of the data has 8 batches
-        assert same(run(load=tmp_path / f"{number}.ckpt").batches, model.batches[number:]), number
+    check_resumes(host, run, tmp_path, "5", "8", "9", "16")  # an epoch of the data has 8 batches
 
 
 @pytest.mark.parametrize(("limit", "sized"), [(None, True), (5, False)])
@@ -249,13 +249,9 @@ def test_one_stream_cut_into_epochs(host, shards, tmp_path, batches):
         data = host.WdsDataModule(train=lambda: wp.PipeLoader(pipe, batch_size=BATCH).with_epoch(batches=batches))
         return host.fit(data, *callbacks, max_epochs=3, **options)[0]
 
-    model = run(host.Save(tmp_path, 2, batches, batches + 1))
-    assert len(model.batches) == 3 * batches
-    assert sorted(flat(keys(model.batches[:8]))) == [f"{number:08d}" for number in range(24)]
-    for name in ("2", f"{batches}", f"end-{batches}", f"{batches + 1}"):
-        assert keys(run(load=tmp_path / f"{name}.ckpt").batches) == keys(
-            model.batches[int(name.rpartition("-")[2]) :]
-        ), name
+    whole = check_resumes(host, run, tmp_path, "2", f"{batches}", f"end-{batches}", f"{batches + 1}")
+    assert len(whole) == 3 * batches
+    assert sorted(flat(keys(whole[:8]))) == [f"{number:08d}" for number in range(24)]
 
 
 @pytest.mark.parametrize("reading", [(None, 0, 1.0), ("loop", 0, 3), ("loop", 2, 1.0)])
@@ -279,17 +275,14 @@ def test_epochs_of_so_many_samples(host, shards, tmp_path, reading):
             epoch_samples=15,
             multiprocessing_context="fork" if workers else None,
         )
-        return host.fit(data, *callbacks, max_epochs=4, limit_train_batches=limit, **options)
+        model, trainer = host.fit(data, *callbacks, max_epochs=4, limit_train_batches=limit, **options)
+        assert trainer.current_epoch == 4
+        return model
 
     each = 5 if limit == 1.0 else limit
-    model, trainer = run(host.Save(tmp_path, 2, each, each + 1))
-    given = keys(model.batches)
+    given = keys(check_resumes(host, run, tmp_path, "2", f"{each}", f"end-{each}", f"{each + 1}"))
     assert [len(batch) for batch in given] == [BATCH] * 4 * each
-    assert trainer.current_epoch == 4
     assert len(set(flat(given[:6]))) == 18  # the 18 samples that are wanted, before any comes again
-    for name in ("2", f"{each}", f"end-{each}", f"{each + 1}"):
-        again, _ = run(load=tmp_path / f"{name}.ckpt")
-        assert keys(again.batches) == given[int(name.rpartition("-")[2]) :], name
 
 
 def is_wanted(sample):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import threading
 from typing import Any
 
 from wds_pipes.io.remote.budget import UnreadError
 from wds_pipes.io.remote.shard import RemoteShard
+
+_CHUNK = 1 << 20
 
 
 def _compare(found: str, md5: str) -> None:
@@ -18,54 +19,28 @@ def _compare(found: str, md5: str) -> None:
 
 
 class VerifiedFile(io.FileIO):
-    """A local file whose MD5 is compared at its end. A thread reads all of it meanwhile: the stream
-    itself may begin anywhere, and leave bytes out.
+    """A local file whose MD5 is compared at its end. The stream may begin anywhere, and leave bytes
+    out: these are read for the MD5 at the end.
     """
 
     def __init__(self, path: str, md5: str) -> None:
         super().__init__(path)
-        self._md5, self._found, self._over = md5, list[str | OSError](), threading.Event()
-        try:
-            again = os.dup(self.fileno())  # the same file, whatever has its name now
-        except OSError:
-            self.close()
-            raise
-        self._thread = threading.Thread(target=_find_md5, args=(again, self._found, self._over), daemon=True)
-        self._thread.start()
+        self._md5, self._sum, self._summed = md5, hashlib.md5(usedforsecurity=False), 0
 
     def readinto(self, buffer: Any) -> int:
+        start = self.tell()
         count = super().readinto(buffer)
+        if start == self._summed:
+            self._add(memoryview(buffer)[:count])
         if count == 0:
-            self._thread.join()
-            for found in self._found:  # none in a forked process, which has no such thread
-                if isinstance(found, OSError):
-                    raise found
-                _compare(found, self._md5)
+            while data := os.pread(self.fileno(), _CHUNK, self._summed):
+                self._add(data)
+            _compare(self._sum.hexdigest(), self._md5)
         return count
 
-    def close(self) -> None:
-        if not self.closed:
-            self._over.set()
-        super().close()
-
-
-def _find_md5(file: int, found: list[str | OSError], over: threading.Event) -> None:
-    """Add to ``found`` the MD5 of a file, or why it cannot be read, unless it is ``over`` before.
-    Close the descriptor.
-    """
-    md5, place = hashlib.md5(usedforsecurity=False), 0
-    try:
-        while not over.is_set():
-            data = os.pread(file, 1 << 20, place)
-            if not data:
-                found.append(md5.hexdigest())
-                return
-            md5.update(data)
-            place += len(data)
-    except OSError as error:
-        found.append(error)
-    finally:
-        os.close(file)
+    def _add(self, data: Any) -> None:
+        self._sum.update(data)
+        self._summed += len(data)
 
 
 class Verified(io.RawIOBase):

@@ -77,9 +77,8 @@ class OpenShards(Tolerant[Shard]):
             or a directory, with the limit in WDS_PIPES_CACHE_SIZE; see ``cache_shards``.
         verify: compare a shard with the MD5 in an index, if it has one. If they differ, an error is
             raised at the end of the shard. None: of remote shards only, since this takes about 1.5
-            seconds of processor time per GB, for a local shard in a thread of its own. A remote
-            shard is compared if it was read from its beginning. Of a shard that is divided, the
-            last part is responsible.
+            seconds of processor time per GB. A remote shard is compared if it was read from its
+            beginning. Of a shard that is divided, the last part is responsible.
         allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Use this only
             for commands that you wrote.
         buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces

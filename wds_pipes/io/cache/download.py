@@ -29,10 +29,6 @@ from wds_pipes.io.locks import LockedFile
 if TYPE_CHECKING:
     from wds_pipes.io.remote.shard import RemoteShard
 
-# If at most this many bytes are missing when a reader closes the shard, the download gets
-# NEARLY_SECONDS to finish: a tar's reader may close it before the padding at its end.
-NEARLY = 4 << 20
-NEARLY_SECONDS = 2.0
 FIRST = 1 << 16  # bytes that are read at first, so that readers get bytes early
 
 # Requests a shard from a byte on, and does not wait for the response. ``close`` of the stream may
@@ -80,13 +76,10 @@ class Download(threading.Thread):
         self._fetch, self._expected, self._max_bytes = fetch, expected, max_bytes
         self._stream: RemoteShard | None = None
         self._stopping = False
-        self._left: int | None = None  # bytes that have not arrived yet
 
     def stop(self) -> None:
         """End the download, and close the file."""
         within = threading.current_thread() is self  # if the garbage collector runs in this thread
-        if self._left is not None and self._left <= NEARLY and not within:
-            self.ended.wait(NEARLY_SECONDS)
         self._stopping = True
         self._end_stream()
         if not within:
@@ -222,7 +215,6 @@ class Download(threading.Thread):
         """
         begin = offset
         while True:
-            self._left = total - offset if total is not None else None
             chunk = stream.read(min(CHUNK, max(FIRST, offset - begin)))
             if self._stopping:
                 raise _StoppedError
