@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
@@ -37,6 +37,7 @@ _AGAIN_SECONDS = 0.5  # how long to wait at a time
 _PATIENCE_SECONDS = 5.0  # how long to wait for a request before its upload is aborted
 
 Options = dict[str, Any] | None
+T = TypeVar("T")
 
 
 def target_of(target: str | os.PathLike[str]) -> str:
@@ -255,38 +256,45 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
         ShardError: the store does not answer, or with an error; it never means that there is no
             such file.
     """
+
+    def info(fs: Any, name: str) -> dict[str, Any]:
+        try:
+            return dict(fs.info(name))
+        except NotImplementedError:
+            return {}
+
+    return _asked(url, storage_options, info, readable=readable)
+
+
+def _asked(
+    url: str,
+    storage_options: Options,
+    call: Callable[[Any, str], T],
+    what: str = "read",
+    *,
+    readable: bool = False,
+) -> T | None:
+    """What ``call`` returns for a store and the name of a file in it; None: it does not exist."""
     from wds_pipes.io.remote.metadata import ask
     from wds_pipes.io.remote.verdicts import judge
 
     try:
-        return ask(url, storage_options, lambda fs, name: dict(fs.info(name)))
-    except NotImplementedError:
-        return {}
+        return ask(url, storage_options, call)
     except Exception as error:
         verdict = judge(error, url.partition("://")[0])
         if verdict.missing or (verdict.forbidden and readable):
             return None
-        refuse(url, error, storage_options, "read")
+        refuse(url, error, storage_options, what)
 
 
 def remove(target: str, storage_options: Options = None) -> None:
     """Remove a file, if it exists."""
     path = local_path(target)
-    if path is not None:
+    if path is None:  # fs.rm() would take "[" in a name for a pattern
+        _asked(target, storage_options, lambda fs, name: fs.rm_file(name), "removed")
+    else:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
-        return
-    if not exists(target, storage_options):
-        return
-    from wds_pipes.io.remote.file_systems import file_system
-
-    try:
-        fs, name = file_system(target, storage_options)
-        fs.rm_file(name)  # fs.rm() would take "[" in a name for a pattern
-    except FileNotFoundError:
-        pass
-    except Exception as error:
-        refuse(target, error, storage_options, "removed")
 
 
 def read_small(target: str, storage_options: Options = None, *, most: int | None = None) -> bytes | None:
@@ -298,17 +306,11 @@ def read_small(target: str, storage_options: Options = None, *, most: int | None
                 return file.read(-1 if most is None else most)
         except (FileNotFoundError, NotADirectoryError):
             return None
-    from wds_pipes.io.remote.metadata import ask
 
     def read(fs: Any, name: str) -> bytes:
         return bytes(fs.cat_file(name) if most is None else fs.read_block(name, 0, most))
 
-    try:
-        return ask(target, storage_options, read)
-    except FileNotFoundError:
-        return None
-    except Exception as error:
-        refuse(target, error, storage_options, "read")
+    return _asked(target, storage_options, read)
 
 
 def write_small(target: str, content: bytes, storage_options: Options = None, *, overwrite: bool = True) -> None:
