@@ -13,10 +13,7 @@ HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 def _host() -> Any:
     """Return the package whose Trainer will be used."""
-    for name in HOSTS:
-        if name in sys.modules:
-            return sys.modules[name]
-    for name in HOSTS:
+    for name in sorted(HOSTS, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:

@@ -332,14 +332,8 @@ class CacheDirectory:
         """
         if not os.path.exists(self._usage) and not self._scan():
             return 0, 0  # it is no cache: write nothing into it
-        count = gone = 0
         with contextlib.closing(_opened_or_created(self._usage, shared=False)) as counter:
-            for stem, files in self._scan().items():
-                if "shard" not in files and Entry(stem).remove():
-                    count += 1
-                    gone += _bytes(files)
-            evicted, freed = self._evict(counter, max_bytes)
-        return count + evicted, gone + freed
+            return self._evict(counter, max_bytes, stopped=True)
 
     @guarded
     def entries(self) -> list[Stored]:
@@ -373,13 +367,15 @@ class CacheDirectory:
             lock.close()
         return lock is None and os.path.exists(entry.known)
 
-    def _evict(self, counter: LockedFile, max_bytes: int) -> tuple[int, int]:
-        """Count the bytes, and remove the least recently used shards until ``max_bytes`` are left.
+    def _evict(self, counter: LockedFile, max_bytes: int, *, stopped: bool = False) -> tuple[int, int]:
+        """Count the bytes, and remove the least recently used shards until ``max_bytes`` are left;
+        with ``stopped``, first all downloads that were stopped.
 
         Returns:
             The number of shards removed, and their bytes.
         """
         found = self._scan()
+        first = {stem for stem, files in found.items() if stopped and "shard" not in files}
         sizes = {
             stem: _bytes(files) if "shard" in files else self._at_most(Entry(stem)) for stem, files in found.items()
         }
@@ -387,13 +383,12 @@ class CacheDirectory:
         count = 0
         # 2 % below the limit, so that many small shards do not cause a scan of the files each.
         goal = max_bytes - max_bytes // 50 if used > max_bytes else used
-        for stem in sorted(found, key=lambda stem: _used(found[stem])):
-            if used <= goal:
-                break
-            with contextlib.suppress(CacheError):
-                if Entry(stem).remove():
-                    used -= sizes[stem]
-                    count += 1
+        for stem in sorted(found, key=lambda stem: (stem not in first, _used(found[stem]))):
+            if used > goal or stem in first:
+                with contextlib.suppress(CacheError):
+                    if Entry(stem).remove():
+                        used -= sizes[stem]
+                        count += 1
         _set(counter, used)
         return count, total - used
 
