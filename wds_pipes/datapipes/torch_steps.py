@@ -97,12 +97,19 @@ class TorchBatch(TorchStep):
     tallies = ("delivered", "dropped")
 
     def run(self) -> Iterator[Any]:
-        at, pipe, taken = self.at, copy.copy(self.pipe), _Counted(self.source.items)
-        pipe.datapipe = taken  # type: ignore[attr-defined]
+        at, pipe, taken = self.at, copy.copy(self.pipe), 0
+
+        def counted() -> Iterator[Any]:
+            nonlocal taken
+            for item in self.source.items:
+                taken += 1
+                yield item
+
+        pipe.datapipe = counted()  # type: ignore[attr-defined]
         for batch in pipe:  # which holds nothing now: all items that were taken are in batches
-            at.delivered, taken.count = at.delivered + taken.count, 0
+            at.delivered, taken = at.delivered + taken, 0
             yield batch
-        at.dropped += taken.count
+        at.dropped += taken
 
     @property
     def items_per_batch(self) -> int:
@@ -116,20 +123,6 @@ class TorchBatch(TorchStep):
 def torch_step(source: Stage[Any], pipe: IterDataPipe[Any]) -> TorchStep:
     """Return a pipe of torch's, one of HOLD_NOTHING, as a stage over ``source``."""
     return (TorchBatch if isinstance(pipe, _BATCHER) else TorchStep)(source, pipe)
-
-
-class _Counted:
-    """The items of a running stage, and how many of them were taken. It replaces the pipe over
-    which torch would iterate.
-    """
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items, self.count = items, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self._items:
-            self.count += 1
-            yield item
 
 
 class TorchSource(Source[Any]):
