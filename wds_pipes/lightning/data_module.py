@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from wds_pipes.codecs.resizing import Fit, Size
@@ -121,7 +122,6 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         self._refuse_unused({"eval_transform": eval_transform}, "val", "test")
         if cache_bytes is not None and cache is None:
             raise ValueError("cache_bytes is the limit of the cache: pass cache=, its directory, too")
-        self._hide_missing()
         self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
         self._decoding: dict[str, Any] = {
             "size": size,
@@ -159,31 +159,23 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
                 "by a pipe or a function: do it there"
             )
 
-    def _hide_missing(self) -> None:
-        """Lightning checks whether these methods are overridden."""
-        if self._sources["val"] is None:
-            self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]
-        if self._sources["test"] is None:
-            self.test_dataloader = super().test_dataloader  # type: ignore[method-assign]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the hidden methods: pickle would look them up by their names."""
-        return {name: value for name, value in vars(self).items() if name not in ("val_dataloader", "test_dataloader")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._hide_missing()
-
     def train_dataloader(self) -> Any:
         if self._sources["train"] is None:
             raise ValueError("WdsDataModule was given no train= to train on")
         return self.resumable(self._loader("train"))
 
-    def val_dataloader(self) -> Any:
-        return EvalLoader(self._loader("val"))
+    # Lightning checks whether these are overridden: they are not, if their data are missing.
 
+    @property
+    def val_dataloader(self) -> Any:
+        return super().val_dataloader if self._sources["val"] is None else partial(self._eval_loader, "val")
+
+    @property
     def test_dataloader(self) -> Any:
-        return EvalLoader(self._loader("test"))
+        return super().test_dataloader if self._sources["test"] is None else partial(self._eval_loader, "test")
+
+    def _eval_loader(self, name: str) -> EvalLoader:
+        return EvalLoader(self._loader(name))
 
     def teardown(self, stage: str) -> None:
         super().teardown(stage)
