@@ -17,12 +17,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+_Int = TypeVar("_Int", int, Any)  # an int of 64 bits, or an array of uint64
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 MOST_SAMPLES = 1 << 53  # of an epoch: places, and what is added to them, fit into 64 bits
@@ -30,7 +31,7 @@ _SAMPLES = 7  # the salt of the order of samples
 _BLOCK = 1 << 13  # places of a Permutation that are computed at a time: they fit into the cache
 
 
-def _finalize(z: int) -> int:
+def _finalize(z: _Int) -> _Int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
     return z ^ (z >> 31)
@@ -57,13 +58,9 @@ def stream(key: int, start: int, count: int) -> npt.NDArray[np.uint64]:
     """
     import numpy as np
 
-    z = np.arange(start + 1, start + count + 1, dtype=np.uint64) * np.uint64(_GAMMA) + np.uint64(key & _MASK)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
+    places = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+    outputs: npt.NDArray[np.uint64] = _finalize(places * np.uint64(_GAMMA) + np.uint64(key & _MASK))
+    return outputs
 
 
 def below(limit: int, key: int, start: int, count: int) -> npt.NDArray[np.int64]:
@@ -140,12 +137,6 @@ class Permutation:
         slot, offset = divmod(place + self._short * (place >= self._tail), self.run)
         return self._permuted(slot, 1) * self.run + offset
 
-    def place_of(self, number: int) -> int:
-        """Return the place of a number: the inverse of ``number_at``."""
-        run, offset = divmod(number, self.run)
-        place = self._permuted(run, -1) * self.run + offset
-        return place - self._short * (place >= self._tail + self._short)
-
     def numbers_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers at many places: int64, in the shape (places,) of the argument."""
         import numpy as np
@@ -153,9 +144,6 @@ class Permutation:
         numbers = np.empty(len(places), np.int64)
         for start in range(0, len(places), _BLOCK):
             block = places[start : start + _BLOCK]
-            if self.run == 1:
-                numbers[start : start + _BLOCK] = self._runs_at(block)
-                continue
             slots, offsets = np.divmod(block + self._short * (block >= self._tail), self.run)
             numbers[start : start + _BLOCK] = self._runs_at(slots) * self.run + offsets
         return numbers
@@ -167,8 +155,17 @@ class Permutation:
             value = self._network(value, direction)
         return value
 
-    def _network(self, value: int, direction: int) -> int:
-        """Apply all rounds; with -1 in reverse, which undoes them."""
+    def _runs_at(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which runs are in slots: the block form of ``_permuted``."""
+        import numpy as np
+
+        runs: npt.NDArray[np.uint64] = self._network(slots.astype(np.uint64), 1)
+        while len(outside := np.flatnonzero(runs >= self._runs)):
+            runs[outside] = self._network(runs[outside], 1)
+        return runs.astype(np.int64)
+
+    def _network(self, value: _Int, direction: int) -> _Int:
+        """Apply all rounds to a number or a block; with -1 in reverse, which undoes them."""
         left, right = value >> self._right_bits, value & (1 << self._right_bits) - 1
         for number in range(len(self._keys))[::direction]:
             key = self._keys[number]
@@ -177,39 +174,6 @@ class Permutation:
             else:
                 left ^= _finalize((right + key) & _MASK) >> 64 - self._left_bits
         return left << self._right_bits | right
-
-    def _runs_at(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return which runs are in slots: the block form of ``_permuted``."""
-        import numpy as np
-
-        runs = self._network_of(slots.astype(np.uint64))
-        outside = np.flatnonzero(runs >= self._runs)
-        while len(outside):
-            again = self._network_of(runs[outside])
-            runs[outside] = again
-            outside = outside[again >= self._runs]
-        return runs.astype(np.int64)
-
-    def _network_of(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """The block form of ``_network``, forwards."""
-        import numpy as np
-
-        left, right = values >> np.uint64(self._right_bits), values & np.uint64((1 << self._right_bits) - 1)
-        z, shifted = np.empty_like(values), np.empty_like(values)
-        for number, key in enumerate(self._keys):
-            bits, one, other = (self._right_bits, right, left) if number % 2 else (self._left_bits, left, right)
-            # _finalize without its last step, which leaves the highest 31 bits as they are. It
-            # works in place: no temporary arrays.
-            np.add(other, np.uint64(key), out=z)
-            np.right_shift(z, np.uint64(30), out=shifted)
-            np.bitwise_xor(z, shifted, out=z)
-            np.multiply(z, np.uint64(0xBF58476D1CE4E5B9), out=z)
-            np.right_shift(z, np.uint64(27), out=shifted)
-            np.bitwise_xor(z, shifted, out=z)
-            np.multiply(z, np.uint64(0x94D049BB133111EB), out=z)
-            np.right_shift(z, np.uint64(64 - bits), out=z)
-            np.bitwise_xor(one, z, out=one)
-        return left << np.uint64(self._right_bits) | right
 
 
 def order_of_samples(count: int, seed: int, epoch: int, *, block_samples: int = 1) -> Permutation:
