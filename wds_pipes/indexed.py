@@ -22,10 +22,9 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
-from wds_pipes.stages.shard_source import fingerprint
 from wds_pipes.tar.index import known_version
 from wds_pipes.tar.keys import KeySplit, check_key_split
-from wds_pipes.tar.listing import Listed, list_indexed
+from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.samples import AFTER, SampleParser
 from wds_pipes.tar.views import Selection, Selector, by_numbers, split_by_key
@@ -104,12 +103,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
     ) -> None:
-        self._given = urls if isinstance(urls, (str, os.PathLike)) else items_of(urls)
-        self._index, self._options = index, check_storage_options(storage_options)
-        listed = list_indexed(self._given, index, storage_options)
-        self._options = with_origins(storage_options, origins_of(self._given))
-        self._listed: Listed | None = listed
-        self._fingerprint = _fingerprint_of(listed)
+        urls = items_of(urls)
+        self._listed = list_indexed(urls, index, check_storage_options(storage_options))
+        self._options = with_origins(storage_options, origins_of(urls))
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         specs = decode_specs(decode)
         decoding = {"size": size, "fit": fit, "allow_pickle": allow_pickle, "max_image_pixels": max_image_pixels}
@@ -121,27 +117,12 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._opened: _Opened | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # ten thousand URLs are much larger than the pattern that they come from
-        listed = self._listed if isinstance(self._given, list) and self._listed and not self._listed.facts else None
-        return {**self.__dict__, "_opened": None, "_listed": listed}
+        return {**self.__dict__, "_opened": None}
 
     @property
     def urls(self) -> list[str]:
         """The shards, in order."""
-        return list(self._listing().urls)
-
-    def _listing(self) -> Listed:
-        if self._listed is None:
-            listed = list_indexed(self._given, self._index, self._options)
-            if _fingerprint_of(listed) != self._fingerprint:
-                given = self._given if self._index is True else self._index
-                raise ValueError(
-                    f"{redact(str(given))!r:.200} names other shards, or other numbers of samples, in this process "
-                    "than where the IndexedShards was built: do not add or remove shards meanwhile, or pass a list "
-                    "of them"
-                )
-            self._listed = listed
-        return self._listed
+        return list(self._listed.urls)
 
     def _open(self) -> _Opened:
         if self._opened is None:
@@ -164,9 +145,8 @@ class IndexedShards(Dataset[dict[str, Any]]):
         try:
             one = operator.index(number)
         except TypeError:
-            return self._view(by_numbers(number, self.numbers))
-        opened = self._opened or self._open()
-        return opened.read_one(one if self._numbers is None and 0 <= one < opened.count else self._number(one))
+            return self._changed(_numbers=by_numbers(number, self.numbers))
+        return self._open().read([self._number(one)])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples, in this order; neighbours are read together."""
@@ -216,22 +196,18 @@ class IndexedShards(Dataset[dict[str, Any]]):
             SampleError: several samples have one of the keys.
         """
         chosen = Selector(self._open().located).select(self.numbers, where, exclude)
-        return self._view(chosen)
+        return self._changed(_numbers=chosen)
 
-    def _view(self, chosen: Numbers) -> IndexedShards:
+    def _changed(self, **attributes: Any) -> IndexedShards:
+        """Return another one over the same shards."""
         view = object.__new__(type(self))
-        view.__dict__.update(self.__dict__, _numbers=chosen)
+        view.__dict__.update(self.__dict__, **attributes)
         return view
 
     def keys(self) -> Iterator[str]:
         """Yield the keys of the samples, in order. This reads the samples."""
-        return (sample["__key__"] for sample in self._bare())
-
-    def _bare(self) -> IndexedShards:
-        """A view without fields, and without decoding."""
-        bare = object.__new__(type(self))
-        bare.__dict__.update(self.__dict__, _fields=frozenset(), _decode=None, _opened=None)
-        return bare
+        bare = self._changed(_fields=frozenset(), _decode=None, _opened=None)
+        return (sample["__key__"] for sample in bare)
 
     def by_key(self, key: str) -> dict[str, Any]:
         """Return the sample with a key. The index of keys, ``X.tar.keys``, finds it.
@@ -272,7 +248,7 @@ class _Opened:
     """What an IndexedShards has open in this process."""
 
     def __init__(self, data: IndexedShards) -> None:
-        listed = data._listing()
+        listed = data._listed
         versions = partial(known_version, listed.urls, listed.facts)
         self._files = RangeReader(data._options, data._connections, cache=data._cache, versions=versions)
         self._urls, facts = list(listed.urls), listed.facts  # a list is faster
@@ -292,20 +268,6 @@ class _Opened:
         self._shown = {url: redact(url) for url in self._urls}
         self._parser = SampleParser(data._fields, data._key_split, self.located.stale)
         self._decode = None if data._decode is None else data._decode.decoder()
-
-    def read_one(self, number: int) -> Any:
-        """Return the sample with this number among all."""
-        located = self.located
-        starts = located.starts
-        shard = bisect_right(starts, number) - 1
-        offsets, place, url = located.offsets(shard), number - starts[shard], self._urls[shard]
-        start, stop = offsets[place], offsets[place + 1]
-        size = self._sizes[shard]
-        before = offsets[place - 1] if place else -1
-        part = self._files.read_one(url, start if place else 0, stop + AFTER, size)
-        last = not self._local and place + 2 == len(offsets)  # a local shard was checked with its index
-        sample = self._parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
-        return sample if self._decode is None else self._decode(sample)
 
     def read(self, numbers: Sequence[int]) -> list[Any]:
         """Return the samples with these numbers among all."""
@@ -361,8 +323,3 @@ def decode_specs(decode: Any) -> tuple[Any, ...] | None:
     if decode is True:
         return ()
     return tuple(decode) if isinstance(decode, (list, tuple)) else (decode,)
-
-
-def _fingerprint_of(listed: Listed) -> str:
-    counts = () if listed.facts is None else listed.facts.samples
-    return fingerprint([*listed.urls, *map(str, counts)])
