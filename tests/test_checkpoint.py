@@ -86,15 +86,10 @@ def test_the_same_ranks_resume_exactly(shards, tmp_path, batches, workers):
         assert take(loader) == straight[2 * batches :]
 
 
-def make_loader_at(urls, directory, step) -> wp.PipeLoader:
-    loader = make_loader(urls)
-    assert checkpoint.load(directory, loader, step=step) == step
-    return loader
-
-
-def test_ranks_in_different_epochs_resume(shards, tmp_path):
+def test_ranks_in_different_epochs_resume(shards, tmp_path, caplog):
     """With epoch_end="exact" one rank may have fewer batches in an epoch than the other. Whatever
-    save() wrote at one step, load() accepts on as many ranks.
+    save() wrote at one step, load() accepts on as many ranks; the log says once that it fits no
+    other number.
     """
     given = [endless(make_unequal(shards, rank, 2)) for rank in range(2)]
     sizes = [len(list(make_unequal(shards, rank, 2))) for rank in range(2)]
@@ -114,6 +109,8 @@ def test_ranks_in_different_epochs_resume(shards, tmp_path):
             batches = endless(again)
             assert [next(batches) for _ in range(2)] == straight[rank][step : step + 2]
     assert any(len(set(of_ranks)) == 2 for of_ranks in epochs)
+    [said] = [record.getMessage() for record in caplog.records if "fits 2 ranks only" in record.getMessage()]
+    assert "epoch_end='loop'" in said
     for loader, batches in zip(loaders, running, strict=True):  # until their epochs differ again
         while len({loader.state_dict()["epoch"] for loader in loaders}) == 1:
             next(batches)
@@ -175,18 +172,6 @@ def test_all_ranks_refuse_to_save_where_one_has_other_shards(shards, tmp_path):
     assert not list(tmp_path.glob("step-*"))
 
 
-def test_a_checkpoint_for_one_number_of_ranks_is_told_when_saved(shards, tmp_path, caplog):
-    loaders = [make_unequal(shards, rank, 2) for rank in range(2)]
-    running = [endless(loader) for loader in loaders]
-    for step in range(1, 40):
-        for loader, batches in zip(loaders, running, strict=True):
-            next(batches)
-            checkpoint.save(tmp_path, loader, step=step)
-    told = [record.getMessage() for record in caplog.records if "fits 2 ranks only" in record.getMessage()]
-    assert len(told) == 1
-    assert "epoch_end='loop'" in told[0]
-
-
 def make_unequal(urls, rank, ranks) -> wp.PipeLoader:
     pipe = samples(urls[:7])
     return wp.PipeLoader(pipe, batch_size=2, collate="list", rank=rank, world_size=ranks, epoch_end="exact", lanes=2)
@@ -199,7 +184,7 @@ def endless(loader):
             yield keys_of(batch)
 
 
-@pytest.mark.parametrize("worlds", [(2, 1), (1, 2), (2, 3), (3, 2, 1), (2, 3, 2, 4), (4, 2, 4, 1)])
+@pytest.mark.parametrize("worlds", [(1, 2), (2, 3, 2, 4), (4, 2, 4, 1)])
 def test_other_numbers_of_ranks_resume(shards, tmp_path, worlds):
     """Onto any number of ranks, several times: each sample once."""
     given = [
@@ -220,7 +205,7 @@ def test_step_chooses(shards, tmp_path, caplog):
         keys += take(live, 1)
         assert checkpoint.save(tmp_path, loader, step=step).name == f"step-{step:010d}"
     with caplog.at_level(logging.WARNING, "wds_pipes"):
-        again = make_loader_at(shards, tmp_path, 100)
+        again = make_loader_of(shards, tmp_path, 100)
     assert "newer ones are there: 200 is complete, and save() refuses to go on before it; 300 is" in caplog.text
     assert take(iter(again), 2) == keys[2:6]
     with pytest.raises(wp.StateError, match="holds checkpoint 300, and this one would be 200"):
@@ -465,27 +450,14 @@ def swapped(path):
     path.write_bytes(path.with_name("rank-0000-of-0002.json").read_bytes())
 
 
-def moved(path):
-    seal(path, step=7)
-
-
 DAMAGE = {
     "truncated": (cut, "is truncated, edited or damaged"),
-    "empty": (lambda path: path.write_bytes(b""), "is truncated, edited or damaged"),
-    "zeros": (lambda path: path.write_bytes(bytes(4096)), "is truncated, edited or damaged"),
     "not text": (lambda path: path.write_bytes(b"\xff\xfe\xfd"), "is truncated, edited or damaged"),
     "deep": (lambda path: path.write_bytes(b"[" * 100_000), "is truncated, edited or damaged"),
     "a list": (lambda path: path.write_text("[1]"), "is truncated, edited or damaged"),
-    "no state": (lambda path: path.write_text('{"format": 1, "checksum": ""}'), "is truncated, edited or damaged"),
     "edited": (edited, "is truncated, edited or damaged"),
-    "checksum of no kind": (
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "checksum": [1]})),
-        "is truncated, edited or damaged",
-    ),
     "newer": (lambda path: seal(path, format=2, extra="new"), "has another format than 1"),
-    "format of no kind": (lambda path: seal(path, format="1"), "has another format than 1"),
     "swapped": (swapped, "was written as rank 0 of 2 at step 1, and is not in its place"),
-    "moved": (moved, "was written as rank 1 of 2 at step 7, and is not in its place"),
     "another run": (of_another_run, "the states differ in 'seed'"),
     "another step": (of_another_step, "were taken at different steps"),
     "a state of no kind": (lambda path: seal(path, state=[]), "takes the list of what state_dict()"),
@@ -530,7 +502,7 @@ def test_any_changed_byte_is_found(shards, tmp_path):
     run_ranks(shards, 1, tmp_path, 3)
     path = tmp_path / "step-0000000001" / "rank-0000-of-0001.json"
     whole, loader, refused = path.read_bytes(), make_loader(shards), 0
-    for place in range(len(whole)):
+    for place in range(0, len(whole), 5):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 7]) + whole[place + 1 :])
         try:
             checkpoint.load(tmp_path, loader)
@@ -538,14 +510,7 @@ def test_any_changed_byte_is_found(shards, tmp_path):
             refused += 1
         else:
             assert loader.state_dict() == json.loads(whole)["state"]
-    assert refused > 0.9 * len(whole)
-
-
-def test_an_error_of_a_state_that_does_not_fit_names_its_file(shards, tmp_path):
-    run_ranks(shards, 1, tmp_path, 1)
-    with pytest.raises(wp.StateError) as error:
-        checkpoint.load(tmp_path, make_loader(shards, seed=6))
-    assert "step-0000000001" in str(error.value)
+    assert refused > 0.9 * len(whole) / 5
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -629,16 +594,6 @@ def test_a_full_disk(shards, tmp_path):
     assert checkpoint.save(tmp_path, loader).name == "step-0000000003"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_to_write(shards, tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(wp.StateError, match="cannot save a checkpoint to"):
-            checkpoint.save(tmp_path, make_loader(shards))
-    finally:
-        tmp_path.chmod(0o700)
-
-
 # Killed
 
 
@@ -655,40 +610,16 @@ def save_for_ever(urls, where, directory, connection, in_step):
             in_step.wait()
 
 
-def test_a_crash_after_a_crash_between_two_ranks(shards, tmp_path):
-    """The first leaves step 3 of one rank only; after the resume, the second leaves step 3 of
-    the other only: both belong together.
-    """
-
-    def run(last):
-        loaders = [make_loader(shards, rank, 2, epoch_end="drop") for rank in range(2)]
-        begun = [(checkpoint.load(tmp_path, loader) or 0, loader, iter(loader)) for loader in loaders]
-        for (step, loader, batches), end in zip(begun, last, strict=True):
-            while step < end:
-                next(batches)
-                step = int(checkpoint.save(tmp_path, loader).name.removeprefix("step-"))
-
-    run((2, 3))
-    (tmp_path / "step-0000000003" / "rank-0001-of-0002.json").replace(tmp_path / "kept")
-    run((3, 2))
-    (tmp_path / "kept").replace(tmp_path / "step-0000000003" / "rank-0001-of-0002.json")
-    for rank in range(2):
-        loader = make_loader(shards, rank, 2, epoch_end="drop")
-        assert checkpoint.load(tmp_path, loader) == 3
-        assert next_batches(loader, 2) == next_batches(make_loader(shards, rank, 2, epoch_end="drop"), 5)[-2:]
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_at_any_moment(shards, tmp_path, ranks):
+def test_killed_at_any_moment(shards, tmp_path):
     """SIGKILL at random moments of ranks that only save: the newest complete checkpoint always
     loads, and no rank has reported a newer one. A rank may be ahead of another, so the files of one
     round may be completed in the next one.
     """
-    random_delay, last, most = random.Random(3), 0, [0] * ranks
+    ranks, random_delay, last, most = 2, random.Random(3), 0, [0, 0]
     (tmp_path / "step-0000000000").mkdir()
     for rank in range(ranks):
         checkpoint.save(tmp_path, make_loader(shards, rank, ranks, epoch_end="drop"), step=0)
-    for _ in range(6):
+    for _ in range(4):
         processes, told, in_step = [], [], CONTEXT.Barrier(ranks)
         for rank in range(ranks):
             receiver, sender = CONTEXT.Pipe(duplex=False)
@@ -867,7 +798,7 @@ def test_ranks_load_the_same_checkpoint(shards, tmp_path):
         shutil.copy(saved / place.name / "rank-0000-of-0002.json", place)
     first, second = on_ranks(2, load_what_this_rank_sees, shards, tmp_path)
     assert first["late"] == second["late"] == 2
-    rest = [take(make_loader_of(shards, rank, saved, 2)) for rank in range(2)]
+    rest = [take(make_loader_of(shards, saved, 2, rank, 2)) for rank in range(2)]
     assert [first["samples"], second["samples"]] == rest
     assert first["soon"] == second["soon"] == 3
     assert first["older"] == second["older"] == 2
@@ -886,8 +817,8 @@ def test_ranks_load_the_same_checkpoint(shards, tmp_path):
     assert "rank 1 cannot load a checkpoint" in first["missing"]
 
 
-def make_loader_of(urls, rank, directory, step) -> wp.PipeLoader:
-    loader = make_loader(urls, rank, 2)
+def make_loader_of(urls, directory, step, *where) -> wp.PipeLoader:
+    loader = make_loader(urls, *where)
     assert checkpoint.load(directory, loader, step=step) == step
     return loader
 
@@ -932,7 +863,7 @@ def use_dcp(rank, ranks, urls, run, path):
     return given
 
 
-@pytest.mark.parametrize("worlds", [(2, 2, 2), (2, 1, 2), (2, 3, 2)])
+@pytest.mark.parametrize("worlds", [(2, 2, 2), (2, 1, 3)])
 def test_dcp(shards, tmp_path, worlds):
     """dcp.save and dcp.load of torch, onto the same and other numbers of ranks, twice in a row:
     each sample once, and in order where the ranks stay.

@@ -152,14 +152,11 @@ class SharedNumbers:
         starts: how many processes, workers or not, this process has started with these numbers.
     """
 
-    def __init__(self, numbers: list[int]) -> None:
-        self._put(numbers)
-
-    def _put(self, numbers: list[int]) -> None:
-        self._numbers = torch.tensor(numbers, dtype=torch.int64)
-        self._numbers.share_memory_()  # type: ignore[no-untyped-call]
+    def __init__(self, numbers: list[int], shared: bytes | None = None) -> None:
+        self._numbers = torch.tensor(numbers, dtype=torch.int64) if shared is None else pickle.loads(shared)
+        self._numbers.share_memory_()
         # in a process that was just started: the numbers then, for a process that is no worker
-        self._at_start: list[int] | None = None
+        self._at_start = None if shared is None else numbers
         self.starts = 0
         _all_shared.add(self)
 
@@ -167,7 +164,7 @@ class SharedNumbers:
     def numbers(self) -> torch.Tensor:
         at_start, self._at_start = self._at_start, None
         if at_start is not None and worker_info() is None:
-            self._put(at_start)
+            self._numbers, self.starts = SharedNumbers(at_start)._numbers, 0
         return self._numbers
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -176,14 +173,7 @@ class SharedNumbers:
             return SharedNumbers, (numbers.tolist(),)
         self.starts += 1
         # DataLoader packs a pipe with pickle, which would copy the memory instead of sharing it.
-        return _shared_in, (bytes(ForkingPickler.dumps(numbers)), numbers.tolist())
-
-
-def _shared_in(memory: bytes, numbers: list[int]) -> SharedNumbers:
-    shared = SharedNumbers.__new__(SharedNumbers)
-    shared._numbers, shared._at_start, shared.starts = pickle.loads(memory), numbers, 0
-    _all_shared.add(shared)
-    return shared
+        return SharedNumbers, (numbers.tolist(), bytes(ForkingPickler.dumps(numbers)))
 
 
 _all_shared: weakref.WeakSet[SharedNumbers] = weakref.WeakSet()

@@ -19,7 +19,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 try:
     from torchdata.nodes import BaseNode
@@ -121,15 +122,6 @@ class WdsNode(Countable, BaseNode[Any]):
         return " > ".join(self._stream.chain.graph())
 
 
-@dataclass(slots=True)
-class _Loaded:
-    """Whether a node has a state that was loaded, from which an item had been requested, and was
-    not asked for one since then.
-    """
-
-    unread: bool = False
-
-
 class ForeignNode(Source[Any]):
     """The items of a node that is not ours, such as one of torchdata's, as the source of a stage.
 
@@ -149,7 +141,9 @@ class ForeignNode(Source[Any]):
         self._below = self._ours[0]._stream.chain.root if self._ours else None
         super().__init__(self._below.seed if self._below else 0)
         self.node = node
-        self._loaded = _Loaded()
+        # Whether the node has a state that was loaded, from which an item had been requested, and
+        # was not asked for one since then. All copies share it.
+        self._loaded = SimpleNamespace(unread=False)
 
     def which_data(self) -> Data:
         return self._below.which_data() if self._below and len(self._ours) == 1 else Data()
@@ -251,17 +245,12 @@ def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
 for _name in stages.__all__:
     globals()[_name] = _node_class(getattr(stages, _name))
 
-if TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[WdsNode]: ...  # the nodes that are made above, and those of users' stages
-
-else:
-
-    def __getattr__(name: str) -> type[WdsNode]:
-        kind = find_stage(functional_name(name))
-        if kind is None or kind.__name__ != name or kind.run is Stage.run:  # else a stage of the user's
-            raise AttributeError(unknown(f"module {__name__!r} has no attribute", name, __all__), name=name)
-        return _node_class(kind)
+def __getattr__(name: str) -> type[WdsNode]:  # for type checkers also the nodes that are made above
+    kind = find_stage(functional_name(name))
+    if kind is None or kind.__name__ != name or kind.run is Stage.run:  # else a stage of the user's
+        raise AttributeError(unknown(f"module {__name__!r} has no attribute", name, __all__), name=name)
+    return _node_class(kind)
 
 
 __all__ = ["WdsNode", *stages.__all__]  # noqa: PLE0604 - names, all of them

@@ -8,7 +8,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -311,22 +311,15 @@ def _check_lanes(make: Callable[[], Any]) -> None:
     """Run several lanes of one pipeline in turn, and compare each with the same lane of a separate
     pipeline.
 
-    Then do the same from halfway on.
+    Then do the same from halfway on, in a new pipeline.
     """
     alone = [list(_open(_stage(make()), lane).items) for lane in _LANES]
-    rounds = max(map(len, alone))
-    half = _check_rounds(_stage(make()), alone, 0, rounds // 2, [None] * len(_LANES))
-    _check_rounds(_stage(make()), alone, rounds // 2, rounds + 1, json.loads(json.dumps(half)))
-
-
-def _check_rounds(
-    stage: Stage[Any] | None, alone: list[list[Any]], start: int, stop: int, positions: list[Any]
-) -> list[Any]:
-    """Compare the items ``start`` to ``stop - 1`` of each lane; return the positions after them."""
-    lanes = [_open(stage, lane, position) for lane, position in zip(_LANES, positions, strict=True)]
-    try:
-        for number in range(start, stop):
-            for (lane, of), running, expected in zip(_LANES, lanes, alone, strict=True):
+    rounds, positions = max(map(len, alone)), [None] * len(_LANES)
+    for numbers in (range(rounds // 2), range(rounds // 2, rounds + 1)):
+        stage = _stage(make())
+        lanes = [_open(stage, lane, position) for lane, position in zip(_LANES, positions, strict=True)]
+        try:
+            for number, ((lane, of), running, expected) in product(numbers, zip(_LANES, lanes, alone, strict=True)):
                 item = next(running.items, END)
                 right = expected[number] if number < len(expected) else END
                 if not same(item, right):
@@ -337,10 +330,10 @@ def _check_rounds(
                         "run(). (Lists, dicts and sets made in __init__ are copied for each "
                         "lane; any other object is shared.)"
                     )
-        return [Chain(running).dump(running.mark()) for running in lanes]
-    finally:
-        for running in lanes:
-            running.close()
+            positions = json.loads(json.dumps([Chain(running).dump(running.mark()) for running in lanes]))
+        finally:
+            for running in lanes:
+                running.close()
 
 
 def _open(stage: Stage[Any] | None, lane: tuple[int, int], position: Any = None) -> Stage[Any]:

@@ -5,7 +5,6 @@ are refused, and the user has the last word.
 import itertools
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -93,8 +92,8 @@ def moves(caplog):
 
 @pytest.mark.parametrize(
     "make",
-    [shuffled, interleaved, mixed, loader, lambda root: loader(root, mixed)],
-    ids=["pipe", "interleave", "mix", "loader", "mix in loader"],
+    [interleaved, loader, lambda root: loader(root, mixed)],
+    ids=["interleave", "loader", "mix in loader"],
 )
 def test_the_same_data_at_another_place_resume_exactly(make, here, there, monkeypatch, caplog):
     """By a relative path, as a file:// URL, and as a copy: same samples, same order, same draws.
@@ -121,40 +120,14 @@ def cut_again(source, state, count, **options):
     return cut(source, count)
 
 
-def test_a_copy_in_a_store_resumes_exactly(here, web, s3):
-    local = sorted((here / "birds").glob("*.tar"))
-    stored = {store: [store.put(f"moved/{path.name}", path.read_bytes()) for path in local] for store in (web, s3)}
-
-    def make(urls, store=None, **options):
-        opened = wp.ShardList(urls, shuffle=True, seed=3).open_shards(
-            storage_options=None if store is None else store.storage_options
-        )
-        pipe = opened.load_tar().group_by_key().shuffle_buffer(4).map_samples(draw)
-        return wp.PipeLoader(pipe, batch_size=2, collate="list", lanes=2, **options)
-
-    _, state, rest = cut(make(map(str, local)), 4)
-    for store, urls in stored.items():
-        resumed = loaded(make(urls, store), state)
-        assert facts(resumed) == rest
-        _, again, rest_there = cut_again(make(urls, store), state, 3)
-        home = loaded(make(map(str, local)), again)
-        assert facts(home) == rest_there
-
-
 def test_data_and_lanes_may_change_together(here, there):
-    """An epoch is repartitioned when its data move, with worker processes: each
-    sample comes once.
-    """
+    """An epoch is repartitioned when its data move: each sample comes once."""
     for pipe, expected in ((shuffled, 25), (mixed, None)):
         whole = sorted(itertools.chain(*facts(loader(here, pipe, lanes=3))))
         given, state, _ = cut(loader(here, pipe, lanes=3), 3)
         halves = loaded(loader(there, pipe, lanes=2), state)
         more, state, _ = cut(halves, 2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            resumed = loaded(loader(here, pipe, lanes=4, num_workers=2), state)
-            last = facts(resumed)
-            resumed.close()
+        last = facts(loaded(loader(here, pipe, lanes=4), state))
         assert sorted(itertools.chain(*given, *more, *last)) == whole
         assert expected is None or len(whole) == expected
 
@@ -272,9 +245,7 @@ def renamed(there):
     return there
 
 
-@pytest.mark.parametrize(
-    "make", [shuffled, mixed, loader, lambda root: loader(root, mixed)], ids=["pipe", "mix", "loader", "mix in loader"]
-)
+@pytest.mark.parametrize("make", [shuffled, lambda root: loader(root, mixed)], ids=["pipe", "mix in loader"])
 def test_renamed_shards_fit_with_moved(make, here, there, caplog):
     """Without it the error names both ways out. All else is checked as always. A state from there
     needs no moved=True.

@@ -190,22 +190,6 @@ def test_wrong_rules_are_refused_when_the_pipe_is_built(rule, error, message, ur
         samples(urls).map_samples(len, on_error=rule)
 
 
-def only_odd(error):
-    return "skip" if isinstance(error, OddError) else "raise"
-
-
-def odd(sample):
-    return failing(OddError, sample)
-
-
-@pytest.mark.parametrize("rule", [only_odd, {OddError: "skip"}])
-def test_rules_in_workers(rule, urls):
-    pipe = samples(urls, shuffle=False).map_samples(odd, on_error=rule)
-    loader = wp.PipeLoader(pipe, batch_size=1, collate="list", num_workers=1)
-    assert [key for batch in loader for key in keys_of(batch)] == KEPT
-    loader.close()
-
-
 def test_classes_of_errors():
     """Who expects Python's own classes catches ours, too; pickled as before."""
     shard, sample = wp.ShardError("gone", url="a.tar", offset=512), wp.SampleError("bad", url="a.tar", key="k")

@@ -27,7 +27,6 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from wds_pipes.core.counts import COUNTED, LIMITED, OF_CHAINS, Lack, Network, public_counts, sum_counts
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.moved import Data
 from wds_pipes.core.numbered import Numbered, NumberedItems
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
 from wds_pipes.core.stage import Reports, Source, Stage, functional_name
@@ -67,11 +66,6 @@ class Chain:
         return cast("Source[Any]", self.steps[0])
 
     # What the recipe says
-
-    @property
-    def data(self) -> Data:
-        """Which shards the chain reads."""
-        return self.root.which_data()
 
     def graph(self, *, counted: bool = False) -> list[str]:
         """Return the chain as text, from its first stage: names, and the options that decide the
@@ -181,10 +175,6 @@ class Chain:
             if mark is None:
                 break
             own, before = mark
-            if step is self._composite:
-                inner = self._composite.counts_in(own, before, counts["delivered"])
-                given = counts["delivered"] if expanded else inner["delivered"]
-                return {**sum_counts((counts, inner)), "delivered": given}
             for place, name in step._tallies:
                 value = own[place]
                 if name == "delivered":
@@ -193,6 +183,11 @@ class Chain:
                     counts[name] = counts.get(name, 0) + value
                     if isinstance(step, Reports) and step.limited is not None and name == step.counter:
                         counts[step.limited] = counts.get(step.limited, 0) + value
+            if step is self._composite:
+                inner = self._composite.counts_in(own, before)
+                counts_delivered = self._composite.counts_delivered and not expanded
+                delivered = inner["delivered"] if counts_delivered else counts["delivered"]
+                return {**sum_counts((counts, inner)), "delivered": delivered}
             expanded = expanded or step.expands
             mark = before
         return counts
@@ -384,11 +379,6 @@ class Composite(Reports, Stage[Out]):
     def inner(self) -> Sequence[Stage[Any]]:
         raise NotImplementedError
 
-    @property
-    def recipes(self) -> Sequence[Chain]:
-        """What it runs copies of, which share what they read through."""
-        return [self.before]
-
     def chain_of(self, part: Any) -> Chain | None:
         """Return the chain of a part, as a recipe; None: there is none any more."""
         return self.before
@@ -454,7 +444,9 @@ class Composite(Reports, Stage[Out]):
 
     @property
     def network(self) -> Network:
-        return Network.of_all(recipe.network for recipe in self.recipes)
+        # the recipes, whose copies share what they read through
+        sources = Chain(self).root.branches.values() if self.source is None else [self.source]
+        return Network.of_all(Chain(source).network for source in sources)
 
     @property
     def bytes_so_far(self) -> int:
@@ -469,17 +461,12 @@ class Composite(Reports, Stage[Out]):
 
     # Positions
 
-    def counts_in(self, own: tuple[Any, ...], parts: Sequence[Any], delivered: int) -> dict[str, int]:
-        """Return the counts at a position: of the chains that are done, and of those that stand
-        somewhere. ``delivered``: how many items were yielded.
+    def counts_in(self, own: tuple[Any, ...], parts: Sequence[Any]) -> dict[str, int]:
+        """Return the counts at a position that only this stage knows: those of the chains that
+        stand somewhere, and of single stages.
         """
-        values = dict(zip(self._defaults, own, strict=False))
-        done = {
-            name: value for name, value in values.items() if value and name in self.tallies and name not in OF_CHAINS
-        }
-        found = [{"delivered": values.get("batched", 0), **done}, values.get("limited") or {}]
-        counts = sum_counts([*found, *map(self.counts_of, parts)])
-        return counts if self._counts_delivered else {**counts, "delivered": delivered}
+        at = self._at(own)
+        return sum_counts([{"delivered": at.batched}, at.limited or {}, *map(self.counts_of, parts)])
 
     def counts_of(self, part: Any) -> dict[str, int]:
         """Return the counts of the chain of a part."""
@@ -487,7 +474,8 @@ class Composite(Reports, Stage[Out]):
         return {} if chain is None else chain.counts(part.mark, 0)
 
     @cached_property
-    def _counts_delivered(self) -> bool:
+    def counts_delivered(self) -> bool:
+        """Whether its chains count delivered samples: see ``Chain.counts_delivered``."""
         return Chain(self).counts_delivered
 
     def dump_part(self, part: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from wds_pipes.core.order import hash64
 
@@ -72,17 +72,6 @@ class Lane:
         return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
-class News(Protocol):
-    """What the main process is told, for its workers: ``wds_pipes.dataset.WorkerNews``."""
-
-    @property
-    def starts(self) -> int: ...
-
-    def tell(self, epoch: int | None) -> None: ...
-
-    def hear(self) -> int | None: ...
-
-
 @dataclass(slots=True)
 class Passed:
     """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
@@ -94,14 +83,15 @@ class Passed:
         times: how often the next epoch was passed to new workers.
         starts: how many processes the main process had started when DataLoader made an iterator;
             None: no further call for this iterator is expected.
-        news: what the main process was told since, for workers that are kept.
+        news: what the main process was told since, for workers that are kept: a
+            ``wds_pipes.dataset.WorkerNews``.
     """
 
     by: int | None = None
     epoch: int | None = None
     times: int = 0
     starts: int | None = None
-    news: News | None = None
+    news: Any = None
 
     def tell(self, epoch: int | None) -> None:
         """The pipe is told an epoch, or a state (None)."""

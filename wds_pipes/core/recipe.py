@@ -15,7 +15,8 @@ from wds_pipes.errors import StateError
 
 
 class Recipe(NamedTuple):
-    """What a chain and a state have in common: see ``Chain.data`` and ``Chain.graph``.
+    """What a chain and a state have in common: see ``Source.which_data`` and
+    ``Chain.graph``.
 
     Attributes:
         steps: a hash of the graph.
@@ -39,26 +40,22 @@ class Recipe(NamedTuple):
         sources = {name: cls.of(Chain(branch), counted=True) for name, branch in root.branches.items()}
         without: frozenset[str] = getattr(root, "without", frozenset())
         steps = blake2b("\0".join(graph).encode(), digest_size=4).hexdigest()
-        return cls(root.seed, graph, chain.data, steps, sources=sources, without=without)
+        return cls(root.seed, graph, root.which_data(), steps, sources=sources, without=without)
 
     @property
-    def of_data(self) -> dict[str, Any]:
-        """The entries of a state that say which shards it is of; no id of the data if there is
-        none.
-        """
+    def entries(self) -> dict[str, Any]:
+        """The entries of a state that say what it is of: what is not known has no entry."""
         data = self.data
-        return {"shards": data.shards, "fingerprint": data.fingerprint, **({"data": data.id} if data.id else {})}
-
-    @property
-    def of_sources(self) -> dict[str, Any]:
-        """The entry of a state that says what the mixed chains are; none if it mixes none."""
-        if not self.sources:
-            return {}
-        sources = {
-            name: {"seed": source.seed, "steps": source.steps, **source.of_data, **source.of_sources}
-            for name, source in self.sources.items()
-        }
-        return {"sources": sources}
+        entries: dict[str, Any] = {"seed": self.seed, "shards": data.shards, "fingerprint": data.fingerprint}
+        if data.id:
+            entries["data"] = data.id
+        if self.samples is not None:
+            entries["samples"] = self.samples
+        if self.sources:
+            entries["sources"] = {
+                name: {"steps": source.steps, **source.entries} for name, source in self.sources.items()
+            }
+        return entries
 
 
 def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:

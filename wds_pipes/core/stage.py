@@ -191,11 +191,16 @@ class Stage(Generic[Out]):
                 raise TypeError(f"{cls.__name__}.{word} says nothing to the package. Did you mean {meant}?")
         if cls.scope not in _SCOPES:
             raise TypeError(f"{cls.__name__}.scope must be one of {', '.join(map(repr, _SCOPES))}, not {cls.scope!r}")
-        cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in cls.tallies)
+        counts = set(cls.tallies).difference(OF_CHAINS)
+        cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in counts)
 
     def __init__(self, source: Stage[Any] | None = None) -> None:
         if source is not None and not isinstance(source, Stage):
-            raise TypeError(_not_built_of_a_pipe(type(self), source))
+            raise TypeError(
+                f"{type(self).__name__} needs a stage as its source, not {type(source).__name__}: call the method of a "
+                f"pipe, pipe.{functional_name(type(self))}(...)"
+                + ("" if is_built_in(type(self)) else f", after register_stage({type(self).__name__})")
+            )
         self.source = source
 
     def __iter__(self) -> Iterator[Out]:
@@ -296,15 +301,6 @@ class Stage(Generic[Out]):
             f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
         )
         return f"{functional_name(type(self))}({options})" if options else functional_name(type(self))
-
-
-def _not_built_of_a_pipe(kind: type[Stage[Any]], source: object) -> str:
-    name = kind.__name__
-    after = "" if is_built_in(kind) else f", after register_stage({name})"
-    return (
-        f"{name} needs a stage as its source, not {type(source).__name__}: call the method of a pipe, "
-        f"pipe.{functional_name(name)}(...){after}"
-    )
 
 
 # the methods that a class must define, if a base has them

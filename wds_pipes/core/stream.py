@@ -146,10 +146,7 @@ class Stream(Generic[Out]):
         return {
             "version": STATE_VERSION,
             "epoch": position.epoch,
-            "seed": recipe.seed,
-            **recipe.of_data,
-            **({} if recipe.samples is None else {"samples": recipe.samples}),
-            **recipe.of_sources,
+            **recipe.entries,
             "graph": list(recipe.graph),
             "lane_count": context.lanes,
             "lanes": {

@@ -168,7 +168,7 @@ def length(stage: Stage[Any], *, ranks_are_divided: bool) -> int:
     chain = Chain(stage)
     counts = chain.root.sample_counts
     if counts is None or chain.items_are not in _SAMPLES:
-        return _items(stage, chain.data.shards or 0)
+        return _items(stage, chain.root.which_data().shards or 0)
     return _items(stage, sum(counts))
 
 

@@ -181,9 +181,7 @@ class Plan:
         state: State = {
             "version": STATE_VERSION,
             "epoch": at.epoch,
-            "seed": recipe.seed,
-            **recipe.of_data,
-            **recipe.of_sources,
+            **recipe.entries,
             "graph": list(recipe.graph),
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
@@ -192,8 +190,6 @@ class Plan:
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts
-        if recipe.samples is not None:
-            state["samples"] = recipe.samples
         if (partition := at.partition.as_json()) is not None:
             state["partition"] = partition
         return state

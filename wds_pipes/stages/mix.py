@@ -144,10 +144,6 @@ class Mix(Composite[Any], Source[Any]):
         ends = [not Chain(source).never_ends for source in self.sources.values()]
         return any(ends) if self.exhausted == "stop" else all(ends)
 
-    @property
-    def recipes(self) -> list[Chain]:
-        return list(map(Chain, self.sources.values()))
-
     def changes_count(self) -> str | None:
         return "how many samples a mix() gives is not known"
 
