@@ -6,7 +6,7 @@
   make several items of one, ``Composite`` in ``chain`` for those that run chains, ``row_source``
   for sources of one's own.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
-  ``checking`` checks what a stage says of itself. ``numbered`` serves steps that find items by
+  ``numbered`` serves steps that find items by
   their numbers.
 - ``state`` reads saved states, ``recipe`` is what a state and a chain must have in common,
   ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts

@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.checking import SEE
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.loader.pipe_loader import PipeLoader
 
@@ -59,7 +58,7 @@ def check_other_lanes(make: Callable[[], Any]) -> None:
                 f"cut at {cut}: on one lane, then on two, on three and on one again, {len(wrong)} samples were lost or "
                 f"came too often, such as {name} ({-count:+}). A step whose items depend on those that its lane has "
                 'had declares scope = "lane", and in tallies are only fields of At that run() never reads. '
-                f"{SEE}"
+                "See RepeatSamples in tutorial 09."
             )
 
 
