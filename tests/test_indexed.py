@@ -376,7 +376,7 @@ READ = {
 
 
 @pytest.mark.parametrize(
-    ("read", "stem"), zip(READ, ["", "d/" * 10 + "n" * 90, "n" * 120 + "/", "n" * 300], strict=True)
+    ("read", "stem"), [*zip(READ, ["", "d/" * 10 + "n" * 90, "n" * 120 + "/", "n" * 300], strict=True)]
 )
 def test_a_wrong_offset_never_gives_half_a_sample(stem, read, tmp_path):
     """Whichever member it is that of, and also where names are long: in ustar, and in pax."""

@@ -203,7 +203,6 @@ GRAPHS = {
     "unbatcher": lambda node: Unbatcher(batched(node(7))),
     "mapper": lambda node: Mapper(node(4), str),
     "parallel": lambda node: ParallelMapper(node(4), str, 2, method="thread"),
-    "parallel-prebatch": lambda node: ParallelMapper(node(5), str, 2, method="thread", prebatch=2),
     "prefetcher": lambda node: Prefetcher(batched(node(5)), 2),
     "prefetcher-snapshots": lambda node: Prefetcher(node(5), 2, snapshot_frequency=2),
     **{criterion: weighted(criterion) for criterion in CRITERIA},
@@ -214,7 +213,7 @@ GRAPHS = {
 }
 
 
-FEW = "bare", "unbatcher", StopCriteria.ALL_DATASETS_EXHAUSTED, StopCriteria.CYCLE_FOREVER, "repeated-weighted"
+FEW = "bare", "unbatcher", StopCriteria.ALL_DATASETS_EXHAUSTED, "repeated-weighted"
 NODES = ours_between, shuffled_plain, mixed_plain
 
 
