@@ -81,7 +81,7 @@ def test_a_directory_of_checkpoints(indexed, tmp_path):
     [
         (None, "No such file"),
         ("{", "not JSON"),
-        ('{"loader": {"version": 3, "epoch": 0, "lanes": {}, "graph": 5}}', "the state is damaged"),
+        ('{"loader": {"version": 4, "epoch": 0, "lanes": {}, "graph": 5}}', "the state is damaged"),
         ('{"a": [1]}', "has no state of wds_pipes"),
         ("no zip", "neither JSON nor"),
     ],

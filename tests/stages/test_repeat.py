@@ -127,7 +127,7 @@ def test_a_state_that_does_not_fit_is_refused(many):
     with pytest.raises(wp.StateError, match=r"repeat\(n=3\)"):
         samples(many).repeat(2).load_state_dict(state)
     own = state["lanes"]["0"]["position"][-1]
-    for name, value in (("repetition", 3), ("repetition", -1), ("position", 7), ("position", []), ("limited", [1])):
+    for name, value in (("repetition", 3), ("repetition", -1), ("position", 7), ("position", []), ("done", [1])):
         damaged = json.loads(json.dumps(state))
         damaged["lanes"]["0"]["position"][-1] = {**own, name: value}
         with pytest.raises(wp.StateError, match="damaged"):

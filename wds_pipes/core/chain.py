@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
-from wds_pipes.core.counts import COUNTED, LIMITED, OF_CHAINS, Lack, Network, public_counts, sum_counts
+from wds_pipes.core.counts import COUNTED, DONE, Lack, Network, sum_counts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered, NumberedItems
 from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
@@ -354,15 +354,9 @@ class Composite(Reports, Stage[Out]):
     class At:
         """The counts of the chains that are done."""
 
-        batched: int = 0  # samples that were delivered in batches
-        filtered: int = 0
-        skipped: int = 0
-        dropped: int = 0
-        skipped_shards: int = 0
-        damaged: int = 0
-        limited: dict[str, int] | None = None  # the counts of single stages
+        done: dict[str, int] | None = None
 
-    tallies: ClassVar[tuple[str, ...]] = ("filtered", "skipped", "dropped", "skipped_shards", "damaged", *OF_CHAINS)
+    tallies: ClassVar[tuple[str, ...]] = (DONE,)
     part_kind: ClassVar[Any] = Part
     part_tallies: ClassVar[tuple[str, ...]] = ()
     epoch_repeats: int = 1
@@ -430,12 +424,9 @@ class Composite(Reports, Stage[Out]):
     def retire(self, last: Stage[Any]) -> None:
         """Close a chain that is done, and keep its counts."""
         chain = Chain(last)
-        counts = chain.counts(last.mark(), 0)
-        if limited := {name: count for name, count in counts.items() if name.startswith(LIMITED)}:
-            self.at.limited = sum_counts((self.at.limited or {}, limited))  # a new dict: positions hold the old one
-        for name, count in public_counts(counts).items():
-            own = "batched" if name == "delivered" else name
-            setattr(self.at, own, getattr(self.at, own) + count)
+        counts = sum_counts((self.at.done or {}, chain.counts(last.mark(), 0)))
+        # a new dict: positions hold the old one
+        self.at.done = {name: count for name, count in counts.items() if count} or None
         self._lack_before = Lack.of_all((self._lack_before, chain.lack))
         self._bytes_before += chain.bytes_so_far
         last.close()
@@ -462,11 +453,10 @@ class Composite(Reports, Stage[Out]):
     # Positions
 
     def counts_in(self, own: tuple[Any, ...], parts: Sequence[Any]) -> dict[str, int]:
-        """Return the counts at a position that only this stage knows: those of the chains that
-        stand somewhere, and of single stages.
+        """Return the counts at a position of the chains that are done, and of those that stand
+        somewhere.
         """
-        at = self._at(own)
-        return sum_counts([{"delivered": at.batched}, at.limited or {}, *map(self.counts_of, parts)])
+        return sum_counts([{"delivered": 0}, self._at(own).done or {}, *map(self.counts_of, parts)])
 
     def counts_of(self, part: Any) -> dict[str, int]:
         """Return the counts of the chain of a part."""
@@ -500,7 +490,7 @@ class Composite(Reports, Stage[Out]):
                 entries_of = read_position(position, f"a chain of {name}")
                 part = part._replace(mark=chain.load(entries_of, fixed=fixed))
             parts.append(part)
-        read_counts(at.limited or {}, f"'limited' of {name}")
+        read_counts(at.done or {}, f"'done' of {name}")
         return tuple(self.fit_parts(at, parts, fixed=fixed))
 
     def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -96,27 +96,23 @@ class RowSource(Source[Out]):
         if at.next > len(ranges) or at.inside > (ranges[at.next][2] - ranges[at.next][1] if ranges[at.next :] else 0):
             raise damaged(f"lane {lane.number} of {lane.of} stands at row {at.inside} of range {at.next}")
         for number, first, last in ranges[at.next :]:
-            before, start, stop = at.inside, number * block + first + at.inside, number * block + last
-            rows = self._rows(start, stop) if start < stop else iter(())
+            start, stop = number * block + first + at.inside, number * block + last
+            found = self.read(start, stop) if start < stop else ()
+            if not hasattr(found, "__iter__"):
+                raise TypeError(
+                    f"read() of {functional_name(type(self))} returned {found!r:.80}: it must yield the rows"
+                )
+            rows = iter(found)
             for row in islice(rows, stop - start):
                 at.inside += 1
                 yield row
             if at.inside < last - first or next(rows, END) is not END:
-                given = at.inside - before
-                yielded = (
-                    f"yielded {given} rows" if given < stop - start else f"yielded more than {plural(given, 'row')}"
-                )
+                yielded = f"{'fewer' if at.inside < last - first else 'more'} than {plural(stop - start, 'row')}"
                 raise SampleError(
-                    f"read({start}, {stop}) of {functional_name(type(self))} {yielded}: it must yield the rows {start} "
-                    f"to {stop - 1}, counted from 0. Have rows been deleted or added since they were counted?"
+                    f"read({start}, {stop}) of {functional_name(type(self))} yielded {yielded}: it must yield the rows "
+                    f"{start} to {stop - 1}, counted from 0. Have rows been deleted or added since they were counted?"
                 )
             at.next, at.inside = at.next + 1, 0
-
-    def _rows(self, start: int, stop: int) -> Iterator[Out]:
-        rows = self.read(start, stop)
-        if not hasattr(rows, "__iter__"):
-            raise TypeError(f"read() of {functional_name(type(self))} returned {rows!r:.80}: it must yield the rows")
-        return iter(rows)
 
     def _label(self, *, counted: bool) -> str:
         name, _, options = super()._label(counted=counted).partition("(")

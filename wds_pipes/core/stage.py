@@ -34,7 +34,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
-from wds_pipes.core.counts import COUNTED, NO_NETWORK, OF_CHAINS, TROUBLE, Lack, Network
+from wds_pipes.core.counts import COUNTED, DONE, NO_NETWORK, TROUBLE, Lack, Network
 from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed
@@ -181,7 +181,7 @@ class Stage(Generic[Out]):
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
-        if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *OF_CHAINS}.intersection(cls._defaults):
+        if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, DONE}.intersection(cls._defaults):
             names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
             raise TypeError(
                 f"{cls.__name__}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}"
@@ -191,8 +191,9 @@ class Stage(Generic[Out]):
                 raise TypeError(f"{cls.__name__}.{word} says nothing to the package. Did you mean {meant}?")
         if cls.scope not in _SCOPES:
             raise TypeError(f"{cls.__name__}.scope must be one of {', '.join(map(repr, _SCOPES))}, not {cls.scope!r}")
-        counts = set(cls.tallies).difference(OF_CHAINS)
-        cls._tallies = tuple((place, name) for place, name in enumerate(cls._defaults) if name in counts)
+        cls._tallies = tuple(
+            (place, name) for place, name in enumerate(cls._defaults) if name in cls.tallies and name != DONE
+        )
 
     def __init__(self, source: Stage[Any] | None = None) -> None:
         if source is not None and not isinstance(source, Stage):

@@ -17,7 +17,7 @@ from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 SEGMENTS = "segments"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.segments``
 
 _Kind = TypeVar("_Kind")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from wds_pipes.core.chain import Chain, Composite, Part
+from wds_pipes.core.counts import public_counts
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
@@ -106,7 +107,7 @@ class Segments(Composite[Out]):
             self.retire(inner)
             self._inner = None
             if pads and whole and at.padded == before:
-                if self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
+                if self._lack_before.explains(at.done or {}):
                     raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
                 raise ShardError(
                     "there are no samples to fill up the epoch with: use epoch_end='drop', or "
@@ -119,7 +120,7 @@ class Segments(Composite[Out]):
         """Go on to the next epoch of the data, in which ``max_errors`` counts anew."""
         at = self.at
         self._empty = 0 if self._found or at.epoch <= self.divided else self._empty + 1
-        if self._empty and self._lack_before.explains({"filtered": at.filtered, "skipped": at.skipped}):
+        if self._empty and self._lack_before.explains(at.done or {}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
             counted = Chain(self).root.sample_counts is not None  # then lanes are divided by samples
@@ -133,7 +134,7 @@ class Segments(Composite[Out]):
             )
         if self.after_epoch is not None:
             self.after_epoch()
-        at.epoch, at.segment, at.limited, self._found = at.epoch + 1, 0, None, False
+        at.epoch, at.segment, at.done, self._found = at.epoch + 1, 0, public_counts(at.done or {}) or None, False
         self.segments = self.of_epoch(at.epoch)
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
