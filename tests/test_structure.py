@@ -43,10 +43,15 @@ def imports_of(tree):
 
 
 @cache
+def tree_of(module):
+    return ast.parse(MODULES[module].read_text())
+
+
+@cache
 def needed(module):
     """The modules of the package that a module imports when it is imported."""
     found = set()
-    for node in imports_of(ast.parse(MODULES[module].read_text())):
+    for node in imports_of(tree_of(module)):
         names = [alias.name for alias in node.names]
         found |= (
             set(names) if isinstance(node, ast.Import) else {f"{node.module}.{name}" for name in names} | {node.module}
@@ -89,8 +94,8 @@ ON_HOSTS = {"wds_pipes.nodes", "wds_pipes.datapipes.base", "wds_pipes.cli.demo.t
 
 
 def test_frameworks_are_imported_in_their_modules_only():
-    for module, path in MODULES.items():
-        for node in imports_of(ast.parse(path.read_text())):
+    for module in MODULES:
+        for node in imports_of(tree_of(module)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             names += [f"{names[0]}.{alias.name}" for alias in node.names]
             met = [name for name in names if name.startswith(HOSTS) or name == "torch.utils.data.IterDataPipe"]
@@ -101,9 +106,9 @@ def test_frameworks_are_imported_in_their_modules_only():
 
 def test_only_the_tools_import_duckdb():
     """Also inside functions: a pipeline never evaluates SQL."""
-    for module, path in MODULES.items():
+    for module in MODULES:
         if folder_of(module) != "cli":
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(tree_of(module)):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module] if isinstance(node, ast.ImportFrom) else []
                 assert "duckdb" not in names, f"{module} imports duckdb: cli/select.py does"
@@ -128,8 +133,8 @@ def test_no_folder_imports_one_above_it(folder):
 
 
 def test_private_names_stay_in_their_files():
-    for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+    for module in MODULES:
+        for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.ImportFrom) and node.module in MODULES:
                 private = [alias.name for alias in node.names if alias.name.startswith("_")]
                 assert not private, f"{module} imports {private} of {node.module}: give it a public name there"
@@ -143,10 +148,10 @@ ASK = "asks which stage this is: let the stage say what you need to know, in wds
 
 def test_other_modules_know_no_stage():
     """No other module checks the class of a stage or knows one by its name."""
-    for module, path in MODULES.items():
+    for module in MODULES:
         if folder_of(module) in ("stages", "cli") or module == "wds_pipes":  # whose list of names has mix()
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(module)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
                 kinds = {
                     name.id if isinstance(name, ast.Name) else name.attr
