@@ -51,6 +51,16 @@ def test_a_state_shares_nothing_with_its_pipe(urls):
     assert len(other["lanes"]["0"]["position"]) == 6
 
 
+def test_a_state_shares_no_counts_of_chains_that_are_done(urls):
+    """Neither with the pipe that it is of, nor with one that has loaded it."""
+    pipes = [samples(urls).batch_samples(2, collate="list").repeat(2) for _ in range(2)]
+    after(pipes[0], 8)
+    state = pipes[0].state_dict()
+    pipes[1].load_state_dict(state)
+    state["lanes"]["0"]["position"][0]["done"].clear()
+    assert [pipe.counts()["delivered"] for pipe in pipes] == [16, 16]
+
+
 def test_each_iter_is_the_next_epoch_and_set_epoch_chooses(urls):
     pipe = decoded(urls)
     epochs = [keys_of(pipe) for _ in range(3)]

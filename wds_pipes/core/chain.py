@@ -28,7 +28,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 from wds_pipes.core.counts import COUNTED, DONE, Lack, Network, sum_counts
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.numbered import Numbered, NumberedItems
-from wds_pipes.core.running import Ended, Mark, Out, begin, running_copy
+from wds_pipes.core.running import Ended, Mark, Out, begin, own_copy, running_copy
 from wds_pipes.core.stage import Reports, Source, Stage, functional_name
 from wds_pipes.core.state import MOST, damaged, is_count, read_as, read_counts, read_dict, read_position
 from wds_pipes.core.words import shown
@@ -224,7 +224,8 @@ class Chain:
             own, before = mark or ((), None)
             entry: dict[str, Any] = {}
             if own and own != step._beginning:
-                entry = {name: value for (name, default), value in zip(step._defaults.items(), own) if value != default}
+                pairs = zip(step._defaults.items(), own)
+                entry = {name: own_copy(value) for (name, default), value in pairs if value != default}
             if step is self._composite and before:
                 entry[PARTS] = [self._composite.dump_part(part) for part in before]
             # else the source's entry says so, and this stage gets nothing from it
@@ -490,7 +491,7 @@ class Composite(Reports, Stage[Out]):
                 entries_of = read_position(position, f"a chain of {name}")
                 part = part._replace(mark=chain.load(entries_of, fixed=fixed))
             parts.append(part)
-        read_counts(at.done or {}, f"'done' of {name}")
+        at.done = dict(read_counts(at.done or {}, f"'done' of {name}")) or None
         return tuple(self.fit_parts(at, parts, fixed=fixed))
 
     def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
