@@ -752,13 +752,8 @@ def load_what_this_rank_sees(rank, ranks, urls, path):
     load("step", step=3 - rank)
     load("gone", step=3)
     load("older", step=2)
-    load("damaged")
-    load("another")
-    load("apart")
-    load("missing")
-    load("nothing")
-    load("half")
-    load("crashed")
+    for what in ("damaged", "another", "apart", "missing", "nothing", "half", "crashed"):
+        load(what)
     return found
 
 

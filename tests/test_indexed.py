@@ -511,22 +511,6 @@ def test_remote_samples_one_request_for_each(remote, far, indexed, stream):
     assert bare(beside[-1]) == bare(stream[-1])
 
 
-def test_remote_requests_at_once(web, tmp_path):
-    path = make_shards(tmp_path, shards=1, samples=64, fields={"bin": lambda rng, _: rng.randbytes(200_000)})[0]
-    index_shards(path, offsets=True)
-    url = web.put("d/a.tar", content(path))
-    web.put("d/a.tar.idx", content(f"{path}.idx"))
-    data = wp.IndexedShards(url, connections=8)
-    len(data)
-    web.faults.rules({"match": web.reads, "gather": 8})
-    numbers = list(range(0, 64, 2))
-    found = data.__getitems__(numbers)
-    assert keys_of(found) == [f"{number:08d}" for number in numbers]
-    seen = [request for request in web.faults.stats(web.reads) if not request.path.endswith(".idx")]
-    assert 32 <= len(seen) <= 1.05 * 32  # one may stall beside other work, and is made again
-    assert 8 <= max(request.live for request in seen) <= 9
-
-
 def test_a_remote_shard_of_another_size_is_an_error(remote, far):
     remote.put("d/shard-000000.tar", b"short")
     with pytest.raises(wp.ShardError, match="another than the indexed one"):
