@@ -446,7 +446,7 @@ if os.path.exists(saved):
         size, state = json.load(file)
     pipe.load_state_dict(state)
     os.truncate(log, size)
-with open(log, "a") as keys:
+with open(log, "a" if os.path.exists(saved) else "w") as keys:  # killed before its first state: from the beginning
     for key, text in pipe:
         keys.write(key + "\\n")
         keys.flush()
