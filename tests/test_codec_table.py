@@ -14,8 +14,7 @@ from PIL import features
 
 import wds_pipes as wp
 from wds_pipes.codecs import codec as codecs
-from wds_pipes.codecs.encoding import encode
-from wds_pipes.codecs.table import IMAGE, ROWS, TABLE
+from wds_pipes.codecs.table import IMAGE, ROWS, TABLE, encode
 from wds_pipes.testing import check_codec, same
 
 MODULES = {"soundfile": "soundfile", "av": "av"}  # of packages that may be missing

@@ -28,11 +28,10 @@ from pickles import Creates
 from PIL import Image, features
 
 from wds_pipes.codecs import arrays, decoding
+from wds_pipes.codecs.codec import NotAllowedError
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.encoding import encode
 from wds_pipes.codecs.images import IMAGE_SPECS, webp_size
-from wds_pipes.codecs.names import NotAllowedError
-from wds_pipes.codecs.table import IMAGE, ROWS, TABLE
+from wds_pipes.codecs.table import IMAGE, ROWS, TABLE, encode
 from wds_pipes.testing import same
 
 PACK = {

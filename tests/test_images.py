@@ -18,7 +18,7 @@ from PIL import Image, ImageOps
 from sources import Given
 
 import wds_pipes as wp
-from wds_pipes.codecs import jpeg
+from wds_pipes.codecs import images
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.images import decoders_in_use
 from wds_pipes.codecs.resizing import Resize, read_resize
@@ -38,7 +38,7 @@ def photograph(height, width, seed=0):
 def decoder(request, monkeypatch):
     """The decoder of JPEG, of those that users may have."""
     if request.param == "pillow":
-        monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+        monkeypatch.setattr(images, "simplejpeg", lambda: None)
     else:
         pytest.importorskip("simplejpeg", reason="simplejpeg is not installed")
     assert decoders_in_use()["JPEG"] == request.param
@@ -178,7 +178,7 @@ def test_both_decoders_return_the_same_pixels_of_any_size(monkeypatch):
     found = {}
     for name in ("simplejpeg", "pillow"):
         if name == "pillow":
-            monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+            monkeypatch.setattr(images, "simplejpeg", lambda: None)
         found[name] = [decode(data, size=size) for data in pictures for size in (None, 16, (40, 50), (100, 60), 300)]
     assert all(map(same, found["simplejpeg"], found["pillow"]))
 

@@ -12,7 +12,7 @@ from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.codecs import media
-from wds_pipes.codecs.encoding import encode
+from wds_pipes.codecs.table import encode
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import DecodeByExt
 

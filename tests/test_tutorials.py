@@ -20,7 +20,7 @@ from documents import ROOT, TUTORIALS, Notebooks, run_script
 from packaging.requirements import Requirement
 
 import wds_pipes as wp
-from wds_pipes.codecs.encoding import encode
+from wds_pipes.codecs.table import encode
 
 FOLDER = ROOT / "tutorials"
 # They start processes, which must also work where these are not forked. What 03 and 07 start are

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from wds_pipes.cli import main
-from wds_pipes.codecs import jpeg
+from wds_pipes.codecs import images
 
 
 def run(*arguments):
@@ -14,7 +14,7 @@ def run(*arguments):
 
 
 def test_codecs_says_what_decodes_each_format(monkeypatch):
-    monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+    monkeypatch.setattr(images, "simplejpeg", lambda: None)
     lines = run("--codecs").output.splitlines()
     assert lines[0] == f"JPEG  pillow {version('pillow')}"
     assert [line.split()[0] for line in lines[1:5]] == ["PNG", "WEBP", "TIFF", "GIF"]

@@ -27,7 +27,7 @@ from PIL import Image
 from tars import by_reader, by_tarfile, by_webdataset, fill, samples
 
 from wds_pipes import SampleError, ShardError, ShardList, ShardWarning, ShardWriter, StateError, TarWriter
-from wds_pipes.codecs.names import PACKED
+from wds_pipes.codecs.codec import PACKED
 from wds_pipes.tar import index_shards, split_key
 from wds_pipes.tar.keys import is_metadata
 

@@ -10,8 +10,7 @@ Rules:
 4. What a format's library says is valid is valid. The size of an image, an array or a zip is
    checked before memory is taken; for other formats the limits of their libraries hold.
 
-- ``table``: a row for each format. ``codec``: what a row is, and the codecs of users.
-- ``decoding``, ``encoding``: which decoder or encoder a field has. ``names``: what both share.
-- ``text``, ``arrays``, ``images``, ``media``: the formats; ``jpeg``: its quicker decoder;
-  ``resizing``: images to one size. ``records``: files of many records.
+- ``table``: a row for each format, and which encoder a field has; ``decoding``: which decoder.
+- ``codec``: what a row is, the codecs of users, and what decoders and encoders share.
+- ``text``, ``arrays``, ``images``, ``media``: the formats; ``resizing``: images to one size.
 """

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.codecs.names import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
+from wds_pipes.codecs.codec import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
 from wds_pipes.core.importing import library
 
 

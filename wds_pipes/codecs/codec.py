@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from wds_pipes.codecs.names import PACKED, Decoder, Encoder
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -15,6 +13,27 @@ if TYPE_CHECKING:
 GROUP = "wds_pipes.codecs"  # of the entry points of packages with codecs
 
 T = TypeVar("T")
+
+
+class NotAllowedError(Exception):
+    """A field is not decoded for safety, not because it is damaged. This error is never skipped."""
+
+
+UNPICKLING = (
+    "unpickling runs code from the data; pass allow_pickle=True only if you trust the author of "
+    "the shards, or leave the field out with fields="
+)
+TOO_LARGE = "it unpacks to more than {} bytes"
+
+Decoder = Callable[[bytes], Any]
+Handler = Callable[[str, bytes], Any]  # fn(key, data), where key is the field's name after a dot
+Encoder = Callable[[Any], bytes]
+
+# Images are recognised by content, whatever the field is called.
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # Pillow's names
+PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
+MAX_DECODED_BYTES = 1 << 30
+MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,38 +101,7 @@ def split_names(text: Any) -> tuple[str, ...]:
     return tuple(name.strip().lower().lstrip(".") for name in text.split(";"))
 
 
-class ByExtension(Generic[T]):
-    """Values by extension: of those that fit a name, that of the longest extension is found."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, T] = {}
-        self._parts = 0  # of the longest extension
-
-    def add(self, extensions: str, value: T) -> None:
-        """Set the value of some extensions, which may have several parts, such as ``seg.png``."""
-        for name in split_names(extensions):
-            self._values[name] = value
-            self._parts = max(self._parts, name.count(".") + 1)
-
-    def update(self, other: ByExtension[T]) -> None:
-        """Add all values of another one."""
-        for name, value in other._values.items():
-            self.add(name, value)
-
-    def find(self, name: str) -> T | None:
-        """Return the value for the name of a field; None if there is none.
-
-        At most as many parts of the name are compared as the longest extension has.
-        """
-        if not self._values:
-            return None
-        parts = name.rsplit(".", self._parts)
-        parts = parts[-self._parts :] if len(parts) > self._parts else parts
-        values = (self._values.get(".".join(parts[start:])) for start in range(len(parts)))
-        return next((value for value in values if value is not None), None)
-
-
-def by_extension(given: Mapping[Any, Any], role: str) -> ByExtension[Any]:
+def by_extension(given: Mapping[Any, Any], role: str) -> dict[str, Any]:
     """Read the functions or codecs that a caller passes by extension.
 
     Args:
@@ -123,14 +111,26 @@ def by_extension(given: Mapping[Any, Any], role: str) -> ByExtension[Any]:
     Raises:
         TypeError: a key is not a string, or a value is neither a function nor a codec that has one.
     """
-    found: ByExtension[Any] = ByExtension()
+    found: dict[str, Any] = {}
     for name, value in given.items():
         function = getattr(value, role) if isinstance(value, Codec) else value
         if not isinstance(name, str) or not callable(function):
             kind = "a decoder" if role == "decode" else "an encoder"
             raise TypeError(f"{kind} is given as {{'ext': function}}, not {name!r}: {value!r:.80}")
-        found.add(name, function)
+        found.update(dict.fromkeys(split_names(name), function))
     return found
+
+
+def of_longest_extension(values: Mapping[str, T], name: str) -> T | None:
+    """Return the value of the longest extension with which the name of a field ends, which may have
+    several parts, such as ``seg.png``; None if there is none.
+
+    At most as many parts of the name are compared as the longest extension has.
+    """
+    most = max((extension.count(".") + 1 for extension in values), default=1)
+    parts = name.rsplit(".", most)[-most:]
+    endings = (".".join(parts[start:]) for start in range(len(parts)))
+    return next((values[ending] for ending in endings if ending in values), None)
 
 
 _registered: dict[str, Codec] = {}
@@ -164,12 +164,9 @@ def plug_in(extension: str) -> Codec | None:
         ImportError: it cannot be loaded, is not a codec for this extension, or several packages
             have one.
     """
-    points = _plug_ins().get(extension)
-    return None if points is None else _load(extension, tuple(points))
-
-
-@functools.cache
-def _load(extension: str, points: tuple[EntryPoint, ...]) -> Codec:
+    points = _plug_ins().get(extension, [])
+    if not points:
+        return None
     if len(points) > 1:
         raise _broken(extension, points, "several packages offer one")
     try:

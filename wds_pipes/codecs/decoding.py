@@ -6,18 +6,21 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from wds_pipes.codecs.codec import ByExtension, Codec, by_extension, plug_in
-from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
-from wds_pipes.codecs.names import (
+from wds_pipes.codecs.codec import (
     MAX_DECODED_BYTES,
     MAX_PACKED,
     PACKED,
     TOO_LARGE,
     UNPICKLING,
+    Codec,
     Decoder,
     Handler,
     NotAllowedError,
+    by_extension,
+    of_longest_extension,
+    plug_in,
 )
+from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
 from wds_pipes.codecs.resizing import Resize
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS, names_asked
 from wds_pipes.io import compression
@@ -69,7 +72,7 @@ class Decoding:
         resize: Resize | None = None,
     ) -> None:
         self._must_decode = must_decode
-        self._own: ByExtension[Decoder] = ByExtension()
+        self._own: dict[str, Decoder] = {}
         self._handlers: list[Handler] = []
         self._before_images: int | None = None  # how many of the handlers stand before the image spec
         self._known: dict[str, Decoder | None] = {name: codec.decode for name, codec in (registered or {}).items()}
@@ -126,7 +129,7 @@ class Decoding:
         name, packed = field.lower(), []
         while True:
             last = name.rpartition(".")[2]
-            own = self._own.find(name)
+            own = of_longest_extension(self._own, name)
             if own is not None or last not in PACKED:
                 break
             packed.append(PACKED[last])

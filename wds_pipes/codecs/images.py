@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import struct
@@ -11,15 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.codecs import jpeg
 from wds_pipes.codecs.arrays import as_array
-from wds_pipes.codecs.jpeg import check_pixels, decode_jpeg
-from wds_pipes.codecs.names import IMAGE_FORMATS, Decoder, Encoder
+from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize, scale_for
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
 _MODULES = {"WEBP": "WebP"}  # the names of Pillow's modules where they are not those of their formats
+
+# What simplejpeg and Pillow decode to the same pixels: mode of the result, colours of the file.
+_SAME = {("RGB", "YCbCr"), ("RGB", "RGB"), ("RGB", "Gray"), ("RGBA", "YCbCr"), ("RGBA", "RGB"), ("L", "Gray")}
+_COLOURS = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
+_START_OF_JPEG = b"\xff\xd8\xff"  # of every JPEG
 
 # The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
 IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
@@ -40,7 +44,7 @@ IMAGE_SPECS: dict[str, tuple[str, bool, str]] = {
 
 def decoders_in_use() -> dict[str, str]:
     """Return what decodes each format: ``"simplejpeg"`` or ``"pillow"``."""
-    quick = {"JPEG": "simplejpeg"} if jpeg.simplejpeg() is not None else {}
+    quick = {"JPEG": "simplejpeg"} if simplejpeg() is not None else {}
     return {name: quick.get(name, "pillow") for name in IMAGE_FORMATS}
 
 
@@ -79,7 +83,7 @@ def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> P
     It is uint8; or float32 from 0 to 1 of a grey image of 16 bits, if the spec is for floats.
     """
     mode, floats, _ = IMAGE_SPECS[spec]
-    if data.startswith(jpeg.START) and (decoded := decode_jpeg(data, mode, max_pixels, resize)) is not None:
+    if data.startswith(_START_OF_JPEG) and (decoded := decode_jpeg(data, mode, max_pixels, resize)) is not None:
         return decoded
     with open_image(data, max_pixels) as image:
         width, height = image.size
@@ -96,6 +100,65 @@ def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> P
     del converted  # free its memory before the next copy is made
     array = array if array.flags.writeable else array.copy()
     return array if resize is None else resize.resize(array, width, height)
+
+
+@functools.cache
+def simplejpeg() -> Any:
+    """The simplejpeg package; None if it is missing or cannot be loaded."""
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        return None
+
+
+def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) -> Pixels | None:
+    """Decode a JPEG with simplejpeg, and resize it.
+
+    simplejpeg releases the GIL, and uses the same library as Pillow (libjpeg-turbo) with the same
+    settings. What libjpeg-turbo warns of is left to Pillow, which decides whether it is damaged.
+
+    Args:
+        data: the JPEG.
+        mode: ``"L"``, ``"RGB"`` or ``"RGBA"``.
+        max_pixels: refuse a larger image.
+        resize: the size of the result; None: that of the image.
+
+    Returns:
+        An array of shape (H, W) or (H, W, C); None if Pillow has to decode it.
+
+    Raises:
+        ValueError: it has too many pixels.
+    """
+    library = simplejpeg()
+    if library is None:
+        return None
+    try:
+        height, width, colours, _ = library.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    if (mode, colours) not in _SAME:
+        return None
+    check_pixels(width, height, max_pixels)
+    options = {} if resize is None else _options(resize, width, height)
+    try:
+        array: Pixels = library.decode_jpeg(data, _COLOURS[mode], **options)
+    except ValueError:
+        return None
+    array = array[..., 0] if mode == "L" else array
+    return array if resize is None else resize.resize(array, width, height)
+
+
+def _options(resize: Resize, width: int, height: int) -> dict[str, Any]:
+    """Return the options of simplejpeg for an image that is resized."""
+    denominator, rough = scale_for(resize, width, height)
+    options = {"fastdct": True, "fastupsample": True} if rough else {}
+    return {**options, "min_height": -(-height // denominator), "min_width": -(-width // denominator)}
+
+
+def check_pixels(width: int, height: int, most: int) -> None:
+    """Raise ValueError if an image has more than ``most`` pixels."""
+    if width * height > most:
+        raise ValueError(f"the image has {width} x {height} pixels, more than max_image_pixels={most}")
 
 
 def _is_deep(image: Any) -> bool:

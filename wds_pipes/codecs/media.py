@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.codecs.arrays import as_array
-from wds_pipes.codecs.names import MAX_DECODED_BYTES, Decoder, Encoder
+from wds_pipes.codecs.codec import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import checks_options
 

@@ -1,19 +1,33 @@
-"""The table of codecs: one row for each format, with its decoder and its encoder."""
+"""The table of codecs: one row for each format, with its decoder and its encoder; and which encoder
+a field has.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import pickle
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 
 from wds_pipes.codecs import arrays, media, text
-from wds_pipes.codecs.codec import Codec, add_codec
+from wds_pipes.codecs.codec import (
+    MAX_DECODED_BYTES,
+    MAX_PACKED,
+    PACKED,
+    Codec,
+    Decoder,
+    Encoder,
+    add_codec,
+    of_longest_extension,
+    plug_in,
+    registered_codecs,
+)
 from wds_pipes.codecs.images import image_decoder, image_encoder
-from wds_pipes.codecs.names import Decoder
+from wds_pipes.io import compression
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,3 +280,60 @@ def register_codec(codec: Codec) -> Codec:
         )
     add_codec(codec)
     return codec
+
+
+class NoEncoderError(TypeError):
+    """A field has no encoder for a value that is not bytes."""
+
+
+def encode(field: str, value: Any, own: Mapping[str, Encoder] | None = None) -> bytes:
+    """Encode a field; bytes are returned unchanged.
+
+    The caller's ``own`` encoders are found by the longest matching end of the name, as written
+    first: one for ``txt.gz`` compresses by itself.
+
+    If the name ends in ``gz``, ``bz2``, ``xz`` or ``zst``, a value that is not bytes is encoded and
+    then compressed, and bytes must be compressed already.
+
+    Raises:
+        TypeError: the value does not suit the field, or the field has no encoder and the value is
+            not bytes.
+        ValueError: the value would not be read back: a str that is not JSON, bytes that are not
+            compressed as the name says, more layers or bytes than are unpacked.
+        ImportError: the codec of an installed package cannot be used.
+    """
+    name, packed = field.lower(), []
+    own = own or {}
+    while (encoder := of_longest_extension(own, name)) is None and (
+        kind := PACKED.get(name.rpartition(".")[2])
+    ) is not None:
+        packed.append(kind)
+        name = name.rpartition(".")[0]
+    if len(packed) > MAX_PACKED:
+        raise ValueError(f"it is packed more than {MAX_PACKED} times by its name, which is not read back")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        data = bytes(value)
+        if packed and compression.detect(data[: compression.MAGIC_BYTES]) != packed[0]:
+            raise ValueError(
+                f"its bytes are not compressed as {packed[0]}, which its name promises: compress them, or name the "
+                f"field without .{packed[0]}"
+            )
+        return data
+    if encoder is None:
+        extension = name.rpartition(".")[2]
+        codec = ROWS.get(extension) or registered_codecs().get(extension) or plug_in(extension)
+        encoder = None if codec is None else codec.encode
+    if encoder is None:
+        raise NoEncoderError(
+            f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes"
+            f"{' (text.encode())' if isinstance(value, str) else ''}, a function, as in codecs={{{name!r}: function}}, "
+            f"or use one of {', '.join(sorted(name for name, row in ROWS.items() if row.encode))}"
+        )
+    data = encoder(value)
+    if not isinstance(data, bytes):
+        raise TypeError(f"its encoder returned {type(data).__name__}, not bytes")
+    if packed and len(data) > MAX_DECODED_BYTES:
+        raise ValueError(f"it has more than {MAX_DECODED_BYTES} bytes, which are not unpacked when it is read")
+    for kind in reversed(packed):
+        data = compression.compress_bytes(data, kind)
+    return data

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from wds_pipes.codecs.codec import Codec, registered_codecs
+from wds_pipes.codecs.codec import Codec, Decoder, Handler, NotAllowedError, registered_codecs
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import Decoder, Handler, NotAllowedError
 from wds_pipes.codecs.resizing import Fit, Size, read_resize
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.options import check_count

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_pipes.codecs.codec import MAX_PACKED, PACKED
 from wds_pipes.codecs.decoding import unpack
-from wds_pipes.codecs.names import MAX_PACKED, PACKED
-from wds_pipes.codecs.records import RECORDS
+from wds_pipes.codecs.text import RECORDS
 from wds_pipes.core.flat_map import FlatMap
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.stage import Stage

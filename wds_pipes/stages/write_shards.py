@@ -15,8 +15,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.stages.fields import check_sample
 
 if TYPE_CHECKING:
-    from wds_pipes.codecs.codec import Codec
-    from wds_pipes.codecs.names import Encoder
+    from wds_pipes.codecs.codec import Codec, Encoder
     from wds_pipes.tar.shard_writer import ShardWriter
 
 _LANE = "{lane}"

@@ -15,11 +15,10 @@ from wds_pipes.tar.headers import BLOCK, MAX_HEADER_BYTES
 from wds_pipes.tar.keys import is_metadata, split_key, without_dots
 
 if TYPE_CHECKING:
-    from wds_pipes.codecs.codec import ByExtension, Codec
-    from wds_pipes.codecs.names import Encoder
+    from wds_pipes.codecs.codec import Codec, Encoder
 
 
-def encoders(codecs: Mapping[str, Encoder | Codec] | None) -> ByExtension[Encoder] | None:
+def encoders(codecs: Mapping[str, Encoder | Codec] | None) -> dict[str, Encoder] | None:
     """Read the argument ``codecs`` of a writer; TypeError if it is none."""
     if not codecs:
         return None
@@ -31,8 +30,8 @@ def encoders(codecs: Mapping[str, Encoder | Codec] | None) -> ByExtension[Encode
 class Encoded:
     """A checked and encoded sample: ``key``, ``blocks`` of the tar, and their ``size`` in bytes."""
 
-    def __init__(self, sample: Mapping[str, Any], own: ByExtension[Encoder] | None) -> None:
-        from wds_pipes.codecs.encoding import encode  # imports numpy, which reading tars does not need
+    def __init__(self, sample: Mapping[str, Any], own: dict[str, Encoder] | None) -> None:
+        from wds_pipes.codecs.table import encode  # imports numpy, which reading tars does not need
 
         if not isinstance(sample, Mapping):
             raise TypeError(f"a sample is a dict of its fields and its '__key__', not {sample!r:.80}")
@@ -85,7 +84,7 @@ def _is_plain(field: str) -> bool:
 
 @functools.lru_cache(256)
 def _is_packed(field: str) -> bool:
-    from wds_pipes.codecs.names import PACKED
+    from wds_pipes.codecs.codec import PACKED
 
     return field.rpartition(".")[2].lower() in PACKED
 

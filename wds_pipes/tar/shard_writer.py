@@ -25,8 +25,7 @@ from wds_pipes.tar.scanning import scan
 from wds_pipes.tar.writer import Md5, TarWriter, whole
 
 if TYPE_CHECKING:
-    from wds_pipes.codecs.codec import Codec
-    from wds_pipes.codecs.names import Encoder
+    from wds_pipes.codecs.codec import Codec, Encoder
 
 # Not "%20d": a name may contain "%20" (a quoted space).
 _PLACE = re.compile(r"%0\d+d|%d|\{(:0?\d*d?)?\}")

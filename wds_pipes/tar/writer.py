@@ -35,8 +35,7 @@ from wds_pipes.tar.index import ShardFacts
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, remove_beside, write_beside
 
 if TYPE_CHECKING:
-    from wds_pipes.codecs.codec import Codec
-    from wds_pipes.codecs.names import Encoder
+    from wds_pipes.codecs.codec import Codec, Encoder
 
 _END = 1024  # bytes of zeros at the end
 _RECORD = 10240  # the size of a tar file is a multiple of this

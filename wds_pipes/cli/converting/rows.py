@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_pipes.codecs.encoding import encode
-from wds_pipes.codecs.table import ROWS
+from wds_pipes.codecs.table import ROWS, encode
 from wds_pipes.core.suggest import nearest
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots

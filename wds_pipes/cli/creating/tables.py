@@ -18,7 +18,7 @@ from wds_pipes.cli.converting.rows import Row, add_chosen, add_field, check_know
 from wds_pipes.cli.converting.source import check_columns, opened, values_of
 from wds_pipes.cli.creating.records import LABEL, Content, Grouping, Problems, Record, add_labels
 from wds_pipes.cli.jobs import REQUESTS, Options
-from wds_pipes.codecs.encoding import encode
+from wds_pipes.codecs.table import encode
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.io.open import open_url

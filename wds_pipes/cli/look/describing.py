@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from wds_pipes.codecs.codec import registered_codecs
+from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, NotAllowedError, registered_codecs
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.codecs.names import IMAGE_FORMATS, Decoder, NotAllowedError
 from wds_pipes.core.words import bytes_shown, plain
 from wds_pipes.display.text import cut, shape_of, shown
 

@@ -18,7 +18,7 @@ from wds_pipes.cli.jobs import Running, runs, write_indexes
 from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite, summed
-from wds_pipes.codecs.encoding import encode
+from wds_pipes.codecs.table import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.io.tasks.task import Facts, Job, Place
