@@ -1,8 +1,8 @@
 """Reading and writing tar shards, without torch."""
 
 # The modules:
-# - ``reader``: the members of a stream, ``members``, from its ``source``; ``headers`` and
-#   ``header_block``: parse headers; ``ends``: the end of a tar; ``recovery``: what damage is.
+# - ``reader``: the members of a stream, ``members``; ``headers``: parse headers; ``damage``: the
+#   end of a tar, what damage is, and where reading continues.
 # - ``keys``: a member's name as key and field; ``grouping``: members to samples; ``samples``: one
 #   sample from its bytes.
 # - ``index``: an ``index.json``; ``listing``: the shards that indexes list, and what they say of

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import TAR_NAME
-from wds_pipes.io.outputs import read_small, target_of, write_small
+from wds_pipes.io.outputs import target_of, write_small
 from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
 from wds_pipes.io.urls import at_home, identify, links_of, local_path, plain, redact, with_variables
 
@@ -144,11 +144,16 @@ class Index(NamedTuple):
         url: where the index is.
         shards: the URLs of the shards that it lists.
         facts: what it says about each.
+        rules: how the samples were found: ``key_split`` and ``on_repeated_key``.
+        written: of each shard, the version and the MD5s that ``write_index`` wrote for it; None:
+            they are not kept.
     """
 
     url: str
     shards: Packed
     facts: Facts
+    rules: dict[str, str]
+    written: list[tuple[Any, Any, Any]] | None
 
 
 def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
@@ -177,8 +182,8 @@ def make_opener(storage_options: Options, **reading: int) -> Opener:
     return Opener(Reading(storage_options or {}, **reading))
 
 
-def _read(url: str, opener: Opener) -> Index:
-    shown, index = redact(url), Index(url, Packed(), Facts())
+def _read(url: str, opener: Opener, written: list[tuple[Any, Any, Any]] | None = None) -> Index:
+    shown, index = redact(url), Index(url, Packed(), Facts(), dict(_RULES), written)
     try:
         with opener.open(url) as stream:
             _parse(index, stream)
@@ -226,6 +231,7 @@ def _parse(index: Index, stream: BinaryIO) -> None:
         raise ValueError(f"it is not JSON ({error}); its first bytes are {(head + data)[:24]!r}") from error
     if isinstance(content, dict) and ("wids_version" in content or "shardlist" in content):
         _add_wids(index, content, content.get("shardlist"))
+        index.rules.update({name: content[name] for name in _RULES if name in content})
     elif isinstance(content, dict) and content and not any(isinstance(each, (dict, list)) for each in content.values()):
         names, none = list(content), [None] * len(content)
         samples = list(content.values())
@@ -258,6 +264,10 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
     if not entries:
         return
     names, samples, sizes, md5s, versions = _columns(entries)
+    if index.written is not None:
+        index.written.extend(
+            (entry.get("version"), entry.get("idx_md5sum"), entry.get("dali_md5sum")) for entry in entries
+        )
     _check_counts("nsamples of {!r}", names, samples)
     _check_counts(
         "filesize of {!r}", names, [0 if size is None else size for size in sizes] if None in sizes else sizes
@@ -493,33 +503,25 @@ def write_index(
     write_small(path, (json.dumps(content, indent=1) + "\n").encode("ascii"), storage_options)
 
 
-def read_index(path: str, storage_options: dict[str, Any] | None = None) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Read an index that ``write_index`` has written. Of a file that is missing, damaged or in
-    another format, nothing is known.
+def read_entries(
+    path: str, storage_options: Options = None
+) -> tuple[dict[str, tuple[str, str, Entry]], dict[str, str]]:
+    """Read an index that will be written again.
 
     Returns:
-        What it says of each shard, by its name in it; and how the samples were found:
-        ``key_split`` and ``on_repeated_key``.
+        Of each shard, by its name in the index: its URL, its version unless it may be a copy, and
+        what was written of it; and how the samples were found.
+
+    Raises:
+        ValueError: it is damaged, or in another format.
+        ShardError: it cannot be read.
     """
-    try:
-        content = json.loads((read_small(path, storage_options, most=MAX_INDEX_BYTES + 1) or b"")[:MAX_INDEX_BYTES])
-        rules = {name: content.get(name, usual) for name, usual in _RULES.items()}
-        found = {entry["url"]: entry for entry in content["shardlist"]}
-        if len(found) < len(content["shardlist"]):
-            found = {}
-        return {name: _entry(entry) for name, entry in found.items()}, rules
-    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return {}, dict(_RULES)
-
-
-def _entry(entry: dict[str, Any]) -> Entry:
-    counts = [entry.get(name) for name in ("nsamples", "filesize")]
-    texts = [entry.get(name) for name in ("md5sum", "idx_md5sum", "dali_md5sum")]
-    version = entry.get("version")
-    samples, size = (count if type(count) is int and count >= 0 else None for count in counts)
-    md5, offsets, dali = (text if isinstance(text, str) and _MD5.fullmatch(text) else None for text in texts)
-    whole = samples is not None and size is not None and md5 is not None and isinstance(version, str)
-    return Entry(ShardFacts(samples, size, md5), version if whole else None, offsets, dali)
+    index = _read(path, make_opener(storage_options), [])
+    written = index.written or [(None, None, None)] * len(index.shards)
+    entries = {}
+    for url, facts, present, of_shard in zip(index.shards, index.facts, index.facts.versions, written, strict=True):
+        entries[name_in(path, url)] = url, present, Entry(facts, *of_shard)
+    return entries, index.rules
 
 
 def name_in(index: str, url: str) -> str:

@@ -35,7 +35,7 @@ from wds_pipes.tar.index import (
     dali_name,
     make_opener,
     name_in,
-    read_index,
+    read_entries,
     write_index,
 )
 from wds_pipes.tar.keys import KeySplit, check_key_split
@@ -109,29 +109,47 @@ def index_shards(
             index, the offsets of remote shards are not written to a directory, or a shard is
             compressed, which has no offsets.
     """
-    jobs = check_count("jobs", jobs)
     check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
-    check_key_split(key_split)
+    jobs = check_count("jobs", jobs)
+    how = {"key_split": check_key_split(key_split), "on_repeated_key": on_repeated_key, "concatenated": concatenated}
     path = None if output is None else check_output(output)
     if path is not None:
         check_is_index(path)
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
-    tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
-    rules = {"key_split": "function" if callable(key_split) else key_split, "on_repeated_key": on_repeated_key}
     places, dali_places = _places(shards, "offsets", offsets, base_name), _places(shards, "dali", dali, dali_name)
     if both := {place + OFFSETS for place in places.values()} & set(dali_places.values()):
         raise ValueError(f"{min(both)} would be an index of offsets, and one of DALI: write one to another directory")
-    indexer = _Indexer({**rules, "key_split": key_split, "concatenated": bool(concatenated)}, storage_options)
+    rules = {"key_split": "function" if callable(key_split) else key_split, "on_repeated_key": on_repeated_key}
     known = {} if path is None or force else _known(path, rules)
+    tasks = [
+        (url, known.get(name_in(path, url)) if known and path else None, places.get(url), dali_places.get(url))
+        for url in shards
+    ]
+    entries = _run(_Indexer(how, storage_options), tasks, jobs, on_shard, executor, progress=progress)
+    if path is not None:
+        write_index(path, entries, rules)
+    return {url: entry.facts for url, entry in entries.items()}
+
+
+def _run(
+    indexer: _Indexer,
+    tasks: list[Any],
+    jobs: int,
+    on_shard: Callable[[str, ShardFacts], None] | None,
+    executor: Executor | None,
+    *,
+    progress: bool,
+) -> dict[str, Entry]:
+    """Index shards; ``tasks``: what ``_Indexer.index`` takes of each. The other arguments are those
+    of ``index_shards``.
+    """
+    bar = library("tqdm", "tqdm", "progress=True").tqdm(total=len(tasks), unit="shard") if progress else None
     entries, read = dict[str, Entry](), 0
-    pool = executor or ThreadPoolExecutor(min(jobs, len(shards)))
-    bar = None if tqdm is None else tqdm(total=len(shards), unit="shard")
+    pool = executor or ThreadPoolExecutor(min(jobs, len(tasks)))
     try:
-        before = (None if path is None else known.get(name_in(path, url)) for url in shards)
-        found = pool.map(indexer.index, shards, before, map(places.get, shards), map(dali_places.get, shards))
-        for url, (entry, was_read) in zip(shards, found, strict=True):
+        for (url, *_), (entry, was_read) in zip(tasks, pool.map(indexer.index, *zip(*tasks, strict=True)), strict=True):
             entries[url], read = entry, read + was_read
             if bar is not None:
                 bar.set_postfix_str(f"{read} read", refresh=False)
@@ -144,9 +162,7 @@ def index_shards(
             pool.shutdown(cancel_futures=True)
         if bar is not None:
             bar.close()
-    if path is not None:
-        write_index(path, entries, rules)
-    return {url: entry.facts for url, entry in entries.items()}
+    return entries
 
 
 class _Indexer:
@@ -212,10 +228,17 @@ def _write(url: str, found: Scanned, offsets: str | None, dali: str | None) -> t
 
 
 def _known(path: str, rules: dict[str, str]) -> dict[str, Entry]:
-    """Return the entries of an existing index; none if its samples were found in another way."""
-    entries, earlier = read_index(path)
+    """Return the entries of an existing index, by their names; none if it is missing or damaged, or
+    its samples were found in another way.
+    """
+    try:
+        entries, earlier = read_entries(path)
+    except (ValueError, ShardError):
+        return {}
     same = earlier["key_split"] == rules["key_split"] != "function"
-    return entries if same and earlier["on_repeated_key"] in ("raise", rules["on_repeated_key"]) else {}
+    if not same or earlier["on_repeated_key"] not in ("raise", rules["on_repeated_key"]):
+        return {}
+    return {name: entry for name, (_, _, entry) in entries.items() if None not in entry.facts}
 
 
 def _digest(path: str, *endings: str) -> str | None:

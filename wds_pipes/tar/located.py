@@ -222,8 +222,11 @@ class Located:
         rule that is possible, if that is not known.
         """
         rules = _STANDARD if self._key_split is None else (self._key_split,)
-        name = first_name(self._read_sample(number), rules, self.stale)
+        (data, base), start, stop, url, _ = self._read_sample(number)
+        name = first_name(data[start - base : stop - base])
         keys = [parts[0] for rule in rules if (parts := split_key(name, rule)) is not None]
+        if not keys:
+            raise self.stale(url, f"at byte {start} no sample begins")
         shard, place = self.place(number)
         hashes, numbers = self.keys(shard)
         indexed = hashes[numbers == place].tolist()

@@ -7,7 +7,7 @@ Rules:
 1. A header is trusted only if its checksum is right, and its size only if it is within
    ``max_member_bytes``.
 2. The common header (regular file, short name, plain size) is parsed by ``plain_header``;
-   everything rare in ``_rare``, in ``ends`` (rules 4 and 5) and in ``recovery`` (rule 6).
+   everything rare in ``_rare`` and in ``damage`` (rules 4 to 6).
 3. A place where members were lost (skipped damage, a cut) is yielded as a gap: a member without a
    name, so that the caller does not take half a sample for a whole one.
 4. A tar ends with an end mark, two blocks of zeros, and at most the rest of a record of 10 240
@@ -30,7 +30,7 @@ from typing import BinaryIO
 from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.ends import next_archive
+from wds_pipes.tar.damage import LEAST_SEARCHED, TarSource, damage_of, find_next, next_archive
 from wds_pipes.tar.headers import (
     BLOCK,
     LINKS,
@@ -46,8 +46,6 @@ from wds_pipes.tar.headers import (
     plain_header,
 )
 from wds_pipes.tar.members import Link, TarMember, pass_link
-from wds_pipes.tar.recovery import LEAST_SEARCHED, damage_of, find_next
-from wds_pipes.tar.source import TarSource
 
 
 class TarReader:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import io
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import BLOCK, plain_header
-from wds_pipes.tar.keys import KeySplit, split_key, splitter, wants
+from wds_pipes.tar.keys import KeySplit, splitter, wants
 from wds_pipes.tar.members import Link, ReservedNameError, pass_link
 from wds_pipes.tar.reader import TarReader
 
@@ -95,7 +95,7 @@ class SampleParser:
             or head[156:157] in _EXTENDED
             or head[345:346] not in (b"\0", b"")
         ):
-            name = _first_name(data[end : end + _MOST_AFTER])
+            name = first_name(data[end : end + _MOST_AFTER])
             parts = self._split(name) if name else None
             if parts is not None and parts[0] == key:
                 what = f"sample {key!r} goes on at byte {stop}, after its end, or the index is of another key_split"
@@ -109,31 +109,32 @@ class SampleParser:
         """Check that the sample ``key`` begins at byte ``start``; see ``before`` of ``parse``."""
         if max(before, 0) < part[1]:
             return
-        for _, name, _, _ in self._members(part, max(before, 0), start, url, wants((), self._key_split)):
-            parts = self._split(name) if name else None
-            if parts is not None and (before < 0 or parts[0] == key):
-                which = "a sample" if before < 0 else f"sample {key!r}"
-                raise self._stale(url, f"{which} begins before byte {start}")
+        for _, name, _, _ in reversed(self._members(part, max(before, 0), start, url, _nothing)):
+            parts = self._split(name)
+            if parts is not None:  # the last file of a sample before this one
+                if before < 0 or parts[0] == key:
+                    which = "a sample" if before < 0 else f"sample {key!r}"
+                    raise self._stale(url, f"{which} begins before byte {start}")
+                return
 
-    def _members(
-        self, part: Part, start: int, stop: int, url: str, want: Callable[[str], bool] | None
-    ) -> Iterator[Member]:
-        """Yield the members between two bytes of a shard, with the data of those that ``want``
+    def _members(self, part: Part, start: int, stop: int, url: str, want: Callable[[str], bool] | None) -> list[Member]:
+        """Return the members between two bytes of a shard, with the data of those that ``want``
         names; None: of all.
         """
         (data, base), at = part, start
+        found: list[Member] = []
         while at < stop:
             begin = at - base + BLOCK
             plain = plain_header(data[begin - BLOCK : begin])
             if plain is None:
-                yield from self._all_members(data[at - base : stop - base], url, at, stop)
-                return
+                return [*found, *self._all_members(data[at - base : stop - base], url, at, stop)]
             name, size = plain
             end = at + BLOCK + size + (-size & 511)
             if end > stop:
                 raise self._stale(url, f"member {name!r} at byte {at} is not inside one sample")
-            yield url, name, data[begin : begin + size] if want is None or want(name) else None, at
+            found.append((url, name, data[begin : begin + size] if want is None or want(name) else None, at))
             at = end
+        return found
 
     def _all_members(self, data: bytes, url: str, offset: int, stop: int) -> Iterator[Member]:
         """Yield members with any headers; zeros after them are the end of an archive."""
@@ -164,7 +165,11 @@ class SampleParser:
             warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
 
 
-def _first_name(data: bytes) -> str:
+def _nothing(name: str) -> bool:
+    return False
+
+
+def first_name(data: bytes) -> str:
     """Return the name of the first file in bytes of a tar, which may be cut after its headers; "":
     there is none.
     """
@@ -178,23 +183,3 @@ def _first_name(data: bytes) -> str:
     ):
         break
     return names[0] if names else ""
-
-
-def first_name(
-    sample: tuple[Part, int, int, str, str], rules: Sequence[KeySplit], stale: Callable[[str, str], ShardError]
-) -> str:
-    """Return the name of the first file of a sample by one of some rules; ``sample`` is what
-    ``SampleParser.parse`` takes.
-    """
-    names: list[str] = []
-
-    def note(name: str) -> tuple[str, str] | None:
-        if all(split_key(name, rule) is None for rule in rules):
-            return None
-        names.append(name)
-        return "\1", str(len(names))  # all files are fields of one sample
-
-    (data, base), _, stop, *_ = sample
-    # without what follows: that would be a part of the sample by this rule, too
-    SampleParser(frozenset(), note, stale).parse((data[: stop - base], base), *sample[1:])
-    return names[0]

@@ -18,8 +18,7 @@ from wds_pipes.io.compression import compressor, kind_of_name
 from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.encoded import Encoded, encoders
-from wds_pipes.tar.index import Entry, ShardFacts, check_output, make_opener, name_in, read_index, write_index
-from wds_pipes.tar.listing import listed_shards
+from wds_pipes.tar.index import Entry, ShardFacts, check_output, make_opener, name_in, read_entries, write_index
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
 from wds_pipes.tar.scanning import scan
 from wds_pipes.tar.writer import Md5, TarWriter, whole
@@ -129,8 +128,14 @@ class ShardWriter:
         self.on_shard, self.overwrite = on_shard, overwrite
         self.shards: dict[str, int] = {}
         self._index = None if index is None else check_output(index, remote=True)
-        # what the index says of each shard, by its name there, with its URL
-        self._entries, self._rules = _entries(self._index, storage_options)
+        # what the index says of each shard, by its name there, with its URL, and how it found
+        # the samples
+        self._entries: dict[str, tuple[str, Entry]] = {}
+        self._rules: dict[str, str] = {}
+        if self._index is not None and exists(self._index, storage_options):
+            earlier, self._rules = read_entries(self._index, storage_options)
+            for name, (url, version, entry) in earlier.items():
+                self._entries[name] = url, entry._replace(version=version or None)
         self._writer: TarWriter | None = None
         # Whether the last complete shard was reported to the index and to ``on_shard``.
         self._told = True
@@ -295,24 +300,3 @@ class ShardWriter:
         elif self._writer is not None:
             self._writer.discard()
             self._writer = None
-
-
-def _entries(
-    index: str | None, storage_options: dict[str, Any] | None
-) -> tuple[dict[str, tuple[str, Entry]], dict[str, str]]:
-    """Return what an existing index says of each shard, with its URL, by its name in the index; and
-    how it found the samples.
-
-    Raises:
-        ValueError: it is damaged, or in another format.
-    """
-    if index is None or not exists(index, storage_options):
-        return {}, {}
-    (listed,), (known, rules) = listed_shards([index], storage_options), read_index(index, storage_options)
-    entries = {}
-    for url, facts, version in zip(listed.shards, listed.facts, listed.facts.versions, strict=True):
-        name = name_in(index, url)
-        entry = known.get(name)
-        entry = Entry(facts) if entry is None or entry.facts != facts else entry
-        entries[name] = url, entry._replace(version=version or None)  # unless they have moved
-    return entries, rules
