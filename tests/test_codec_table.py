@@ -290,23 +290,6 @@ def test_indexed_shards_take_registered_codecs_to_other_processes(registry, tmp_
 # csv and YAML are written too
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "error"),
-    [
-        ("csv", [{"a": 1}], TypeError),
-        ("csv", [["a", None]], TypeError),
-        ("yaml", object(), Exception),
-    ],
-)
-def test_what_is_no_table_or_plain_object_is_not_written(field, value, error):
-    with pytest.raises(error):
-        encode(field, value)
-
-
-def test_numbers_in_a_csv_become_texts():
-    assert encode("csv", [[1, 2.5, "x"]]) == b"1,2.5,x\r\n"
-
-
 def test_an_encoder_of_a_packed_name_is_used_as_the_decoder_is(tmp_path):
     """It compresses by itself."""
 

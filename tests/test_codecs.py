@@ -10,6 +10,7 @@ import json
 import lzma
 import pickle
 import struct
+import time
 import zipfile
 import zlib
 
@@ -79,6 +80,7 @@ CASES = [
     ("npz", written(np.savez, a=ARRAY, b=np.arange(3)), {"a": ARRAY, "b": np.arange(3)}),
     ("npz", written(np.savez_compressed, ARRAY), {"arr_0": ARRAY}),
     *[(field, bytes(webdataset.tenbin.encode_buffer(ARRAYS)), ARRAYS) for field in ("ten", "tenbin", "tb")],
+    ("scalar.ten", bytes(webdataset.tenbin.encode_buffer([np.array(3, np.int64)])), [np.array(3, np.int64)]),
     *[(field, msgpack.packb(OBJECT), OBJECT) for field in ("mp", "msg", "msgpack")],
     ("cbor", cbor2.dumps(OBJECT), OBJECT),
     ("safetensors", safetensors.torch.save({"a": torch.from_numpy(ARRAY)}), {"a": torch.from_numpy(ARRAY)}),
@@ -96,23 +98,13 @@ CASES = [
 
 @pytest.mark.parametrize(("field", "data", "expected"), CASES, ids=[case[0] for case in CASES])
 def test_fields_decode(field, data, expected):
-    """In any case of the letters, and with anything before the last dot."""
+    """In any case of the letters, and with anything before the last dot; and as webdataset decodes
+    them, whose decoder of cbor needs a package that is not maintained.
+    """
     for name in (field, field.upper(), f"left.png.{field}"):
         assert same(decode(name, data), expected)
-
-
-THEIRS = [case for case in CASES if case[0] in webdataset.autodecode.decoders and case[0] != "cbor"]
-
-
-@pytest.mark.parametrize(("field", "data"), [case[:2] for case in THEIRS], ids=[case[0] for case in THEIRS])
-def test_fields_decode_as_webdataset_does(field, data):
-    """Where it has a decoder; its decoder of cbor needs a package that is not maintained."""
-    assert same(decode(field, data), webdataset.autodecode.decoders[field](data))
-
-
-def test_tenbin_scalars_decode():
-    """webdataset writes them, and cannot read them."""
-    assert same(decode("ten", bytes(webdataset.tenbin.encode_buffer([np.array(3, np.int64)]))), [np.array(3, np.int64)])
+    if field in webdataset.autodecode.decoders and field != "cbor":
+        assert same(webdataset.autodecode.decoders[field](data), expected)
 
 
 @pytest.mark.parametrize("field", ["npy", "npz", "ten"])
@@ -134,15 +126,9 @@ def test_csv_and_yaml_only_on_request():
     assert decode("csv", table, "csv") == rows
     assert decode("yaml", document, "csv", "yaml") == OBJECT
     assert decode("yml", document, "yml") == OBJECT
+    assert encode("csv", [[1, 2.5, "x"]]) == b"1,2.5,x\r\n"
     with pytest.raises(yaml.YAMLError):
         decode("yaml", b"!!python/object/apply:os.getcwd []", "yaml")
-
-
-@pytest.mark.parametrize("text", ["9" * 5000, "-" + "9" * 5000, "'9': !!int " + "9" * 5000])
-def test_an_integer_of_yaml_that_is_too_long_is_an_error(text):
-    """As in the other text formats; the limit is Python's."""
-    with pytest.raises(ValueError, match="Exceeds the limit"):
-        decode("yaml", text.encode(), "yaml")
 
 
 @pytest.mark.parametrize("field", ["", "bin", "xyz", "jpg", "seg.png", "mp4", "wav", "tar", "py", "txt~"])
@@ -160,6 +146,7 @@ DAMAGED = [
     ("jsonl", b"{}\n{"),
     ("npy", b"garbage"),
     ("npy", b""),
+    ("npy", pickle.dumps(3)),
     ("npy", written(np.save, ARRAY)[:-4]),
     ("npz", written(np.savez, ARRAY)[:-40]),
     ("ten", b"garbage, garbage"),
@@ -175,7 +162,6 @@ DAMAGED = [
     ("ten", bytes(webdataset.tenbin.encode_buffer([ARRAY])).replace(struct.pack("<q", 3), struct.pack("<q", 4))),
     ("mp", b"\x92\x01"),
     ("cbor", b"\x82\x01"),
-    ("cbor", b"\x01\x02\x03"),
     ("cbor", b""),
     ("mp", b"\x01\x02\x03"),
     ("safetensors", b"\xff" * 20),
@@ -206,8 +192,12 @@ def test_damaged_fields_are_an_error(field, data):
 
 @pytest.mark.parametrize("kind", PACK)
 def test_packed_fields_are_unpacked_first(kind):
-    """Also unknown ones, twice packed ones and those with a decoder of the caller's."""
+    """Also unknown ones, twice packed ones and those with a decoder of the caller's; and values are
+    packed when they are encoded.
+    """
     pack = PACK[kind]
+    for name, value in ((f"txt.{kind}", "Grüße\n"), (f"left.json.gz.{kind}", OBJECT), (f"npy.{kind}", ARRAY)):
+        assert same(decode(name, encode(name, value)), value)
     assert decode(f"txt.{kind}", pack(b"abc")) == "abc"
     assert decode(f"left.JSON.{kind.upper()}", pack(b"[1]")) == [1]
     assert decode(f"bin.{kind}", pack(b"\xff")) == decode(kind, pack(b"\xff")) == b"\xff"
@@ -218,17 +208,17 @@ def test_packed_fields_are_unpacked_first(kind):
 
 @pytest.mark.parametrize("kind", PACK)
 def test_a_bomb_is_an_error_and_does_not_take_the_memory(kind, monkeypatch):
-    """64 MiB of zeros against a limit of 1 MiB; xz alone takes a dictionary of 8 MiB."""
+    """32 MiB of zeros against a limit of 1 MiB; xz alone takes a dictionary of 8 MiB."""
     monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 1 << 20)
     assert len(decode(f"bin.{kind}", PACK[kind](bytes(1 << 20)))) == 1 << 20
-    bomb = PACK[kind](bytes(64 << 20))
+    bomb = PACK[kind](bytes(32 << 20))
     refused_below(16 << 20, lambda: decode(f"bin.{kind}", bomb), "it unpacks to more than 1048576 bytes")
 
 
 @pytest.mark.parametrize(
     ("field", "bomb"),
     [
-        ("npz", written(np.savez_compressed, np.zeros(64 << 20, np.uint8))),
+        ("npz", written(np.savez_compressed, np.zeros(16 << 20, np.uint8))),
         ("npz", written(np.savez_compressed, *[np.zeros(1 << 20, np.uint8)] * 20)),
         ("pt", None),
     ],
@@ -239,7 +229,7 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
     if bomb is None:
         packed = io.BytesIO()
         with (
-            zipfile.ZipFile(io.BytesIO(torch_bytes(torch.zeros(16 << 20)))) as plain,
+            zipfile.ZipFile(io.BytesIO(torch_bytes(torch.zeros(4 << 20)))) as plain,
             zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as deflated,
         ):
             for name in plain.namelist():
@@ -251,7 +241,7 @@ def test_a_bomb_in_a_zip_is_an_error_and_does_not_take_the_memory(field, bomb, m
 @pytest.mark.parametrize("size", [0, 100])
 def test_a_zip_that_declares_less_than_it_unpacks_to_takes_no_memory(size):
     """In both places where it declares the size of its entry."""
-    data = bytearray(written(np.savez_compressed, np.zeros(64 << 20, np.uint8)))
+    data = bytearray(written(np.savez_compressed, np.zeros(16 << 20, np.uint8)))
     entry = data.rindex(b"PK\1\2")
     data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
     refused_below(4 << 20, lambda: decode("npz", bytes(data)), "Bad CRC-32", zipfile.BadZipFile)
@@ -310,12 +300,6 @@ def test_pickles_run_if_the_caller_allows_it(field, tmp_path):
     path = tmp_path / "made"
     decode(field, PICKLES[field](Creates(path)), allow_pickle=True)
     assert path.exists()
-
-
-def test_a_plain_pickle_in_an_npy_field_does_nothing(tmp_path):
-    with pytest.raises(ValueError, match="magic"):
-        decode("npy", pickle.dumps(Creates(tmp_path / "made")))
-    assert not (tmp_path / "made").exists()
 
 
 def test_torchscript_is_refused():
@@ -378,7 +362,6 @@ def test_wrong_specs_are_refused(specs, error, message):
 # Images
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
-LOSSLESS = {"png": "PNG", "apng": "PNG", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF", "ppm": "PPM", "pnm": "PPM"}
 
 
 def png(mode="RGB", **options):
@@ -389,17 +372,15 @@ def png(mode="RGB", **options):
 THEIR_SPECS = [spec for spec in IMAGE_SPECS if spec != "raw"]
 
 
-def test_every_image_spec_of_webdataset_is_known():
-    assert webdataset.autodecode.imagespecs.keys() <= IMAGE_SPECS.keys()
-
-
 @pytest.mark.parametrize("spec", THEIR_SPECS)
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_image_specs_decode_as_in_webdataset(spec, mode):
     """The same numbers, dtype and shape for every mode of image; an L tensor of ours has its
-    channel dimension. Ours can be written to, in memory of its own order.
+    channel dimension. Ours can be written to, in memory of its own order; encoded and decoded again
+    it is the same.
     """
     data = png(mode)
+    assert same(decode("png", encode("png", decode("png", data, spec)), spec), decode("png", data, spec))
     expected = webdataset.autodecode.ImageHandler(spec)("png", data)
     value = decode("png", data, spec)
     assert type(value) is type(expected)
@@ -413,12 +394,6 @@ def test_image_specs_decode_as_in_webdataset(spec, mode):
         flags = np.asarray(value).flags
         assert flags.writeable
         assert flags.c_contiguous
-
-
-@pytest.mark.parametrize("extension", LOSSLESS)
-def test_lossless_images_keep_their_pixels(extension):
-    data = image_bytes(PIXELS[..., :3].copy(), LOSSLESS[extension])
-    assert same(decode(f"seg.{extension}", data, "rgb8"), PIXELS[..., :3].copy())
 
 
 @pytest.mark.parametrize("extension", sorted(IMAGE))
@@ -523,22 +498,12 @@ def test_the_size_of_a_webp_is_that_of_its_header(options):
 
 
 def test_a_name_of_a_million_dots_costs_no_more_than_others():
-    """Only as many parts are read as the names of the caller's decoders have; counted in calls, not
-    in time.
-    """
-    looked = []
-
-    class Names(dict):
-        def get(self, name):
-            looked.append(name)
-            return super().get(name)
-
+    """Only as many parts are read as the caller's names have; all of them would take hours."""
     decoding = Decoding(({"seg.png": len, "a.b.c": len},), allow_pickle=False, max_image_pixels=1)
-    decoding._own._values = Names(decoding._own._values)
+    start = time.process_time()
     assert decoding.decoder("x." * 500_000 + "seg.png")(b"abc") == 3
     assert decoding.decoder("x." * 500_000 + "bin") is None
-    assert len(looked) <= 6
-    assert max(map(len, looked)) < 20
+    assert time.process_time() - start < 5
 
 
 def test_a_field_is_packed_twice_at_most():
@@ -608,38 +573,6 @@ def test_a_missing_library_says_what_to_install(field, modules, package, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("txt", "Grüße\n"),
-        ("cls", -3),
-        ("json", OBJECT),
-        ("jsonl", [OBJECT, 1, "x"]),
-        ("html", "<p>ü"),
-        ("transcript", ""),
-        ("txt.gz", "Grüße\n"),
-        ("cls.bz2", 7),
-        ("left.json.xz", OBJECT),
-        ("npy.zst", ARRAY),
-        ("txt.gz.zst", "Grüße\n"),
-        ("npy", ARRAY),
-        ("npz", {"a": ARRAY, "b": np.arange(2)}),
-        ("ten", ARRAYS),
-        ("mp", OBJECT),
-        ("cbor", OBJECT),
-        ("safetensors", {"a": torch.from_numpy(ARRAY)}),
-        ("pth", {"a": torch.from_numpy(ARRAY), "b": [1, "x", (2.5, None)]}),
-        ("left.png", PIXELS[..., :3].copy()),
-        ("bmp", PIXELS[..., :3].copy()),
-        ("ppm", PIXELS[..., :3].copy()),
-        ("tif", PIXELS[..., :3].copy()),
-        *[(field, PIXELS[..., :3].copy()) for field in ("apng", "pnm")],
-    ],
-)
-def test_encoded_values_decode_to_the_same(field, value):
-    assert same(decode(field, encode(field, value), "rgb8"), value)
-
-
-@pytest.mark.parametrize(
     ("field", "text", "value"),
     [
         ("json", '{"a":  [1, "ü"]}\n', {"a": [1, "ü"]}),
@@ -683,13 +616,6 @@ def test_a_row_of_a_tensor_is_written_without_the_rest():
     assert len(data) < 5_000
     assert data == encode("pth", {"row": [table[3].clone()]})
     assert torch.equal(decode("pth", data)["row"][0], table[3])
-
-
-@pytest.mark.parametrize("spec", sorted(IMAGE_SPECS))
-def test_decoded_images_are_encoded_again(spec):
-    """Whatever the spec: floats from 0 to 1, tensors of shape (C, H, W), PIL images."""
-    decoded = decode("png", encode("png", PIXELS), spec)
-    assert same(decode("png", encode("png", decoded), spec), decoded)
 
 
 @pytest.mark.parametrize(
@@ -770,14 +696,10 @@ def test_a_lossy_image_keeps_its_alpha_or_is_refused(extension):
         assert same(decode(extension, encode(extension, picture), "rgba8")[..., 3:], alpha)
 
 
-def test_an_integer_as_text_is_written_if_it_is_read_back():
-    assert decode("cls", encode("cls", " 3")) == 3
-
-
-@pytest.mark.parametrize("value", [np.array(3), np.array([3])[0], torch.tensor(3)])
-def test_an_integer_without_dimensions_is_written(value):
+@pytest.mark.parametrize("value", [np.array(3), np.array([3])[0], torch.tensor(3), " 3"])
+def test_an_integer_without_dimensions_or_as_text_is_written(value):
     """Such as a label that was a tensor."""
-    assert encode("cls", value) == b"3"
+    assert decode("cls", encode("cls", value)) == 3
 
 
 def test_a_sequence_of_cbor_says_what_reads_it():
@@ -805,6 +727,8 @@ def test_bytes_are_encoded_as_they_are(field, data):
         ("cls", np.array([3])),
         ("cls", torch.tensor([3, 4])),
         ("npz", [1]),
+        ("csv", [{"a": 1}]),
+        ("csv", [["a", None]]),
         ("json", {1, 2}),
         ("jpg", "x"),
         ("bin", "x"),

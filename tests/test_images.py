@@ -207,12 +207,6 @@ def test_an_image_of_the_size_is_not_changed():
     assert same(decode(saved(PIXELS, "PNG"), size=(61, 83)), PIXELS)
 
 
-def test_pixels_are_limited_before_an_image_is_resized(decoder):
-    for form in ("JPEG", "PNG"):
-        with pytest.raises(ValueError, match="83 x 61 pixels, more than max_image_pixels=100"):
-            decode(saved(PIXELS, form), size=8, max_image_pixels=100)
-
-
 @pytest.mark.parametrize(
     ("specs", "options", "message"),
     [
@@ -239,12 +233,6 @@ def test_a_pipe_resizes_its_images_and_resumes_exactly(tmp_path):
 
     assert {tuple(sample["jpg"].shape) for sample in pipe()} == {(3, 6, 5)}
     check_resume(pipe)
-
-
-def test_a_damaged_image_is_a_decode_error_of_its_sample(decoder):
-    samples = [{"__key__": "a", "__url__": "x.tar", "jpg": ODD["colours"][:900]}]
-    with pytest.raises(wp.DecodeError, match="field 'jpg' of sample 'a' in shard x.tar cannot be decoded"):
-        list(Stream(DecodeByExt(Given(samples), "rgb8", size=8)))
 
 
 # Images of 16 bits, and as they are stored

@@ -70,7 +70,7 @@ def test_audio_decodes(name, sounds):
 
 
 @pytest.mark.parametrize("name", AUDIO)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(st.floats(0, 5.9), st.floats(0.01, 3))
 def test_a_clip_is_a_part_of_the_whole(name, sounds, start, duration):
     """To the sample, also of formats in which seeking is not exact."""
@@ -170,7 +170,7 @@ def test_video_decodes(name, films):
 
 
 @pytest.mark.parametrize("name", VIDEO)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 58), st.integers(1, 30), st.sampled_from([0, 0.02, 0.05]))
 def test_a_clip_has_the_frames_that_begin_in_it(name, films, first, count, before):
     """Also if a time is not exact in binary, and between key frames."""

@@ -118,6 +118,7 @@ def test_a_missing_or_changed_file_of_a_shard_is_written_again(tmp_path, opened)
 def test_what_is_in_doubt_is_read(tmp_path, opened):
     """A shard that was written just now, an index of another program, other rules."""
     urls = shards(tmp_path)
+    (tmp_path / "x").mkdir()
     output = tmp_path / "index.json"
     os.utime(urls[0])
     index_shards(urls, output)
@@ -130,6 +131,11 @@ def test_what_is_in_doubt_is_read(tmp_path, opened):
         opened.clear()
         index_shards(urls, output, **options)
         assert len(opened) == 4, options
+    repeated = put(tmp_path / "x" / "a.tar", tar((name, b"") for name in ("a.x", "b.x", "a.x")))
+    settle(repeated)
+    assert index_shards(repeated, tmp_path / "x" / "i.json", on_repeated_key="ignore")[repeated].samples == 3
+    with pytest.raises(SampleError, match="on_repeated_key='ignore'"):
+        index_shards(repeated, tmp_path / "x" / "i.json")
     listing = json.loads(output.read_text())
     for entry in listing["shardlist"]:
         entry.pop("version")
@@ -138,16 +144,6 @@ def test_what_is_in_doubt_is_read(tmp_path, opened):
         opened.clear()
         index_shards(urls, output)
         assert len(opened) == 4, other
-
-
-def test_repeated_keys_are_found_again(tmp_path):
-    url = put(tmp_path / "a.tar", tar((name, b"") for name in ("a.x", "b.x", "a.x")))
-    settle(url)
-    output = tmp_path / "index.json"
-    index_shards(url, output, on_repeated_key="ignore")
-    with pytest.raises(SampleError, match="on_repeated_key='ignore'"):
-        index_shards(url, output)
-    assert index_shards(url, output, on_repeated_key="ignore")[url].samples == 3
 
 
 OPERATIONS = [
@@ -215,15 +211,6 @@ def test_after_any_history_it_is_as_from_new(history):
             if with_offsets:
                 made = files(directory, ".idx", ".keys")
                 assert {name: made[name] for name in files(fresh, ".idx", ".keys")} == files(fresh, ".idx", ".keys")
-
-
-def test_any_number_of_jobs_writes_the_same(tmp_path):
-    urls = shards(tmp_path, 9)
-    index_shards(urls, tmp_path / "index.json", jobs=1, **ALL)
-    written = files(tmp_path)
-    for jobs in (2, 5, 20):
-        index_shards(urls, tmp_path / "index.json", jobs=jobs, force=True, **ALL)
-        assert files(tmp_path) == written
 
 
 def test_a_run_that_fails_leaves_whole_files(tmp_path, opened):

@@ -28,6 +28,7 @@ from tars import by_reader, by_tarfile, by_webdataset, fill, samples
 
 from wds_pipes import SampleError, ShardError, ShardList, ShardWarning, ShardWriter, StateError, TarWriter
 from wds_pipes.codecs.codec import PACKED
+from wds_pipes.codecs.table import encode
 from wds_pipes.tar import index_shards, split_key
 from wds_pipes.tar.keys import is_metadata
 
@@ -84,33 +85,24 @@ def test_a_pax_header_only_where_the_name_does_not_fit(tmp_path, key, headers):
 
 
 def test_values_are_encoded_by_their_field(tmp_path):
-    """And webdataset decodes them to the same."""
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    """And webdataset reads the same."""
     image = np.random.default_rng(0).integers(0, 256, (8, 9, 3), np.uint8)
-    sample = {
-        "__key__": "a",
+    fields = {
         "txt": "größe",
-        "cls": 7,
         "count": np.int64(8),
         "json": {"x": [1, None, "ü"]},
-        "npy": array,
+        "npy": np.arange(6, dtype=np.float32).reshape(2, 3),
         "png": image,
         "seg.png": Image.fromarray(image[..., 0]),
         "jpg": b"not touched",
         "bin": bytearray(b"xy"),
         "mem": memoryview(b"z"),
-        "__url__": "left out",
     }
     path = tmp_path / "x.tar"
-    path.write_bytes(written([sample]))
+    path.write_bytes(written([{"__key__": "a", "__url__": "left out", **fields}]))
     (read,) = samples([str(path)])
-    plain = {"bin": b"xy", "cls": b"7", "count": b"8", "jpg": b"not touched", "mem": b"z", "txt": "größe".encode()}
-    assert {name: read[name] for name in plain} == plain
-    assert read.keys() == sample.keys()
-    assert json.loads(read["json"]) == sample["json"]
-    assert (np.load(io.BytesIO(read["npy"])) == array).all()
-    assert (np.asarray(Image.open(io.BytesIO(read["png"]))) == image).all()
-    assert (np.asarray(Image.open(io.BytesIO(read["seg.png"]))) == image[..., 0]).all()
+    assert {name: read[name] for name in fields} == {name: encode(name, value) for name, value in fields.items()}
+    assert read.keys() == {"__key__", "__url__", *fields}
     assert by_webdataset(path) == [read]
 
 
@@ -256,31 +248,19 @@ def test_a_name_that_promises_compression_gets_it(tmp_path, ending):
     """The tar inside is the same, nothing of the moment or the path gets in, and the index has
     the size and the MD5 of the file.
     """
-    paths = []
-    for folder in ("a", "b"):
+    for folder in "ab":
         (tmp_path / folder).mkdir()
         index = tmp_path / folder / "index.json"
         writer = fill(ShardWriter(tmp_path / folder / f"s-%d.tar.{ending}", max_samples=60, index=index), HUNDRED)
-        paths.append(list(writer.shards))
-        stored = {
-            url: (facts.samples, facts.size, facts.md5) for url, facts in index_shards(list(writer.shards)).items()
-        }
-        assert {os.path.basename(url): facts[0] for url, facts in stored.items()} == {
-            f"s-0.tar.{ending}": 60,
-            f"s-1.tar.{ending}": 40,
-        }
-        assert [
-            (entry["nsamples"], entry["filesize"], entry["md5sum"])
-            for entry in json.loads(index.read_text())["shardlist"]
-        ] == list(stored.values())
-    first, again = (Path(shards[0]).read_bytes() for shards in paths)
-    assert first == again
+    assert list(writer.shards.values()) == [60, 40]
+    entries = json.loads(index.read_text())["shardlist"]
+    facts = index_shards(list(writer.shards)).values()
+    assert [(entry["nsamples"], entry["filesize"], entry["md5sum"]) for entry in entries] == list(facts)
+    stored = contents(tmp_path / "a")
+    assert stored == contents(tmp_path / "b")
+    first = stored[f"s-0.tar.{ending}"]
     assert UNPACK[ending](first) == written(HUNDRED[:60])
     assert len(first) < 10_000
-    read = list(ShardList(str(index)).open_shards().load_tar().group_by_key().decode_by_ext())
-    assert [(sample["__key__"], sample["txt"]) for sample in read] == [
-        (sample["__key__"], sample["txt"]) for sample in HUNDRED
-    ]
 
 
 def test_of_a_compressed_shard_the_bytes_before_compression_count(tmp_path):
@@ -432,7 +412,7 @@ def test_samples_in_other_shards_may_have_one_key_and_a_refused_sample_makes_no_
 # Errors of the disk
 
 
-@pytest.mark.parametrize("most", [0, 1, 513, 100_000, 1_000_000])
+@pytest.mark.parametrize("most", [0, 513, 1_000_000])
 def test_a_disk_that_takes_only_a_part_gets_the_rest(tmp_path, monkeypatch, most):
     """writev(2) may write less than it was given."""
     large = [{"__key__": str(number), "bin": bytes([number]) * 200_000} for number in range(12)]
@@ -616,9 +596,10 @@ def test_the_upload_of_half_a_shard_is_aborted(how):
 
 
 @pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning")
-@pytest.mark.parametrize("store", ["s3", "gcs"])
-@pytest.mark.parametrize("size", [10, 6 << 20], ids=["one request", "parts"])
-@pytest.mark.parametrize("inside", [True, False], ids=["its own block", "no block"])
+@pytest.mark.parametrize(
+    ("store", "size", "inside"),
+    [("s3", 10, True), ("s3", 6 << 20, False), ("gcs", 10, False), ("gcs", 6 << 20, True)],
+)
 def test_half_a_shard_gets_no_name_in_a_store(store, size, inside, request):
     """An exception in the block, with and without a block around the stream; a whole shard
     appears, and nothing else is left.
@@ -709,8 +690,9 @@ def contents(folder):
     return {name: (folder / name).read_bytes() for name in sorted(os.listdir(folder))}
 
 
-@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
-@pytest.mark.parametrize("done", [0, 1, 29, 30, 31, 99, 100])
+@pytest.mark.parametrize(
+    ("done", "ending"), [(0, "tar"), (29, "tar"), (30, "tar"), (31, "tar"), (100, "tar"), (31, "tar.gz")]
+)
 def test_a_resumed_writer_goes_on_at_the_first_unfinished_shard(tmp_path, done, ending):
     """The files are those of one run, and complete shards are not written again."""
     options = {"max_samples": 30, "offsets": ending == "tar"}
@@ -778,7 +760,7 @@ FIELDS = st.text(min_size=1, max_size=20).filter(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(KEYS, st.dictionaries(FIELDS, st.binary(max_size=1200), min_size=1, max_size=3), max_size=4))
 def test_whatever_is_accepted_reads_back_the_same(tmp_path_factory, contents):
     """Any keys, fields and bytes: by us and by the standard library."""
@@ -807,7 +789,7 @@ def test_any_name_is_either_refused_or_reads_back(key, field):
 
 
 @pytest.mark.parametrize("folder", ["/", "//", "/d/", "d//", "/d//"])
-@pytest.mark.parametrize("length", range(94, 102))
+@pytest.mark.parametrize("length", [95, 96, 100])
 def test_a_long_name_keeps_the_slash_at_its_start(tmp_path, folder, length):
     """tarfile splits it there where its last part has up to 100 bytes, and the slash would be
     lost.
@@ -841,15 +823,14 @@ def test_a_write_that_raised_has_not_taken_the_sample(tmp_path):
     assert told == [pattern % number for number in (0, 1, 2)]
 
 
-@pytest.mark.parametrize("again", ["resume", "overwrite"])
 @pytest.mark.parametrize(
-    ("pattern", "index"),
+    ("pattern", "index", "again"),
     [
-        ("data/%d.tar", "meta/index.json"),
-        ("./data/%d.tar", "data/index.json"),
-        ("{here}/data/%d.tar", "data/index.json"),
-        ("data/%d.tar", "{here}/data/index.json"),
-        ("data//%d.tar", "data/index.json"),
+        ("data/%d.tar", "meta/index.json", "resume"),
+        ("./data/%d.tar", "data/index.json", "overwrite"),
+        ("{here}/data/%d.tar", "data/index.json", "resume"),
+        ("data/%d.tar", "{here}/data/index.json", "overwrite"),
+        ("data//%d.tar", "data/index.json", "resume"),
     ],
 )
 def test_an_index_is_written_again_however_paths_are_spelled(pattern, index, again, tmp_path, monkeypatch):
