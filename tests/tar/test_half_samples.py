@@ -2,6 +2,7 @@
 preallocated, joined, or with a tar as a member.
 """
 
+import gzip
 import io
 import json
 import subprocess
@@ -184,6 +185,14 @@ def test_archives_one_after_another(tmp_path, samples, padding):
     found, reported = read(path, on_error="skip")
     assert found == [set(FIELDS)] * (samples - 1) + [{"cls"}] * (samples - 1)
     assert reported == ["damaged", "skipped"]
+
+
+def test_joined_archives_may_be_compressed_and_end_as_others(tmp_path):
+    path = put(tmp_path / "x.tar.gz", gzip.compress(shard(2)) + gzip.compress(shard(2, start=2)))
+    assert read(path, concatenated=True) == ([set(FIELDS)] * 4, [])
+    found, reported = read(put(tmp_path / "x.tar", shard(2) + b"garbage" * 200), concatenated=True)
+    assert found == [set(FIELDS)]
+    assert "has data after its end-of-archive mark, at byte 10240" in reported[0]
 
 
 def test_archives_joined_by_gnu_tar(tmp_path):

