@@ -17,9 +17,9 @@ import numpy as np
 
 from wds_pipes.codecs.codec import Codec
 from wds_pipes.core.chain import Chain, Composite
+from wds_pipes.core.given import Given, run_over
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.numbered import Given
-from wds_pipes.core.running import END, Mark, begin, running_copy
+from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Reports, Source, Stage, functional_name, is_built_in, shown_signature
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
@@ -296,9 +296,7 @@ def _check_order(stage: Stage[Any]) -> None:
 
 def _run_over(step: Stage[Any], seed: int, items: Sequence[Any]) -> list[Any]:
     """Return what a stage makes of these items."""
-    running = running_copy(step)
-    running.lane, running.at, running.source = Lane(seed, 0), step.At(), Given(iter(copy.deepcopy(items)))
-    begin(running, None)
+    running = run_over(step, Lane(seed, 0), Given(iter(copy.deepcopy(items))))
     try:
         return list(running.items)
     except Exception as error:

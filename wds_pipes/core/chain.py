@@ -20,14 +20,13 @@ own source is only a recipe, and a position has no entry for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
 from wds_pipes.core.counts import COUNTED, DONE, Lack, Network, sum_counts
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.numbered import Numbered, NumberedItems
 from wds_pipes.core.running import Ended, Mark, Out, begin, own_copy, running_copy
 from wds_pipes.core.stage import Reports, Source, Stage, functional_name
 from wds_pipes.core.state import MOST, damaged, is_count, read_as, read_counts, read_dict, read_position
@@ -191,27 +190,6 @@ class Chain:
             expanded = expanded or step.expands
             mark = before
         return counts
-
-    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Any] | None:
-        """Return access to the items that the chain yields in a lane after ``mark`` by their
-        numbers; None: they cannot be read without those before them. The items, and the positions
-        between them, are exactly those of the running chain.
-        """
-        later: list[tuple[Stage[Any], tuple[Any, ...]]] = []
-        for step in reversed(self.steps):
-            if mark is None or isinstance(mark, Ended):
-                return None
-            find: Callable[[Lane, Mark], Numbered[Any] | None] | None = getattr(step, "numbered", None)
-            if find is not None:
-                items = find(lane, mark)
-                for one, own in reversed(later):
-                    items = items and NumberedItems(one, own, lane, items)
-                return items
-            if not makes_one_of_each(step):
-                return None
-            own, mark = mark
-            later.append((step, own))
-        return None
 
     # Marks as JSON
 

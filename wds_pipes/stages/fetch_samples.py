@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -101,36 +101,47 @@ class FetchSamples(Tolerant[Sample]):
         self._bytes = 0  # while running
 
     def run(self) -> Iterator[Sample]:
-        ref: SampleRef | None = None
-
-        def stale(url: str, what: str) -> ShardError:
-            assert ref is not None
-            return unusable(ref.index_url, f"the shard is another than the indexed one: {what}", shard=url)
-
         self.files.forget()  # shards may be written again between epochs, as for open_shards
-        parser = SampleParser(None if self.fields is None else frozenset(self.fields), self.split, stale)
-        shown = lru_cache(4096)(redact)
+        parse = self.parser()
         for ref, part in self._read():
             try:
                 if isinstance(part, ShardError):
                     raise part
-                url, before, last = ref.url, ref.before, ref.last
-                sample = parser.parse(part, ref.start, ref.stop, url, shown(url), before=before, last=last)
-                if len(sample) == _NO_FIELDS:
-                    key, names = sample["__key__"], listed(self.fields or ())
-                    raise SampleError(
-                        f"sample {key!r} of shard {shown(url)} has none of the fields that "
-                        f"fetch_samples(fields=[{names}]) keeps: correct the names, or pass on_error='skip'.",
-                        url=shown(url),
-                        key=key,
-                    )
+                sample = parse(ref, part)
             except (ShardError, SampleError) as error:
                 self.skip(error)
                 continue
-            if ref.padding is not None:
-                sample["__padding__"] = ref.padding
             self._bytes += ref.stop - ref.start
             yield sample
+
+    def parser(self) -> Callable[[SampleRef, Part], Sample]:
+        """Return a function that makes a sample of bytes of its shard: those of ``range_of``."""
+        index_url = ""
+
+        def stale(url: str, what: str) -> ShardError:
+            return unusable(index_url, f"the shard is another than the indexed one: {what}", shard=url)
+
+        parser = SampleParser(None if self.fields is None else frozenset(self.fields), self.split, stale)
+        shown = lru_cache(4096)(redact)
+
+        def parse(ref: SampleRef, part: Part) -> Sample:
+            nonlocal index_url
+            index_url, url, before, last = ref.index_url, ref.url, ref.before, ref.last
+            sample = parser.parse(part, ref.start, ref.stop, url, shown(url), before=before, last=last)
+            if len(sample) == _NO_FIELDS:
+                key, names = sample["__key__"], listed(self.fields or ())
+                raise SampleError(
+                    f"sample {key!r} of shard {shown(url)} has none of the fields that "
+                    f"fetch_samples(fields=[{names}]) keeps: correct the names, or pass on_error='skip'.",
+                    url=shown(url),
+                    key=key,
+                )
+            if ref.padding is None:
+                return sample
+            named = {"__key__": sample["__key__"], "__url__": sample["__url__"], "__padding__": ref.padding}
+            return {**named, **sample}
+
+        return parse
 
     def _read(self) -> Iterator[tuple[SampleRef, Part | ShardError]]:
         """Yield each reference with the bytes of its sample, or with the error of reading them."""
@@ -153,9 +164,7 @@ class FetchSamples(Tolerant[Sample]):
         def ranges() -> Iterator[Range]:
             for ref in refs:
                 taken.append((ref, source.mark()))
-                # with the next header, which begins another sample
-                start = 0 if ref.before == -1 else ref.start  # before the first one there is none
-                yield Range(ref.url, start, ref.stop + AFTER, ref.size)
+                yield range_of(ref)
 
         with self.files.read(ranges()) as parts:
             while True:
@@ -181,6 +190,13 @@ class FetchSamples(Tolerant[Sample]):
 
 
 _NO_FIELDS = 2  # the entries of a sample without fields: its key and URL
+
+
+def range_of(ref: SampleRef) -> Range:
+    """Return the bytes of a sample, and of the next header, which begins another sample. Before the
+    first one of a shard there is none.
+    """
+    return Range(ref.url, 0 if ref.before == -1 else ref.start, ref.stop + AFTER, ref.size)
 
 
 def _checked(ref: object) -> SampleRef:

@@ -12,7 +12,6 @@ from typing import Any
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
@@ -20,7 +19,6 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar
-from wds_pipes.stages.numbered_samples import numbered_samples
 from wds_pipes.stages.sample_errors import (
     check_enough,
     check_more,
@@ -137,9 +135,6 @@ class GroupByKey(Tolerant[Sample]):
             lose=running._lose,
         )
         return running
-
-    def numbered(self, lane: Lane, mark: Mark | None) -> Numbered[Sample] | None:
-        return None if self.fields is not None else numbered_samples(self, self.split, lane, mark)
 
     def run(self) -> Iterator[Sample]:
         # no generator of its own, which would cost each sample a little

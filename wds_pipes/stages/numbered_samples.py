@@ -2,233 +2,202 @@
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, chain
+from typing import Any, cast
 
-from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import Network
+import numpy as np
+
+from wds_pipes.core.chain import Chain, makes_one_of_each
+from wds_pipes.core.given import Given, run_over
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.running import Ended, Mark
 from wds_pipes.core.shard_ranges import ShardRange, ShardRanges, joined
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import Part, Range, RangeReader
-from wds_pipes.stages.cache_shards import CacheShards
+from wds_pipes.stages.fetch_samples import FetchSamples, range_of
+from wds_pipes.stages.group_by_key import GroupByKey
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_list import ShardList
-from wds_pipes.tar.index import known_version
-from wds_pipes.tar.keys import KeySplit
-from wds_pipes.tar.members import pass_link
-from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.samples import AFTER, SampleParser
+from wds_pipes.tar.located import ShardOffsets
 
-# How many remote samples are read one by one; and how many bytes a run of later ones has, and how
-# many may be between two of them. In 50 ms, a connection of 50 MB/s brings 2.5 MB, so a run of 8 MB
-# loses a quarter of its time. All samples of a run are held soon anyway, and no others.
-_ONE_BY_ONE = 128
+# How many remote samples are read in the order in which they are needed. Later ones are read in
+# runs: how many bytes a run has, and how many may be between two samples of it that are needed. In
+# 50 ms, a connection of 50 MB/s brings 2.5 MB, so a run of 8 MB loses a quarter of its time. All
+# samples of a run are held soon anyway.
+_IN_TURN = 128
 _MOST_RUN, _MOST_GAP = 8 << 20, 1 << 19
 
-if TYPE_CHECKING:
-    from wds_pipes.tar.located import ShardOffsets
+Sample = dict[str, Any]
 
 
-def numbered_samples(group: Stage[Any], split: KeySplit, lane: Lane, mark: Mark | None) -> NumberedSamples | None:
-    """Return the samples of a chain ``ShardList > open_shards > load_tar > group_by_key`` after a
-    position, by their numbers; None if they are not known without reading the shards: another
-    chain, no index, or steps that may leave samples out.
+def numbered_samples(last: Stage[Any], lane: Lane, mark: Mark | None) -> NumberedSamples | None:
+    """Return the samples that a chain yields in a lane after a position, by their numbers; None if
+    they are not known without reading the shards: another chain than ``ShardList > open_shards >
+    load_tar > group_by_key`` and steps that make one sample of each, no index, or steps that may
+    leave samples out.
     """
-    load = group.source
-    if type(load) is not LoadTar or type(load.source) is not OpenShards:
+    steps: list[Any] = Chain(last).steps
+    if list(map(type, steps[:4])) != [ShardList, OpenShards, LoadTar, GroupByKey]:
         return None
-    opened = load.source
-    listed: Stage[Any] | None = opened.source
-    while type(listed) is CacheShards:
-        listed = listed.source
-    if type(listed) is not ShardList or listed.offsets is None:
+    listed, opened, _, group, *later = steps
+    losing = any((isinstance(step, Tolerant) and step.may_lose) or step.changes_count() for step in steps)
+    uncached = opened.cache is None or not any(map(is_remote, listed.urls))
+    if losing or group.fields is not None or not uncached or not all(map(makes_one_of_each, later)):
         return None
-    chain = Chain(group)
-    if any((isinstance(step, Tolerant) and step.may_lose) or step.changes_count() for step in chain):
-        return None
-    if opened.cache is not None and any(map(is_remote, listed.urls)):
-        return None  # the samples would not be read from the cache
-    marks = []  # of each stage, from the last
-    for _ in chain:
+    own: list[tuple[Any, ...]] = []  # the values of each stage
+    for _ in steps:
         if mark is None or isinstance(mark, Ended):
             return None
-        own, mark = mark
-        marks.append(own)
-    ranges = _ranges_after(listed.offsets, listed.order(lane), marks)
-    if ranges is None:
-        return None
-    parser = SampleParser(None, split, listed.offsets.stale)
-    return NumberedSamples((parser, load, opened, listed, listed.offsets), lane.padding, marks, ranges)
+        values, mark = mark
+        own.insert(0, values)
+    ranges = None if listed.offsets is None else _ranges_after(listed.offsets, listed.order(lane), own)
+    return None if ranges is None else NumberedSamples(steps, lane, own, ranges)
 
 
 def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[tuple[Any, ...]]) -> ShardRanges | None:
-    """Return the shard ranges of an order after the position whose stages have these values, from
-    the last stage; None if it is not that of a sample.
+    """Return the shard ranges of an order after the position whose stages have these values; None
+    if it is not that of a sample.
     """
-    (_, _, number, uncounted), (offset, compression, _), (passed,) = own[0], own[1], own[-1]
+    (passed,), _, (offset, compression, _), (_, _, number, uncounted), *_ = own
     ranges = ShardRanges.of(order[passed:])
     if compression or (uncounted and number):
         return None
-    if offset:
-        if not ranges or (places := offsets.of(ranges[0][0])) is None:
-            return None
-        shard, start, stop = ranges[0]
-        first = bisect_left(places, offset, hi=len(places) - 1)
-        if number not in (0, first) or not start <= first <= stop:
-            return None
-        return joined([ShardRanges.of([(shard, first, stop)]), ranges[1:]])
-    return ranges
+    if not offset:
+        return ranges
+    if not ranges or (places := offsets.of(ranges[0][0])) is None:
+        return None
+    shard, start, stop = ranges[0]
+    first = bisect_left(places, offset, hi=len(places) - 1)
+    if number not in (0, first) or not start <= first <= stop:
+        return None
+    return joined([ShardRanges.of([(shard, first, stop)]), ranges[1:]])
 
 
-class NumberedSamples(Numbered[dict[str, Any]]):
-    """The samples after a position, by their numbers: see ``numbered_samples``.
+class NumberedSamples:
+    """The samples that a chain yields after a position, by their numbers from there: 0 is the next
+    one. They, and the positions between them, are exactly those of the running chain. See
+    ``numbered_samples``.
 
     Args:
-        steps: what makes samples of bytes, the steps of the chain, and the indexes of offsets.
-        padding: that of the lane.
-        own: the values of the stages at the position, from the last stage.
+        steps: the steps of the chain.
+        lane: the lane.
+        own: the values of each stage at the position.
         ranges: the shard ranges after the position.
+
+    Attributes:
+        count: how many samples there are, to the end of the lane.
+        fetching: what reads them.
     """
 
-    def __init__(
-        self,
-        steps: tuple[SampleParser, LoadTar, OpenShards, ShardList, ShardOffsets],
-        padding: bool | None,
-        own: list[tuple[Any, ...]],
-        ranges: ShardRanges,
-    ) -> None:
-        self._parser, self._load, opened, listed, self._offsets = steps
-        self._own, self._padding = own, padding
-        self._urls, self._facts, self._ranges = listed.urls, listed.facts, ranges
-        self._passed = own[-1][0]  # how many shards of the lane are before the first of these ranges
+    def __init__(self, steps: list[Any], lane: Lane, own: list[tuple[Any, ...]], ranges: ShardRanges) -> None:
+        self._list, opened, load, group, *self._later = steps
+        self._lane, self._own, self._ranges, self._most_bytes = lane, own, ranges, load.max_member_bytes
+        self._passed: int = own[0][0]  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate((ranges.stops - ranges.starts).tolist())]
         self.count = self._starts[-1]
-        versions = partial(known_version, listed.urls, listed.facts)
-        self._files = RangeReader(opened.reading.storage_options, opened.reading.connections, versions=versions)
+        options, connections = opened.reading.storage_options, opened.reading.connections
+        self.fetching: Any = FetchSamples(
+            self._list, storage_options=options, connections=connections, key_split=group.split
+        )
 
     def prepare(self, count: int) -> bool:
+        """Read the indexes of the first ``count`` samples; return whether all of these samples can
+        be read.
+        """
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))
-        return self._offsets.read_all(shard for shard, start, stop in self._ranges[:last] if start < stop)
-
-    def _place(self, number: int) -> tuple[int, int]:
-        """Return the place of the range of a sample, and its number in the shard."""
-        place = bisect_right(self._starts, number) - 1
-        return place, self._ranges[place][1] + number - self._starts[place]
+        shards = [shard for shard, start, stop in self._ranges[:last] if start < stop]
+        # what may have too large a member is left to load_tar
+        return self._list.offsets.read_all(shards) and all(
+            np.diff(self._list.offsets.of(shard)).max() <= self._most_bytes for shard in shards
+        )
 
     def mark(self, number: int) -> Mark:
-        place, of_shard = self._place(number) if number < self.count else (len(self._ranges), 0)
-        (skipped, filtered, _, _), (_, _, damaged), *others, _ = self._own
-        passed: Mark = (self._passed + place,), None
-        for own in reversed(others):
-            passed = own, passed
-        first = number == self._starts[place]
-        if first and (place or self._own[1][0] == 0):  # the beginning of a range
-            return (skipped, filtered, 0, 0), ((0, "", damaged), passed)
-        url, start, *_ = self._range(place, of_shard)
-        if of_shard:  # the sample before it in the shard must end where it begins
-            before = self._range(place, of_shard - 1)
-            self._parser.parse(self._files.read_one(*before), before.start, start, url, url)
-        return (skipped, filtered, of_shard, 0), ((start, "", damaged), passed)
+        """Return the position of the chain before a sample."""
+        place = len(self._ranges) if number >= self.count else bisect_right(self._starts, number) - 1
+        _, opened, (began, _, damaged), (skipped, filtered, _, _), *later = self._own
+        offset = of_shard = 0
+        if number != self._starts[place] or (place == 0 and began):  # it is not the first one of a range
+            ref = self._ref(number)
+            offset, of_shard = ref.start, ref.number
+            if of_shard:  # the sample before it in the shard must end where it begins
+                before = self._ref(number, back=1)
+                self.fetching.parser()(before, self.fetching.files.read_one(*range_of(before)))
+        mark: Any = None
+        for own in ((self._passed + place,), opened, (offset, "", damaged), (skipped, filtered, of_shard, 0), *later):
+            mark = own, mark
+        return cast(Mark, mark)
 
     def opened(self, number: int) -> int:
-        return int(self._passed) + bisect_left(self._starts, number)  # the range of the next one is not begun
+        """Return what ``Chain.opened`` is when so many samples have come."""
+        return self._passed + bisect_left(self._starts, number)  # the range of the next one is not begun
 
-    def read(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
-        wanted = list(numbers)
-        ahead: deque[list[int]] = deque()
+    def read(self, numbers: list[int]) -> Stage[Any]:
+        """Return a running stage that yields samples in this order. A bounded number is read
+        ahead.
+        """
+        stage: Stage[Any] = Given(self._samples(numbers))
+        for step in self._later:
+            stage = run_over(step, self._lane, stage)
+        return stage
 
-        def ranges() -> Iterator[Range]:
-            for run in self._runs(wanted):
-                ahead.append(run)
-                first, last = (self._range(*self._place(number)) for number in (run[0], run[-1]))
-                yield first._replace(stop=last.stop)
-
-        ready: dict[int, dict[str, Any]] = {}
-        with closing(self._files.read(ranges())) as parts:
-            for number in wanted:
+    def _samples(self, numbers: list[int]) -> Iterator[Sample]:
+        order, wanted = self._order(numbers), set(numbers)
+        ready: dict[int, Sample] = {}
+        self.fetching = run_over(self.fetching, self._lane, Given(map(self._ref, order)))
+        with closing(self.fetching):
+            fetched = zip(order, self.fetching.items, strict=False)
+            for number in numbers:
                 while number not in ready:
-                    part, run = next(parts), ahead.popleft()
-                    ready.update((one, self._sample(part, one)) for one in run)
-                    self.bytes_read += self._range(*self._place(run[-1])).stop - AFTER
-                    self.bytes_read -= self._range(*self._place(run[0])).start
+                    near, sample = next(fetched)
+                    if near in wanted:
+                        ready[near] = {**sample, "__url__": self._ref(near).url}
+                wanted.remove(number)
                 yield ready.pop(number)
 
-    def _runs(self, wanted: list[int]) -> Iterator[list[int]]:
-        """Yield runs of samples of a shard, each read by one request, so that each sample is read
-        when its turn comes, or before. Local samples are read one by one; so are the first remote
-        ones, since a consumer waits for them. Later ones are read with their neighbours.
+    def _order(self, numbers: list[int]) -> list[int]:
+        """Return in which order to read samples, so that each is read when its turn comes, or
+        before: see ``_IN_TURN``. There may be others between them.
         """
-        left = set(wanted)
-        for turn, number in enumerate(wanted):
-            if number not in left:
-                continue
-            run = [number]
-            left.remove(number)
-            shard = self._place(number)[0]
-            if turn >= _ONE_BY_ONE and is_remote(self._urls[self._ranges[shard][0]]):
-                for step in (1, -1):
-                    near, one = number, number + step
-                    while self._starts[shard] <= one < self._starts[shard + 1] and self._bytes(near, one) < _MOST_GAP:
-                        if one in left and self._bytes(run[0], run[-1]) < _MOST_RUN:
-                            run.insert(len(run) if step > 0 else 0, one)
-                            left.remove(one)
-                            near = one
-                        one += step
-            yield run
+        later = sorted(numbers[_IN_TURN:])
+        if not later or not is_remote(self._list.urls[0]):
+            return numbers
+        runs: list[range] = []
+        first = last = self._ref(later[0])
+        for number in later:
+            ref = self._ref(number)
+            near = ref.url == first.url and ref.stop - first.start < _MOST_RUN and ref.start - last.stop < _MOST_GAP
+            if runs and near:
+                runs[-1] = range(runs[-1].start, number + 1)
+            else:
+                runs.append(range(number, number + 1))
+                first = ref
+            last = ref
+        turns = {number: turn for turn, number in enumerate(numbers)}
+        runs.sort(key=lambda run: min(turns.get(number, len(numbers)) for number in run))
+        return [*numbers[:_IN_TURN], *chain.from_iterable(runs)]
 
-    def _bytes(self, one: int, other: int) -> int:
-        """Return how far apart two samples of a shard begin."""
-        return abs(self._range(*self._place(one)).start - self._range(*self._place(other)).start)
-
-    def _sample(self, part: Part, number: int) -> dict[str, Any]:
-        """Return a sample from bytes of its shard."""
-        place, of_shard = self._place(number)
-        url, start, stop, _ = self._range(place, of_shard)
-        stop -= AFTER
-        before = self._range(place, of_shard - 1).start if of_shard else -1
-        if stop - start > self._load.max_member_bytes:  # the reader raises the error for a member that is too large
-            for _ in TarReader(
-                io.BytesIO(part[0][start - part[1] : stop - part[1]]),
-                url=url,
-                offset=start,
-                max_member_bytes=self._load.max_member_bytes,
-                on_truncated="ignore",
-                concatenated=True,
-                on_link=pass_link,
-            ):
-                pass
-        # a local shard was checked with its index
-        last = is_remote(url) and of_shard + 2 == len(self._offsets_of(place))
-        sample = self._parser.parse(part, start, stop, url, url, before=before, last=last)
-        if self._padding is not None:
-            key = sample.pop("__key__")
-            sample = {"__key__": key, "__url__": sample.pop("__url__"), "__padding__": self._padding, **sample}
-        return sample
-
-    def _range(self, place: int, of_shard: int) -> Range:
-        """Return the bytes of a sample of a range's shard, and of the header after it."""
-        offsets, shard = self._offsets_of(place), self._ranges[place][0]
-        size = None if self._facts is None else self._facts[shard].size
-        return Range(self._urls[shard], int(offsets[of_shard]), int(offsets[of_shard + 1]) + AFTER, size)
-
-    def _offsets_of(self, place: int) -> Sequence[int]:
-        """Return the offsets of the shard of a range."""
-        offsets = self._offsets.of(self._ranges[place][0])
-        assert offsets is not None
-        return offsets
-
-    @property
-    def network(self) -> Network:
-        return self._files.network
+    def _ref(self, number: int, back: int = 0) -> SampleRef:
+        """Return a sample, whose ``number`` is that in its shard; or the sample that many places
+        before it in the shard.
+        """
+        place = bisect_right(self._starts, number) - 1
+        shard, start, _ = self._ranges[place]
+        of_shard = start + number - self._starts[place] - back
+        offsets, url = self._list.offsets.of(shard), self._list.urls[shard]
+        return SampleRef(
+            url,
+            of_shard,
+            offsets[of_shard],
+            offsets[of_shard + 1],
+            self._list.offsets.index_of(shard),
+            last=of_shard + 2 == len(offsets),
+            padding=self._lane.padding,
+            size=self._list.facts.size(shard),
+            before=offsets[of_shard - 1] if of_shard else -1,
+        )

@@ -13,7 +13,6 @@ import numpy as np
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.lane import Lane, LaneFacts
-from wds_pipes.core.numbered import Numbered
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
@@ -21,6 +20,7 @@ from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.stage import Reports, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.stages.numbered_samples import NumberedSamples, numbered_samples
 
 _JITTER = 2  # the salt of the jitter
 _LATER = object()  # a sample that is read when it leaves
@@ -41,10 +41,10 @@ class _Ahead(NamedTuple, Generic[Out]):
         read: these, in the order in which they leave.
     """
 
-    items: Numbered[Out]
+    items: NumberedSamples
     come: int
     later: int
-    read: Iterator[Out]
+    read: Stage[Out]
 
 
 class ShuffleBuffer(Reports, ReadsAgain[Out]):
@@ -130,7 +130,7 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
         """
         own, before = mark
         at, window = self._at(own), 2 * self.size
-        items = Chain(self.source).numbered(lane, before) if at.left and not at.lossy else None
+        items = numbered_samples(self.source, lane, before) if at.left and not at.lossy else None
         if items is None:
             return None
         # All samples that have left, and all that are held, are among these numbers.
@@ -200,7 +200,7 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
                     if left > resumed:
                         if ahead is not None and held[place] is _LATER:
                             self._come = number + 1 - first
-                            held[place] = next(ahead.read)
+                            held[place] = next(ahead.read.items)
                         at.left = left
                         yield held[place]
                     elif left == resumed:
@@ -228,7 +228,7 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
             if left > resumed:
                 if ahead is not None and held[place] is _LATER:
                     self._come = number + 1 - first
-                    held[place] = next(ahead.read)
+                    held[place] = next(ahead.read.items)
                 at.left = left
                 yield held[place]
             elif left == resumed:
@@ -246,15 +246,15 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
     def close(self) -> None:
         super().close()
         if self._ahead is not None:
-            self._ahead.read.close()  # type: ignore[attr-defined]
+            self._ahead.read.close()
 
     @property
     def bytes_so_far(self) -> int:
-        return 0 if self._ahead is None else self._ahead.items.bytes_read
+        return 0 if self._ahead is None else self._ahead.items.fetching.bytes_so_far
 
     @property
     def network(self) -> Network:
-        return NO_NETWORK if self._ahead is None else self._ahead.items.network
+        return NO_NETWORK if self._ahead is None else self._ahead.items.fetching.network
 
 
 def _begin(source: Stage[Any]) -> Iterator[Any]:

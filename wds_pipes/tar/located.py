@@ -409,6 +409,6 @@ class ShardOffsets:
                 return all(offsets is not None for offsets in pool.map(self.of, shards))
         return all(self.of(shard) is not None for shard in shards)
 
-    def stale(self, url: str, what: str) -> ShardError:
-        """Return the error for a shard that does not fit its index."""
-        return self._places[0].stale(url, what)
+    def index_of(self, shard: int) -> str:
+        """Return the URL of the index of a shard, for messages."""
+        return self._places[0].index_of(shard)
