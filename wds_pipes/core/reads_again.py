@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 from wds_pipes.core.chain import Chain
@@ -32,6 +33,7 @@ class ReadsAgain(Stage[Out]):
     # while running, how much the steps before will have skipped when all is read again; None: it is
     _again: int | None = None
     _happened = 0  # while running, ``Tolerant.happened`` when it was opened
+    _counted: tuple[Mark | None, int] = (None, 0)  # while running, ``earlier``, and how much was skipped up to there
 
     def had_items(self, at: Any) -> bool:
         """Return whether, at a position, items were yielded that a resume makes again and drops."""
@@ -63,13 +65,20 @@ class ReadsAgain(Stage[Out]):
                 f"shards, or start the epoch anew.{Chain(self.source).lack.first_skip}"
             )
 
+    @cached_property
+    def _before(self) -> Chain:
+        """The chain before this stage, for the counts at its positions."""
+        return Chain(self.source)
+
     def _skips(self, mark: Mark | None) -> int:
         """Return how much the steps before had skipped at a position of the source."""
-        counts = Chain(self.source).counts(mark, 0)
+        counts = self._before.counts(mark, 0)
         return sum(counts.get(name, 0) for name in _SKIPPED)
 
     def mark(self) -> Mark:
         if self._again is None and self._happened != Tolerant.happened:  # else nothing was skipped
-            earlier, now = self.earlier, self.source.mark()
-            self.at.skips = 0 if earlier is None else self._skips(now) - self._skips(earlier)
+            earlier = self.earlier
+            if self._counted[0] is not earlier:
+                self._counted = earlier, self._skips(earlier)
+            self.at.skips = 0 if earlier is None else self._skips(self.source.mark()) - self._counted[1]
         return super().mark()
