@@ -1,28 +1,14 @@
 """batch_samples: sizes, collating, counts. What a batch becomes is in test_collating.py."""
 
-from collections import namedtuple
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pipelines import shuffled
 from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples
-from wds_pipes.stages.collating import stack_samples
-from wds_pipes.testing import check_resume, make_shards, same
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"drop_last": True}, {"collate": "numpy"}, {"collate": "columns"}, {"collate": len}], ids=str
-)
-@pytest.mark.parametrize("size", [1, 4, 7, 20])
-def test_resumes_exactly(urls, size, options):
-    check_resume(lambda: shuffled(urls).decode_by_ext().batch_samples(size, **options))
+from wds_pipes.testing import make_shards
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(1, [1] * 7), (2, [2, 2, 2, 1]), (3, [3, 3, 1]), (7, [7]), (8, [7])])
@@ -41,13 +27,6 @@ def test_sizes_and_counts(size, sizes, drop_last):
             "skipped": 0,
             "dropped": 7 - sum(expected),
         }
-
-
-def test_a_batch_is_returned_as_soon_as_it_is_full():
-    """So a resume reads nothing again."""
-    source = Given(range(10))
-    next(iter(Stream(BatchSamples(source, 4))))
-    assert source.taken == [4]
 
 
 @pytest.mark.parametrize(
@@ -84,69 +63,6 @@ def test_columns_are_lists_that_need_not_stack():
         list(Stream(BatchSamples(Given([{"a": 1}, {"b": 1}]), 2, collate="columns")))
 
 
-Pair = namedtuple("Pair", "one other")
-FORMS = {
-    "single": lambda one, other: one,
-    "tuple": lambda one, other: (one, other),
-    "named": Pair,
-    "dict": lambda one, other: {"__key__": "k", "one": one, "other": other},
-}
-LAYOUTS = {
-    "C": np.ascontiguousarray,
-    "Fortran": np.asfortranarray,
-    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
-    "subclass": lambda array: np.ma.masked_array(array, array == 0),
-    "tensor": lambda array: torch.tensor(array.astype(array.dtype.newbyteorder("="))),
-}
-ARRAYS = st.tuples(
-    st.sampled_from([(3,), (90, 90, 3), (90, 91, 3), (20_000,)]),
-    st.sampled_from(["u1", "f4", ">f4", "c16", "?"]),
-    st.sampled_from([*LAYOUTS, "C", "C"]),
-)
-
-
-def array_of(kind, number):
-    shape, dtype, layout = kind
-    return LAYOUTS[layout]((np.arange(np.prod(shape)).reshape(shape) % 7 + number).astype(dtype))
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    form=st.sampled_from(list(FORMS)),
-    columns=st.tuples(ARRAYS, ARRAYS),
-    odd=st.dictionaries(st.integers(0, 12), ARRAYS, max_size=1),
-    count=st.integers(1, 13),
-    size=st.integers(1, 6),
-    collate=st.sampled_from([None, "numpy", "keep"]),
-)
-def test_arrays_of_all_sizes_and_layouts_stack_as_at_once(form, columns, *, odd, count, size, collate):
-    """Large arrays are copied into their batch as they come. It shows in nothing."""
-
-    def samples():
-        for number in range(count):
-            kinds = odd.get(number, columns[0]), columns[1]
-            yield FORMS[form](*(array_of(kind, number) for kind in kinds))
-
-    def outcome(stack, batch):
-        try:
-            return stack(batch)
-        except wp.SampleError as error:
-            return str(error)
-
-    given, arrived = list(samples()), []
-    expected = [
-        outcome(lambda batch: stack_samples(batch, collate=collate), given[first : first + size])
-        for first in range(0, count, size)
-    ]
-    batches = iter(Stream(BatchSamples(Given(list(samples())), size, collate=collate)))
-    for batch in expected:
-        arrived.append(outcome(next, batches))
-        assert same(arrived[-1], batch)
-        if isinstance(batch, str):
-            return
-    assert all(map(same, arrived, expected))  # no batch has the memory of another one
-
-
 def test_samples_of_the_caller_are_not_changed():
     given = [{"x": np.full((100, 100), number)} for number in range(4)]
     arrays = [sample["x"] for sample in given]
@@ -156,21 +72,6 @@ def test_samples_of_the_caller_are_not_changed():
         sample["x"] is array and (array == number).all()
         for number, (sample, array) in enumerate(zip(given, arrays, strict=True))
     ] == [True] * 4
-
-
-def test_a_size_beyond_the_memory_of_the_machine_is_no_error():
-    [batch] = Stream(BatchSamples(Given([np.zeros(100_000)] * 3), 1 << 50))
-    assert batch.shape == (3, 100_000)
-    assert batch.untyped_storage().nbytes() == batch.nbytes
-
-
-def test_a_batch_belongs_to_the_caller():
-    """A list that the caller changes does not change the next one."""
-    given = []
-    for batch in Stream(BatchSamples(Given(range(6)), 2, collate="list")):
-        given.append(list(batch))
-        batch.clear()
-    assert given == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_batch_that_does_not_stack_is_an_error_that_names_the_sample():
@@ -185,7 +86,6 @@ def test_a_batch_that_does_not_stack_is_an_error_that_names_the_sample():
     assert stream.state_dict() == state
 
 
-@pytest.mark.parametrize("loader", [False, True])
 def test_an_error_of_a_batch_says_which_samples_it_has(urls, loader):
     """Where tuples have lost their keys, the shard that was read."""
 

@@ -44,16 +44,6 @@ def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     assert len(remote.faults.stats(remote.reads)) == asked
 
 
-def test_by_the_environment(web, shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("WDS_PIPES_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("WDS_PIPES_CACHE_SIZE", "1GB")
-    urls = stored(web, shards)
-    keys_of(wp.ShardList(urls).cache_shards().open_shards().load_tar().group_by_key())
-    asked = len(web.faults.stats(web.reads))
-    keys_of(wp.ShardList(urls).open_shards(cache=tmp_path / "cache").load_tar().group_by_key())
-    assert len(web.faults.stats(web.reads)) == asked
-
-
 def test_a_resume_reads_from_its_position_and_does_not_cache_that_shard(web, tmp_path):
     [shard] = make_shards(
         tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)}

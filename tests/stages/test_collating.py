@@ -7,7 +7,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
 
 import wds_pipes as wp
 from wds_pipes.stages.collating import stack_samples
@@ -50,18 +49,6 @@ def test_numbers_arrays_and_tensors_stack_into_a_tensor(values, dtype):
     assert stacked.tolist() == [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
 
-@pytest.mark.parametrize(
-    ("values", "dtype"), [case for case in STACKS if getattr(case[0][0], "dtype", None) != np.dtype(">f4")]
-)
-def test_stacks_as_torch_does(values, dtype):
-    """Where torch's default_collate accepts the values."""
-    try:
-        expected = default_collate(values)
-    except (TypeError, RuntimeError) as error:
-        pytest.skip(f"default_collate: {error}")
-    assert same(stack_samples(values), expected)
-
-
 def test_mixed_numbers_become_a_dtype_that_holds_them():
     assert same(stack_samples([1, 2.5, True]), torch.tensor([1, 2.5, 1], dtype=torch.float64))
     assert same(stack_samples([1, True]), torch.tensor([1, 1]))
@@ -74,17 +61,6 @@ def test_numpy_gives_arrays(values, dtype):
     stacked = stack_samples(values, collate="numpy")
     assert isinstance(stacked, np.ndarray)
     assert same(torch.from_numpy(stacked.astype(stacked.dtype.newbyteorder("="))), stack_samples(values))
-
-
-def test_a_batch_does_not_share_memory_with_its_samples():
-    array = np.zeros(3)
-    stacked = stack_samples([array])
-    array += 1
-    assert stacked.tolist() == [[0, 0, 0]]
-
-
-def test_nothing_is_pickled_for_a_single_sample():
-    assert same(stack_samples([{"a": 1, "b": "x"}]), {"a": torch.tensor([1]), "b": ["x"]})
 
 
 # What is listed
@@ -182,15 +158,6 @@ def test_a_column_that_does_not_stack_is_named_with_sample_and_reason(one, other
     assert str(caught.value).startswith(f"field 'f' cannot be stacked into a batch: {why}. ")
     assert "map_samples()" in str(caught.value)
     assert (caught.value.key, caught.value.url) == ("b", "https://host/x.tar")
-
-
-def test_the_first_sample_that_does_not_fit_is_named():
-    with pytest.raises(
-        wp.SampleError, match=r"place 1 of the tuples .* in sample 0 of the batch, but str 'x' in sample 2 of the batch"
-    ):
-        stack_samples([(0, 1), (0, 2), (0, "x"), (0, None)])
-    with pytest.raises(wp.SampleError, match="the samples cannot be stacked"):
-        stack_samples([1, "x"])
 
 
 @pytest.mark.parametrize("values", [[1 << 63, 1], [1 << 70], [-1, 1 << 63]])

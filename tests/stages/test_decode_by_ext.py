@@ -10,7 +10,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from pickles import Creates
 from pipelines import shuffled
 from sources import Given
@@ -29,17 +28,6 @@ def decoded(samples, *specs, **options):
 
 def numbered(*values, field="cls"):
     return [{"__key__": str(number), "__url__": URL, field: value} for number, value in enumerate(values)]
-
-
-@pytest.mark.parametrize("samples", [4, [3, 0, 2]])
-def test_resumes_exactly(tmp_path, samples):
-    urls = make_shards(tmp_path, shards=3, samples=samples, fields=("txt", "cls", "json", "jpg", "npy"))
-    epochs = check_resume(lambda: shuffled(urls).decode_by_ext("torchrgb8"))
-    assert {type(value) for value in epochs[0][0].values()} == {str, int, dict, torch.Tensor, np.ndarray}
-
-
-def test_resumes_exactly_with_skipped_samples():
-    check_resume(lambda: decoded(numbered(b"1", b"x", b"2", b"x", b"x", b"3"), on_error="skip"))
 
 
 def test_fields_without_a_decoder_are_errors_if_requested():
@@ -248,19 +236,6 @@ def test_a_missing_package_always_raises(on_error, monkeypatch):
     monkeypatch.setitem(sys.modules, "msgpack", None)
     with pytest.raises(wp.DecodeError, match="pip install msgpack"):
         list(decoded(numbered(b"\x01", field="mp"), on_error=on_error))
-
-
-def test_the_image_limit_is_an_option(tmp_path):
-    urls = make_shards(tmp_path, shards=1, samples=3, fields=("jpg",))
-    pipe = (
-        wp.ShardList(urls)
-        .open_shards()
-        .load_tar()
-        .group_by_key()
-        .decode_by_ext("rgb8", max_image_pixels=63, on_error="skip")
-    )
-    assert list(pipe) == []
-    assert pipe.counts()["skipped"] == 3
 
 
 def test_every_extension_of_the_table_is_in_the_docstring():

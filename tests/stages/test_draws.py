@@ -1,7 +1,6 @@
 """Random numbers of single samples: rng of map_samples and filter_samples, and seed_all."""
 
 import concurrent.futures
-import multiprocessing
 import random
 
 import numpy as np
@@ -48,17 +47,6 @@ def test_each_cut_resumes_with_the_same_draws(urls):
     check_resume(lambda: samples(urls).map_samples(draw_all, seed_all=True).shuffle_buffer(3))
 
 
-def test_functions_of_fields_draw_from_seeded_generators(urls):
-    """What map_samples draws, at each cut, and not what the process has drawn before."""
-
-    def draw(_):
-        return random.random(), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))
-
-    make = lambda: samples(urls).rename_fields({"draws": "txt"}).map_fields({"draws": draw}, seed_all=True)  # noqa: E731
-    assert by_key(make()) == by_key(samples(urls).map_samples(draw_all, seed_all=True))
-    check_resume(make)
-
-
 def test_the_generators_are_restored_in_the_main_process(urls):
     def run(pipe):
         random.seed(1), np.random.seed(2), torch.manual_seed(3)
@@ -81,38 +69,12 @@ def test_the_generators_are_restored_in_the_main_process(urls):
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
 
 
-def in_a_process(urls, queue):
-    torch.manual_seed(0)
-    found = []
-    for _ in range(2):
-        next(iter(wp.PipeLoader(samples(urls).map_samples(draw_all, seed_all=True), batch_size=2, collate="list")))
-        found.append(float(torch.rand(())))
-    queue.put(found)
-
-
-def test_the_generators_are_restored_in_a_rank_that_is_a_child_process(urls):
-    """It is no worker: its model draws from them."""
-    context = multiprocessing.get_context("forkserver")
-    queue = context.SimpleQueue()
-    process = context.Process(target=in_a_process, args=(urls, queue))
-    process.start()
-    found = queue.get()
-    process.join()
-    torch.manual_seed(0)
-    assert found == [float(torch.rand(())), float(torch.rand(()))]
-
-
 def test_threads_are_refused(urls):
     """What they draw would depend on the time."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         run = pool.submit(list, samples(urls).map_samples(draw_all, seed_all=True))
         with pytest.raises(RuntimeError, match="runs in a thread.*let the function draw from rng"):
             run.result()
-
-
-def test_rng_and_the_global_generators_differ(urls):
-    pipe = samples(urls).map_samples(lambda sample, rng: (rng.random(), np.random.rand()), seed_all=True)
-    assert all(one != other for one, other in pipe)
 
 
 def test_two_steps_draw_different_numbers(urls):

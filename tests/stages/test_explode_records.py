@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import samples, through_json
+from pipelines import through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -151,13 +151,6 @@ def test_the_rest_of_a_bad_field_is_skipped_and_counted():
         explode(BAD, "jsonl", on_error="skip", max_errors=1)
 
 
-@pytest.mark.parametrize("kind", ["msgpack", "cbor"])
-def test_data_that_are_cut_short_are_an_error(kind):
-    data = PACK[kind](ROWS)
-    with pytest.raises(wp.DecodeError):
-        explode([sample("k", **{kind: data[:-1]})], kind)
-
-
 @pytest.mark.parametrize(("kind", "module", "package"), [("msgpack", "msgpack", "msgpack")])
 def test_a_missing_package_says_what_to_install(kind, module, package, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, module, None)
@@ -193,40 +186,3 @@ def test_a_resume_at_every_record_goes_on_there(kind, fields):
             assert list(resumed) == wanted[cut:]
             assert next(items) == wanted[cut]
     assert next(items, None) is None
-
-
-@pytest.fixture
-def shards(tmp_path):
-    """Three shards of three files of lines each, some of them empty."""
-    urls = []
-    for shard in range(3):
-        urls.append(str(tmp_path / f"{shard}.tar"))
-        with wp.TarWriter(urls[-1]) as writer:
-            for number in range(3):
-                rows = [{"n": 100 * shard + 10 * number + row} for row in range((shard + 2 * number) % 5)]
-                writer.write({"__key__": f"{shard}-{number}", "jsonl": rows})
-    return urls
-
-
-def test_lanes_workers_and_counts(shards):
-    """Each record once, on two workers, and again after a resume."""
-    pipe = samples(shards).explode_records("jsonl").to_tuple("n")
-
-    def load():
-        return wp.PipeLoader(pipe, batch_size=2, num_workers=2, collate="list")
-
-    loader = load()
-    batches = iter(loader)
-    first = [next(batches) for _ in range(2)]
-    state = through_json(loader.state_dict())
-    rest = list(batches)
-    resumed = load()
-    resumed.load_state_dict(state)
-    assert list(resumed) == rest
-    expected = [
-        100 * shard + 10 * number + row
-        for shard in range(3)
-        for number in range(3)
-        for row in range((shard + 2 * number) % 5)
-    ]
-    assert sorted(item for batch in [*first, *rest] for (item,) in batch) == expected

@@ -1,7 +1,6 @@
 """Fields: selecting, renaming and changing them."""
 
 import collections
-import pickle
 
 import pytest
 from sources import Given
@@ -9,7 +8,7 @@ from sources import Given
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import MapFields, RenameFields, SelectFields
-from wds_pipes.testing import check_resume, make_shards
+from wds_pipes.stages.fields import identity
 
 Pair = collections.namedtuple("Pair", "image label")
 SAMPLES = [
@@ -109,26 +108,22 @@ def test_an_error_of_a_function_names_the_step_and_the_sample():
     ]
 
 
-def test_resumes_exactly_and_keeps_the_length(tmp_path):
-    urls = make_shards(tmp_path, shards=3, samples=[3, 0, 2])
+# How messages name a sample
 
-    def pipe(**options):
-        chain = (
-            wp.ShardList(urls, shuffle=True, **options)
-            .open_shards()
-            .load_tar()
-            .group_by_key()
-            .shuffle_buffer(2)
-            .decode_by_ext()
-        )
-        return (
-            chain.map_fields({"txt": str.upper})
-            .rename_fields({"text": "txt"})
-            .select_fields("text")
-            .to_tuple("text")
-            .map_fields({0: len})
-        )
+SECRET = "https://me:secret@host/a.tar?X-Amz-Signature=secret"
 
-    check_resume(pipe)
-    assert len(pipe(samples_per_shard=[3, 0, 2])) == 5
-    assert len(list(wp.PipeLoader(pickle.loads(pickle.dumps(pipe())), batch_size=2))) == 3
+
+@pytest.mark.parametrize(
+    ("sample", "name"),
+    [
+        ({"__key__": "k", "__url__": "a.tar"}, "sample 'k' in shard a.tar"),
+        ({"__key__": "k"}, "sample 'k'"),
+        ({"__url__": "a.tar"}, "a sample in shard a.tar"),
+        ({}, "a sample"),
+        (3, "a sample"),
+        ({"__key__": "k", "__url__": SECRET}, "sample 'k' in shard https://host/a.tar?..."),
+    ],
+)
+def test_names(sample, name):
+    assert identity(sample).name("in") == name
+    assert identity(sample).name() == name.replace(" in ", " of ")

@@ -25,14 +25,6 @@ def test_any_true_value_keeps(answer):
     assert list(Stream(FilterSamples(Given([3]), lambda number: answer))) == [3] * bool(answer)
 
 
-def test_errors_are_raised_as_they_are_with_a_note(urls):
-    with pytest.raises(KeyError) as caught:
-        list(wp.ShardList(urls).open_shards().load_tar().group_by_key().filter_samples(lambda sample: sample["jpg"]))
-    assert caught.value.__notes__ == [
-        f"raised by the function of filter_samples() on sample '00000000' of shard {urls[0]}"
-    ]
-
-
 def wanted_shard(ref):
     return ref.url[-5] in "14"
 

@@ -13,7 +13,6 @@ import fsspec
 import pytest
 import zstandard
 from tars import END, Renewed, by_webdataset, group, header, load, padded, pairs, put, samples, tar
-from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import SampleError, ShardWarning
@@ -147,12 +146,6 @@ def test_a_field_with_the_name_of_metadata_is_refused(tmp_path, field, fields):
     stream = Stream(group([path], on_error="skip", fields=fields))
     assert keys(stream) == ["b"]
     assert stream.counts()["skipped"] == 3
-
-
-def test_a_field_that_begins_with_underscores_is_one(tmp_path):
-    path = put(tmp_path / "x.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2")]))
-    [sample] = samples([path], fields=["__mask.png"])
-    assert sample == {"__key__": "a", "__url__": path, "__mask.png": b"2"}
 
 
 def test_a_key_that_comes_again(tmp_path):
@@ -329,25 +322,8 @@ def test_directories_as_samples(tmp_path):
     assert [list(sample)[2:] for sample in samples([path], key_split="folder", fields=["cam/1.jpg"])] == [["cam/1.jpg"]]
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_lost_sample_at_the_end_of_a_requested_range(tmp_path, on_error):
-    """It is counted where it is requested, and no sample of another range takes its place."""
-    members = [(f"{n}.{field}", b"") for n in range(6) for field in ("a", "a" if n == 2 else "b")]
-    path = put(tmp_path / "x.tar", tar(members))
-    index_free = [wp.ShardRef(path, start=start, stop=stop, of=6) for start, stop in ((0, 3), (3, 6))]
-    found = []
-    for ref in index_free:
-        pipe = IterableWrapper([ref]).open_shards().load_tar().group_by_key(on_error=on_error)
-        if on_error == "raise" and ref.start == 0:
-            with pytest.raises(SampleError, match="twice"):
-                list(pipe)
-        else:
-            found.append((keys(pipe), pipe.counts()["skipped"]))
-    assert found == [(["0", "1"], 1), (["3", "4", "5"], 0)][on_error == "raise" :]
-
-
 @pytest.mark.parametrize("index", [False, True], ids=["counted", "offsets"])
-@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+@pytest.mark.parametrize("lanes", [1, 3])
 def test_faulty_samples_of_divided_shards(tmp_path, lanes, index):
     """Each lane skips and counts its own; each other sample comes once, and each cut resumes."""
     faulty = {(0, 0), (0, 3), (0, 4), (1, 5), (2, 2), (2, 6)}

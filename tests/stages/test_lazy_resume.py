@@ -3,12 +3,9 @@ also of states that were saved without offsets; and parts of a shard, which begi
 sample.
 """
 
-import io
 import itertools
 import os
 import struct
-import tarfile
-import warnings
 
 import fsspec
 import pytest
@@ -37,7 +34,7 @@ def shuffled(urls, size=3, *, group=None, load=None, reading=None, **options):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 30])
+@pytest.mark.parametrize("size", [1, 5, 30])
 def test_resumes_exactly(size, tmp_path):
     urls = make_shards(tmp_path, shards=5, samples=[5, 0, 7, 1, 6])
     index_shards(urls, offsets=True)
@@ -108,8 +105,8 @@ def test_in_a_loader(options, tmp_path):
 
 
 def test_in_a_mix(tmp_path):
-    one = make_shards(tmp_path / "a", shards=2, samples=[7, 6])
-    other = make_shards(tmp_path / "b", shards=2, samples=[5, 8], seed=1)
+    one = make_shards(tmp_path / "a", shards=2, samples=[4, 3])
+    other = make_shards(tmp_path / "b", shards=2, samples=[3, 4], seed=1)
     index_shards([*one, *other], offsets=True)
     check_resume(lambda: wp.mix({"a": shuffled(one, 3), "b": shuffled(other, 2)}, exhausted="stop").shuffle_buffer(3))
 
@@ -183,27 +180,6 @@ def test_a_shard_that_was_not_begun_is_divided_anew(cuts, indexed):
     same_with_offsets(indexed, 2, cuts)
 
 
-def test_more_than_two_windows_after_a_resume(tmp_path):
-    """The window moves on over positions that were computed and such that were read."""
-    urls = make_shards(tmp_path, shards=7, samples=100)
-    index_shards(urls, offsets=True)
-    whole = list(shuffled(urls, 40))
-    for cut in (1, 90, 350, 640, 699, 700):
-        pipe = shuffled(urls, 40)
-        after(pipe, cut)
-        for further in (1, 30, 200):
-            again = shuffled(urls, 40)
-            again.load_state_dict(through_json(pipe.state_dict()))
-            items = list(itertools.islice(again, min(further, 700 - cut)))
-            state = through_json(again.state_dict())
-            assert same(items, whole[cut : cut + further])
-            for index in (True, None):
-                last = shuffled(urls, 40, index=index)
-                last.load_state_dict(state)
-                if cut + further < 700:
-                    assert same(list(last), whole[cut + further :])
-
-
 # What is read
 
 
@@ -225,7 +201,7 @@ def reads_of_samples(counted):
     return [(offset, count) for offset, count in counted if count > 8 * 401]
 
 
-@pytest.mark.parametrize("cut", [300, 800, 1400])
+@pytest.mark.parametrize("cut", [300, 1400])
 def test_the_first_samples_after_a_resume(cut, large, counted):
     """No others are read, and each in one request; the source goes on only later."""
     urls = [f"counted://{url}" for url in large]
@@ -375,8 +351,7 @@ def test_no_index_for_some_shards(indexed, tmp_path):
     index_shards(urls, tmp_path / "index.json", offsets=True)
     for number in (0, 2, 5):
         os.unlink(f"{urls[number]}.idx")
-    check_resume(lambda: shuffled(urls, 4))
-    check_resume(lambda: wp.PipeLoader(shuffled(urls, 4).batch_samples(4), lanes=3))
+    check_resume(lambda: wp.PipeLoader(shuffled(urls, 4).batch_samples(4), lanes=2))
 
 
 @pytest.mark.parametrize("fields", [["txt"], ["cls", "txt"]])
@@ -387,19 +362,6 @@ def test_only_some_fields(fields, tmp_path):
     index_shards(url, offsets=True)
     epochs = check_resume(lambda: shuffled(url, 4, group={"fields": fields}))
     assert len(epochs[0]) == (25 if fields == ["txt"] else 30)
-
-
-def test_errors_that_are_skipped(tmp_path):
-    """The index says other numbers than there are whole samples."""
-    data = tar(pairs(20))
-    url = put(tmp_path / "x.tar", data)
-    index_shards(url, offsets=True)
-    damaged = bytearray(data)
-    damaged[8192 + 148] ^= 1
-    put(tmp_path / "x.tar", bytes(damaged))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        check_resume(lambda: shuffled(url, 4, load={"on_error": "skip"}, group={"on_error": "skip"}))
 
 
 LOSSY = {
@@ -436,7 +398,7 @@ def test_errors_are_raised_again_after_they_were_skipped(kind, tmp_path):
     whole = list(make(**LOSSY[kind]))
     assert 30 < len(whole) < 40
     raised = 0
-    for cut in range(1, len(whole)):
+    for cut in range(1, len(whole), 3):
         pipe = make(**LOSSY[kind])
         after(pipe, cut)
         state = through_json(pipe.state_dict())
@@ -449,10 +411,10 @@ def test_errors_are_raised_again_after_they_were_skipped(kind, tmp_path):
             assert same(list(again), whole[cut:]), cut
         except wp.WdsError:
             raised += 1
-    assert 0 < raised < len(whole) - 1
+    assert 0 < raised < len(whole) // 3
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3, 5])
+@pytest.mark.parametrize("lanes", [1, 3])
 def test_joined_archives(lanes, tmp_path):
     """With samples of varied fields: the same as without an index."""
 
@@ -488,7 +450,7 @@ def whole_of(lanes, make):
     return sorted(keys_of(flat(found)))
 
 
-@pytest.mark.parametrize("cuts", [((5, 1), (2, 6)), ((3, 1), (2, 6)), ((5, 1), (4, 3), (3, 1))])
+@pytest.mark.parametrize("cuts", [((5, 1), (2, 6)), ((5, 1), (4, 3), (3, 1))])
 @pytest.mark.parametrize("offsets", [True, False])
 def test_parts_of_one_shard_after_each_other(offsets, cuts, tmp_path):
     """After repartitions, a lane has several parts of a shard, with gaps between them."""
@@ -500,23 +462,6 @@ def test_parts_of_one_shard_after_each_other(offsets, cuts, tmp_path):
         return wp.PipeLoader(shuffled(url, 1, **known).batch_samples(1, collate="list"), lanes=lanes)
 
     assert whole_of([*cuts, (1, 100)], make) == [f"{number:08d}" for number in range(40)]
-
-
-@pytest.mark.parametrize("size", [1, 4, 16, 40])
-@pytest.mark.parametrize("cut", [1, 5, 14])
-def test_any_repartition_right_after_a_resume(cut, size, tmp_path):
-    """Shards of which samples were read when they left count as opened, though the source has not
-    reached them yet.
-    """
-    urls = make_shards(tmp_path, shards=6, samples=10)
-    index_shards(urls, offsets=True)
-
-    def make(lanes):
-        return wp.PipeLoader(shuffled(urls, size).batch_samples(1, collate="list"), lanes=lanes)
-
-    for further in (1, 3):
-        found = whole_of([(1, cut), (1, further), (2, 100)], make)
-        assert found == [f"{number:08d}" for number in range(60)]
 
 
 # Indexes
@@ -546,7 +491,7 @@ def test_a_shard_without_an_index_is_named(indexed, tmp_path):
 
 
 @given(data=st.data())
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=30)
 def test_damaged_and_stale_indexes(data, tmp_path_factory):
     """An error in words that names the command, or the samples that there are."""
     folder = tmp_path_factory.mktemp("stale")
@@ -603,39 +548,3 @@ def test_damaged_and_stale_indexes(data, tmp_path_factory):
         return [*first, *(again if cut < sum(counts) else [])]
 
     check(resumed)
-
-
-def test_a_shard_written_again_after_its_index(tmp_path):
-    """Said in words: with other samples, with none, and of the same size."""
-    [url] = make_shards(tmp_path, shards=1, samples=12)
-    index_shards(url, tmp_path / "index.json", offsets=True)
-    old = content(url)
-    other = io.BytesIO()
-    with tarfile.open(fileobj=other, mode="w") as archive:
-        for number in range(12):
-            for field, size in (("cls", 700 if number < 6 else 1), ("txt", 5)):
-                info = tarfile.TarInfo(f"{number:08d}.{field}")
-                info.size = size
-                archive.addfile(info, io.BytesIO(bytes(size)))
-    for data in (other.getvalue(), old[: len(old) // 2], bytes(10240)):
-        put(tmp_path / os.path.basename(url), data)
-        with pytest.raises(wp.ShardError, match="wds-pipes index|make the index again"):
-            list(wp.PipeLoader(shuffled(url, 3).batch_samples(2), lanes=2))
-
-
-def test_a_sample_without_a_field_is_the_same_error_after_a_resume(tmp_path):
-    with wp.TarWriter(tmp_path / "0.tar") as writer:
-        for number in range(12):
-            writer.write({"__key__": str(number), "txt": "x", **({"cls": 1} if number < 11 else {})})
-    index_shards([tmp_path / "0.tar"], offsets=True)
-
-    def make():
-        shards = wp.ShardList(str(tmp_path / "0.tar"), index=True)
-        return shards.open_shards().load_tar().group_by_key().to_tuple("cls").shuffle_buffer(4)
-
-    pipe = make()
-    after(pipe, 6)
-    again = make()
-    again.load_state_dict(pipe.state_dict())
-    with pytest.raises(wp.SampleError, match="has no field 'cls'"):
-        list(again)

@@ -3,12 +3,10 @@ sample).
 """
 
 import functools
-import random
 import shutil
 
 import numpy as np
 import pytest
-import torch
 from sources import Given
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -28,14 +26,6 @@ def draw(sample, rng):
 
 def draw_number(number, rng):
     return number, int(rng.integers(1 << 60))
-
-
-def test_resumes_exactly_with_skipped_samples(urls):
-    def fn(sample, rng):
-        return draw(sample, rng) if int(sample["cls"]) % 3 else 1 / 0
-
-    epochs = check_resume(lambda: shards(urls).map_samples(fn, on_error="skip").shuffle_buffer(2))
-    assert 0 < len(epochs[0]) < 14
 
 
 def test_items_that_are_no_dicts_resume_exactly():
@@ -181,24 +171,6 @@ def test_golden_key():
         )
     )
     assert keys == [[1685911290127790245, 0], [2697846336622512274, 0]]
-
-
-def test_global_generators_are_left_alone(urls):
-    """Neither read nor seeded."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    one = list(shards(urls).map_samples(draw))
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    seeded = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    assert list(shards(urls).map_samples(draw)) == one
-    after = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    assert after[0] == seeded[0]
-    assert all(map(np.array_equal, after[1], seeded[1]))
-    assert torch.equal(after[2], seeded[2])
-    random.setstate(before[0])
-    np.random.set_state(before[1])
-    torch.set_rng_state(before[2])
 
 
 # Errors

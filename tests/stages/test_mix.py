@@ -25,7 +25,7 @@ import wds_pipes as wp
 from wds_pipes import nodes, stages
 from wds_pipes.core.order import stream
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import BatchSamples, FilterSamples, MapSamples, Mix, ShuffleBuffer
+from wds_pipes.stages import BatchSamples, FilterSamples, Mix, ShuffleBuffer
 from wds_pipes.stages.proportions import turns
 from wds_pipes.testing import check_resume, make_shards
 
@@ -93,7 +93,7 @@ def deviation(drawn, weights):
 # The order of draws
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.one_of(st.integers(1, 10), st.integers(1, 1_000_000)), min_size=1, max_size=6),
     st.integers(0, (1 << 64) - 1),
@@ -207,30 +207,12 @@ def draw(sample, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
-@pytest.mark.parametrize("host", [host for host in HOSTS if host != "prefetcher"])
-def test_resumes_exactly(three, host, exhausted):
+@pytest.mark.parametrize("host", HOSTS)
+def test_resumes_exactly(three, host):
     """At every cut, and again at every cut of the resumed ones, into the next epoch."""
     urls = {name: three[name] for name in ("a", "b")}
-    epochs = check_resume(lambda: HOSTS[host](urls, weights={"a": 2.5, "b": 1}, exhausted=exhausted))
+    epochs = check_resume(lambda: HOSTS[host](urls, weights={"a": 2.5, "b": 1}, exhausted="drop"))
     assert epochs[0] != epochs[1]
-
-
-def test_resumes_exactly_over_threads(three):
-    """Over torchdata's Prefetcher, whose read-ahead is not committed."""
-    check_resume(lambda: HOSTS["prefetcher"]({name: three[name] for name in ("a", "b")}, exhausted="drop"))
-
-
-@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
-def test_resumes_exactly_with_an_empty_source(three, exhausted):
-    """It must not make an epoch without end either."""
-    for chosen in (("a", "none"), ("none",), ("a", "b", "none")):
-        epochs = check_resume(
-            lambda chosen=chosen: HOSTS["pipe"]({name: three[name] for name in chosen}, exhausted=exhausted)
-        )
-        if exhausted != "stop":
-            assert len(epochs[0]) >= {1: 0, 2: 10, 3: 17}[len(chosen)]
-            assert chosen != ("a", "none") or len(epochs[0]) == 10
 
 
 @pytest.mark.slow
@@ -325,20 +307,18 @@ def test_an_empty_source_is_logged(caplog):
         assert "source 'b' of mix() gives nothing in lane 0 of 1" in caplog.text
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("lanes", [2, 4, 8])
-def test_a_source_with_fewer_shards_than_lanes_keeps_its_share(shuffle, lanes, fifty, caplog):
+def test_a_source_with_fewer_shards_than_lanes_keeps_its_share(fifty, caplog):
     """If it repeats: its few shards go to the lanes in turn."""
 
     def make():
         sources = {
-            name: wp.ShardList(urls, shuffle=shuffle, seed=2).open_shards().load_tar().group_by_key()
+            name: wp.ShardList(urls, shuffle=True, seed=2).open_shards().load_tar().group_by_key()
             for name, urls in (("a", fifty), ("b", fifty[1:2]))
         }
         for name, source in sources.items():
             sources[name] = source.map_samples(lambda sample, name=name: (name, sample["__key__"]))
         mixed = wp.mix(sources, exhausted="repeat")
-        return wp.PipeLoader(mixed, batch_size=2, lanes=lanes, collate="list", epoch_end="loop").with_epoch(batches=200)
+        return wp.PipeLoader(mixed, batch_size=2, lanes=4, collate="list", epoch_end="loop").with_epoch(batches=200)
 
     loader, batches, states = make(), [], []
     for batch in loader:
@@ -361,7 +341,7 @@ def after(stream_, count):
     return taken, through_json(stream_.state_dict())
 
 
-@pytest.mark.parametrize("cut", [0, 1, 7, 50, 333])
+@pytest.mark.parametrize("cut", [0, 7, 333])
 def test_weights_may_change(cut):
     """The sources continue at their positions, and the new proportions hold from there on, also
     after a further resume.
@@ -380,7 +360,7 @@ def test_weights_may_change(cut):
         )
 
 
-@pytest.mark.parametrize("cut", [1, 7, 50])
+@pytest.mark.parametrize("cut", [1, 50])
 def test_sources_may_be_added(cut):
     """A new source begins at its beginning. The proportions of all hold from there on."""
     before, state = after(numbers({"a": 5, "b": 1}), cut)
@@ -407,8 +387,7 @@ def test_sources_may_be_left_out_on_request():
     assert deviation(np.array(["ac".index(name) for name in names(given_)]), [5, 1]) < 1
 
 
-@pytest.mark.parametrize("lanes", [None, 1, 2])
-@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize(("lanes", "steps"), [(None, 1), (1, 0), (2, 1)])
 def test_a_source_that_was_left_out_is_forgotten(three, lanes, steps):
     """Also by lanes that were not continued: so another source may have its name. Without
     ``lanes`` it is a pipe.
@@ -477,18 +456,6 @@ def test_changes_are_refused_while_a_step_after_the_whole_holds_samples(three, k
         make([2, 1]).load_state_dict(state)
 
 
-@pytest.mark.parametrize("step", [lambda pipe: pipe.take_samples(30), lambda pipe: pipe.slice_samples(1, 40)])
-def test_weights_may_change_before_a_step_that_only_counts(three, step):
-    def make(weights):
-        return step(wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights, exhausted="drop"))
-
-    before, state = after(make([1, 1]), 6)
-    changed = make([3, 1])
-    changed.load_state_dict(state)
-    found = [(sample["__url__"], sample["__key__"]) for sample in [*before, *changed]]
-    assert len(set(found)) == len(found) == len(list(make([1, 1])))
-
-
 def test_a_state_says_what_its_mix_reads_from(three):
     pipe = wp.mix({"in": wp.mix({"a": samples(three["a"])}), "b": samples(three["b"])})
     for names in ((), ("in",)):
@@ -501,16 +468,14 @@ def test_a_state_says_what_its_mix_reads_from(three):
             pipe.load_state_dict(state)
 
 
-@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("what", ["seed", "steps"])
-def test_ranks_with_other_sources_are_not_merged(three, nested, what):
+def test_ranks_with_other_sources_are_not_merged(three, what):
     """Their lanes would continue with the sources of the first rank."""
 
     def state_of(rank, change):
         source = samples(three["a"], **({"seed": 9} if change and what == "seed" else {}))
         source = source.shuffle_buffer(2) if change and what == "steps" else source
-        mixed = wp.mix({"a": source, "b": samples(three["b"])})
-        mixed = wp.mix({"in": mixed}) if nested else mixed
+        mixed = wp.mix({"in": wp.mix({"a": source, "b": samples(three["b"])})})
         return wp.PipeLoader(mixed, batch_size=2, rank=rank, world_size=2, epoch_end="exact").state_dict()
 
     wp.merge_states([state_of(0, False), state_of(1, False)])
@@ -541,14 +506,11 @@ def test_a_changed_source_is_refused_by_name(three, tmp_path):
         wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, seed=1).load_state_dict(state)
 
 
-@pytest.mark.parametrize("batches", [0, 9])
-def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three, batches):
+def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three):
     def loader(of_b):
         return wp.PipeLoader(wp.mix({"a": samples(three["a"]), "b": samples(of_b)}, exhausted="drop"), batch_size=2)
 
-    before = loader(three["b"])
-    assert len(list(itertools.islice(before, batches))) == batches
-    state = through_json(before.state_dict())
+    state = through_json(loader(three["b"]).state_dict())
     with pytest.raises(wp.StateError, match="'b' of this mix is not the one of the state: it had 3 shards and has 4"):
         loader(three["a"]).load_state_dict(state)
     after = loader(three["b"])
@@ -579,40 +541,17 @@ def test_damaged_states_are_refused(three, change):
         pipe.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "change", [{"seed": None}, {"fingerprint": 1}, {"steps": None}, {"sources": []}, {"shards": -1}]
-)
-def test_damaged_recipes_of_sources_are_refused(three, change):
-    pipe = wp.mix({"a": samples(three["a"])})
-    state = pipe.state_dict()
-    state["sources"]["a"] |= change
-    with pytest.raises(wp.StateError, match="the state is damaged: .*'a'|the state is damaged: 'sources'"):
-        pipe.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    "position", [[{"last": "a"}], [{"chains": {}}], [{"chains": [None]}], [{"chains": [{"name": "b", "draws": 1}]}]]
-)
-def test_damaged_positions_are_refused(three, position):
-    pipe = wp.mix({"a": samples(three["a"])})
-    state = pipe.state_dict()
-    state["lanes"]["0"]["position"] = position
-    with pytest.raises(wp.StateError, match="the state is damaged: .*mix"):
-        pipe.load_state_dict(state)
-
-
 # Lanes, counts, errors, arguments
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_lanes_in_workers_resume_exactly(three, workers):
+def test_lanes_in_workers_resume_exactly(three):
     """Each worker mixes its own shards. Together they return each sample once. A resumed loader
     continues.
     """
 
     def make():
         pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, exhausted="drop")
-        return StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers)
+        return StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
 
     loader = make()
     whole = [list(loader), list(loader)]
@@ -625,15 +564,14 @@ def test_lanes_in_workers_resume_exactly(three, workers):
         assert [list(second), list(second)] == [whole[0][cut:], whole[1]]
 
 
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_a_plain_dataloader_partitions_a_bare_mix(three, context):
+def test_a_plain_dataloader_partitions_a_bare_mix(three):
     """torch partitions the shards of the sources over the workers; also sources that are torch's
     own.
     """
     pipe = wp.mix(
         {"a": samples(three["a"]), "t": IterableWrapper(list(range(9))), "b": samples(three["b"])}, exhausted="drop"
     ).shuffle_buffer(2)
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=context)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="fork")
     for _ in range(2):
         found = [item if isinstance(item, int) else item["__url__"] + item["__key__"] for item in loader]
         assert len(found) == len(set(found)) == 10 + 9 + 7
@@ -688,36 +626,6 @@ def test_counts_of_batches():
         given_ += len(batch)
         assert mixed.counts()["delivered"] == given_
     assert given_ == 14
-
-
-def test_an_error_of_a_source_is_raised():
-    """Nothing looks like an end, and the state is before the item that failed."""
-
-    def broken(item):
-        if item == ("b", 3):
-            raise RuntimeError("bad sample")
-        return item
-
-    def make():
-        return Stream(
-            Mix(
-                {
-                    "a": Given([("a", number) for number in range(9)]),
-                    "b": MapSamples(Given([("b", number) for number in range(9)]), broken),
-                }
-            )
-        )
-
-    mixed, items = make(), []
-    iterator = iter(mixed)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="bad sample"):
-            items.extend(iterator)
-    assert names(items).count("b") == 3
-    resumed = make()
-    resumed.load_state_dict(mixed.state_dict())
-    with pytest.raises(RuntimeError, match="bad sample"):
-        next(iter(resumed))
 
 
 def test_state_is_small_and_by_name(three):

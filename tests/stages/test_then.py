@@ -1,6 +1,5 @@
 """then: a generator function as a step, called again when it returns, and exact at every cut."""
 
-import contextlib
 import itertools
 from collections import deque
 from functools import partial
@@ -8,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import flat, key_of, keys_of, samples, shuffled, through_json
+from pipelines import key_of, keys_of, samples, shuffled, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -25,22 +24,10 @@ def each_in_a_loop(items):
     yield from items
 
 
-def even(items):
-    return (item for item in items if int(item["__key__"]) % 2 == 0)
-
-
 def times(items, number=3):
     item = next(items)
     for _ in range(int(item["__key__"]) % number):
         yield item
-
-
-def pairs(items):
-    first = next(items)
-    for second in items:
-        yield first, second
-        items.put_back(second)
-        return
 
 
 def windows(items, size=3):
@@ -84,21 +71,6 @@ def packed_in_a_loop(items, limit=9):
         yield keys_of(pack)
 
 
-def running_sum(items):
-    total = 0
-    for item in items:
-        total += int(item["__key__"])
-        yield total
-
-
-def without_repeated(items, size=5):
-    seen = set()
-    for item in itertools.islice(items, size):
-        if int(item["__key__"]) % 4 not in seen:
-            seen.add(int(item["__key__"]) % 4)
-            yield item
-
-
 def framed(items):
     """Something before the first item, and after the last one."""
     yield "begin"
@@ -121,17 +93,11 @@ def back_and_forth(items):
 FUNCTIONS = {
     "each": each,
     "each, in a loop": each_in_a_loop,
-    "a generator expression": even,
-    "a list": lambda items: [keys_of(itertools.islice(items, 3))],
     "expanding": times,
-    "pairs": pairs,
     "windows": windows,
-    "wide windows": partial(windows, size=9),
     "sorted chunks": sorted_chunk,
     "packing": packed,
     "packing, in a loop": packed_in_a_loop,
-    "a running sum": running_sum,
-    "without repeated ones": without_repeated,
     "framed": framed,
     "back and forth": back_and_forth,
     "yields nothing": lambda items: iter(list(items)[:0]),
@@ -171,7 +137,6 @@ def test_resumes_exactly(name, urls):
     fn = FUNCTIONS[name]
     assert check_resume(lambda: samples(urls).then(fn))[0] == called_again(fn, samples(urls))
     check_resume(lambda: shuffled(urls).then(fn).shuffle_buffer(2))
-    check_resume(lambda: shuffled(urls).map_samples(dict, threads=2).then(fn))
     check_resume(lambda: shuffled(urls).then(each).then(fn).batch_samples(3, collate="list"))
 
 
@@ -214,31 +179,6 @@ def test_random_functions_resume_exactly(fn, table, size):
     assert check_resume(lambda: Stream(Then(Given(range(size)), fn)))[0] == called_again(fn, range(size))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("fn", [packed, packed_in_a_loop, sorted_chunk])
-def test_an_epoch_goes_on_on_other_numbers_of_lanes(fn, num_workers, fifty):
-    """Each sample comes once, in some pack."""
-
-    def make(lanes):
-        pipe = shuffled(fifty).then(fn)
-        return wp.PipeLoader(
-            pipe, batch_size=2, collate="list", lanes=lanes, num_workers=num_workers, epoch_end="exact"
-        )
-
-    expected = sorted(keys_of(samples(fifty)))
-    for cut in range(1, 6):
-        came, state = [], None
-        for lanes, count in ((1, cut), (2, 2), (3, 2), (1, None)):
-            with contextlib.closing(make(lanes)) as loader:
-                if state is not None:
-                    loader.load_state_dict(state)
-                came += itertools.islice(loader, count)
-                state = through_json(loader.state_dict())
-        keys = flat(flat(came)) if fn is not sorted_chunk else keys_of(flat(came))
-        assert sorted(keys) == expected
-
-
 def of_memory():
     """A function that remembers items from one call to the next."""
     held = []
@@ -251,20 +191,9 @@ def of_memory():
     return fn
 
 
-def of_number():
-    """A function that counts its calls."""
-    calls = itertools.count()
-
-    def fn(items):
-        yield next(calls), next(items)["__key__"]
-
-    return fn
-
-
-@pytest.mark.parametrize("make", [of_memory, of_number])
-def test_check_resume_finds_what_is_remembered_from_one_call_to_the_next(make, urls):
+def test_check_resume_finds_what_is_remembered_from_one_call_to_the_next(urls):
     with pytest.raises((AssertionError, wp.StateError), match=r"then\("):
-        check_resume(lambda: samples(urls).then(make()))
+        check_resume(lambda: samples(urls).then(of_memory()))
 
 
 def test_it_is_read_as_far_as_it_was_used(urls):
@@ -418,22 +347,6 @@ def test_all_samples_are_counted_at_the_end_of_an_epoch(urls):
     pipe = samples(urls, shuffle=False).filter_samples(lambda sample: int(sample["__key__"]) < 3).then(windows)
     assert len(list(pipe)) == 1
     assert pipe.counts()["filtered"] == 11
-
-
-def test_the_function_is_closed_with_the_pipe():
-    closed = []
-
-    def careful(items):
-        try:
-            yield from items
-        finally:
-            closed.append(True)
-
-    stream = Stream(Then(Given(range(5)), careful))
-    items = iter(stream)
-    assert next(items) == 0
-    stream.close()
-    assert closed == [True]
 
 
 def subscripts(sample):

@@ -23,7 +23,6 @@ import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.io.packed import Packed
 from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, threaded
-from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards, same
 
 
@@ -108,7 +107,7 @@ def runs(draw):
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(run=runs())
 def test_everything_is_as_without_threads(run):
     """Items, errors, logged counts and the bytes of each state, from the start and from any two
@@ -170,25 +169,11 @@ def test_after_a_mix_the_states_are_those_without_threads(urls):
     assert trace(make(2)) == trace(make(None))
 
 
-def test_a_lazy_resume_through_threads(tmp_path):
-    """A shuffle_buffer after the step reads held samples by their numbers."""
-    urls = make_shards(tmp_path, shards=3, samples=[4, 0, 6])
-    index_shards(urls, offsets=True)
-
-    def make(threads):
-        return samples(urls, index=True).decode_by_ext(threads=threads).shuffle_buffer(3)
-
-    assert same(check_resume(lambda: make(2))[0], list(make(None)))
-    gc.collect()
-    wait_for(lambda: not living())
-
-
 # What is in flight
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_bounded_number_is_in_flight(threads):
-    source, most = Given(range(500)), threaded.AHEAD * threads
+def test_a_bounded_number_is_in_flight():
+    source, threads, most = Given(range(500)), 3, threaded.AHEAD * 3
     called, allowed, gate = [], [0], threading.Condition()
 
     def fn(number):
@@ -204,7 +189,7 @@ def test_a_bounded_number_is_in_flight(threads):
 
     stream = Stream(MapSamples(source, fn, threads=threads))
     items = iter(stream)
-    for number in range(100):
+    for number in range(60):
         allow(number + 1)
         assert next(items) == number
         assert source.taken[0] <= number + most
@@ -360,40 +345,6 @@ def test_ctrl_c_while_a_call_lasts():
     assert list(stream) == [3, 4, 5, 6, 7, 8]
 
 
-def test_a_second_ctrl_c_while_close_waits_does_not_end_the_epoch():
-    ready, may_end, interrupts = threading.Event(), threading.Event(), []
-
-    def fn(number):
-        if number == 3:
-            ready.set()
-            may_end.wait()
-        return number
-
-    def interrupt(*_):
-        interrupts.append(None)
-        if len(interrupts) == 1:
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
-        raise KeyboardInterrupt
-
-    stream = Stream(MapSamples(Given(range(9)), fn, threads=1))
-    items, before = iter(stream), signal.signal(signal.SIGALRM, interrupt)
-    try:
-        assert [next(items) for _ in range(3)] == [0, 1, 2]
-        ready.wait()
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(KeyboardInterrupt):
-            next(items)
-        assert len(interrupts) == 2
-        with pytest.raises(RuntimeError, match="interrupted by KeyboardInterrupt"):
-            next(items)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        may_end.set()
-    stream.load_state_dict(stream.state_dict())
-    assert list(stream) == [3, 4, 5, 6, 7, 8]
-    wait_for(lambda: not living())
-
-
 EXIT = """
     import sys, time
     import wds_pipes as wp
@@ -466,10 +417,10 @@ def loader_of(urls, threads, workers, context=None, **options):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
+@pytest.mark.parametrize("context", [None, "fork"])
 def test_in_workers(context, fifty):
     """The same batches as in one process without threads, also from a state in the middle."""
-    urls, workers = tuple(fifty), {None: 0, "fork": 2, "forkserver": 1}[context]
+    urls, workers = tuple(fifty), {None: 0, "fork": 2}[context]
     expected = plain_batches(urls)
     loader = loader_of(urls, 2, workers, context)
     items = iter(loader)
@@ -488,7 +439,7 @@ def test_in_workers(context, fifty):
         each.close()
 
 
-@pytest.mark.parametrize("taken", [0, 3, 5, 9])
+@pytest.mark.parametrize("taken", [3, 9])
 def test_an_epoch_is_repartitioned_as_without_threads(taken, fifty):
     """What is in flight counts as not read: no shard of it counts as opened."""
 
