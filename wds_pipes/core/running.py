@@ -61,6 +61,7 @@ def begin(running: Any, mark: Mark | None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
     the stage had ended there.
     """
+    running._resumed = mark is not None
     if isinstance(mark, Ended):
         _stay(running, mark)
         running.items = Items()

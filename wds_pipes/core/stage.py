@@ -163,6 +163,7 @@ class Stage(Generic[Out]):
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of ``tallies`` in At
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     _holds_none: ClassVar[bool] = False  # whether it never reads items again, although its scope is not "item"
+    _resumed = False  # while running, whether it was opened at a position
     _ends: bool | None = None  # whether its epoch has an end; None: as that of its source
     source: Stage[Any] | None
     lane: Lane

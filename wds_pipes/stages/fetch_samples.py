@@ -6,7 +6,6 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -62,10 +61,6 @@ class FetchSamples(Tolerant[Sample]):
 
     Checkpoint: the position of its source. A resume reads again what was read ahead.
     """
-
-    @dataclass(slots=True)
-    class At:
-        skipped: int = 0
 
     keeps_count = True
     scope = "item"

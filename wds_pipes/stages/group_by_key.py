@@ -11,7 +11,6 @@ from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
-from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage
@@ -117,28 +116,21 @@ class GroupByKey(Tolerant[Sample]):
         self._members: _Members | None = None  # if there is a step between load_tar and this one
         self._ref: ShardRef | None = None  # of this shard, if its number of samples is known
         self._reported = False  # whether a fault of the sample that is read was reported
-        self._resumed = False  # whether it was opened at a mark
         self._read = False  # whether all shards were read
         self._found = False  # whether a sample had one of the fields to keep
         self._outside = ""  # the warning of the first shard with files of which none makes a sample
 
-    def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Sample]:
-        running = super().open(lane, mark)
-        assert isinstance(running, GroupByKey)
-        running._resumed = mark is not None
-        running._grouping = Grouping(
+    def run(self) -> Iterator[Sample]:
+        # no generator of its own, which would cost each sample a little
+        source, padding = self.source, self.lane.padding
+        self._grouping = Grouping(
             self.split,
             fields=None if self.fields is None else frozenset(self.fields),
             on_repeated_key=self.on_repeated_key,
-            metadata=None if lane.padding is None else {"__padding__": lane.padding},
-            report=running._report,
-            lose=running._lose,
+            metadata=None if padding is None else {"__padding__": padding},
+            report=self._report,
+            lose=self._lose,
         )
-        return running
-
-    def run(self) -> Iterator[Sample]:
-        # no generator of its own, which would cost each sample a little
-        source = self.source
         return self._of_tars(source) if isinstance(source, LoadTar) else self._of_members(source)
 
     def _of_tars(self, load: LoadTar) -> Iterator[Sample]:

@@ -119,10 +119,10 @@ class Mix(Composite[Any], Source[Any]):
         self.context = roots[0].context
         self.counts_epochs = any(root.counts_epochs for root in roots)
         self._storage_options = [root.storage_options for root in roots if root.storage_options is not None]
-        # While running: the sources, and how many passes in a row each had no shard in this lane.
-        self._running: list[Stage[Any]] = []
+        # While running: the sources whose chains have not ended, by number, and how many passes in a
+        # row each had no shard in this lane.
+        self._running: dict[int, Stage[Any]] = {}
         self._empty: list[int] = []
-        self._done: set[int] = set()  # the sources whose chains have ended
 
     @property
     def storage_options(self) -> dict[str, Any] | None:  # type: ignore[override]
@@ -164,24 +164,24 @@ class Mix(Composite[Any], Source[Any]):
 
     def prepare(self) -> None:
         self.parts = self.parts or self._beginnings()
-        self._running, self._empty, self._done = [], [0] * len(self.parts), set()
+        self._running, self._empty = {}, [0] * len(self.parts)
         for number, (source, part) in enumerate(zip(self.sources.values(), self.parts, strict=True)):
             root = Chain(source).root
-            self._running.append(source.open(self._lane(self.lane, root.seed, part.passes), part.mark))
+            self._running[number] = source.open(self._lane(self.lane, root.seed, part.passes), part.mark)
             if part.mark is None and root.counts_epochs:
-                self.parts[number] = part._replace(mark=self._running[-1].mark())
+                self.parts[number] = part._replace(mark=self._running[number].mark())
 
     def _beginnings(self) -> list[Drawn]:
         return [Drawn(name, str(weight)) for name, weight in self.weights.items()]
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        for source, part in zip(self._running, self.parts, strict=True):
-            if not part.ended:
+        for number, source in self._running.items():
+            if not self.parts[number].ended:
                 source.start(ahead=ahead)
 
     @property
     def inner(self) -> list[Stage[Any]]:
-        return [last for number, last in enumerate(self._running) if number not in self._done]
+        return list(self._running.values())
 
     @staticmethod
     def _lane(lane: Lane, seed: int, passes: int) -> Lane:
@@ -247,7 +247,7 @@ class Mix(Composite[Any], Source[Any]):
         mark = running.mark() if chain.root.counts_epochs else None
         place = places[number] = place._replace(passes=place.passes + 1, mark=mark)
         self.retire(running)
-        self._done.add(number)
+        del self._running[number]
         if self._is_done():
             return False
         if self.exhausted == "drop" or empty:
@@ -257,7 +257,6 @@ class Mix(Composite[Any], Source[Any]):
             return False
         self._running[number] = source.open(self._lane(self.lane, chain.root.seed, place.passes))
         places[number] = place._replace(mark=None)
-        self._done.remove(number)
         return True
 
     def where_in(self, own: tuple[Any, ...], parts: tuple[Drawn, ...], lane: Lane) -> str | None:

@@ -48,9 +48,8 @@ class Threaded(Tolerant[Out]):
         super().__init__(source, on_error, max_errors)
         self.threads = 0 if threads is None else check_count("threads", threads, least=0)
         self._calls: deque[_Call] = deque()  # while running, those whose turn has not come
-        # With threads: of the item whose turn came last, the position of the source after it, and
-        # how many ranges were opened then.
-        self._passed: tuple[Mark, int] | None = None
+        # with threads, how many ranges the source had opened after the item whose turn came last
+        self._opened: int | None = None
         self._pool: _Pool | None = None
 
     def results(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -65,7 +64,7 @@ class Threaded(Tolerant[Out]):
 
     def _ahead(self, function: Callable[[Any], Any], items: Iterator[Any]) -> Iterator[Any]:
         calls, most, source, before = self._calls, AHEAD * self.threads, self.source, Chain(self.source)
-        self._passed = source.mark(), before.opened
+        self.earlier, self._opened = source.mark(), before.opened
         self._pool = pool = _Pool(self.threads, f"{NAME}{functional_name(type(self))}")
         call: _Call | None = None
         failed: Exception | None = None
@@ -95,12 +94,12 @@ class Threaded(Tolerant[Out]):
                     calls[min(len(calls), BURST * self.threads) - 1].wait_for(BURST_SECONDS)
                 call = calls.popleft()
                 call.wait()
-                self._passed = call.passed
+                self.earlier, self._opened = call.passed
                 if call.error is not None:
                     raise call.error
                 yield call.result
                 call = None  # else its sample would stay in memory while this waits for the next one
-            self._passed = None
+            self.earlier = self._opened = None
             if failed is not None:
                 raise failed
         finally:
@@ -108,13 +107,9 @@ class Threaded(Tolerant[Out]):
             calls.clear()
             pool.stop()
 
-    def mark(self) -> Mark:
-        passed = self._passed
-        return self._own(self.at), self.source.mark() if passed is None else passed[0]
-
     @property
     def opened(self) -> int | None:
-        return None if self._passed is None else self._passed[1]
+        return self._opened
 
     @property
     def held_items(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.running import Mark
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import read_count
@@ -77,7 +77,6 @@ class WriteShards(Stage[str]):
     tallies = ("delivered",)
     gives = "shards"
     order_options = ("name", "max_samples", "max_bytes")
-    _resumed = False
 
     def __init__(
         self,
@@ -110,12 +109,6 @@ class WriteShards(Stage[str]):
         return ShardWriter(
             self.pattern.replace(_LANE, f"{lane:03d}"), start=start, overwrite=overwrite, **self._options
         )
-
-    def open(self, lane: Lane, mark: Mark | None = None) -> WriteShards:
-        running = super().open(lane, mark)
-        assert isinstance(running, WriteShards)
-        running._resumed = mark is not None
-        return running
 
     def run(self) -> Iterator[str]:
         at, lane, source = self.at, self.lane, self.source
