@@ -49,12 +49,6 @@ def test_numbers_arrays_and_tensors_stack_into_a_tensor(values, dtype):
     assert stacked.tolist() == [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
 
-def test_mixed_numbers_become_a_dtype_that_holds_them():
-    assert same(stack_samples([1, 2.5, True]), torch.tensor([1, 2.5, 1], dtype=torch.float64))
-    assert same(stack_samples([1, True]), torch.tensor([1, 1]))
-    assert same(stack_samples([np.int64(1), 2]), torch.tensor([1, 2]))
-
-
 @pytest.mark.parametrize(("values", "dtype"), [case for case in STACKS if case[1] != torch.bfloat16])
 def test_numpy_gives_arrays(values, dtype):
     """Of the same numbers, shape and dtype."""

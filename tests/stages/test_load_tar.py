@@ -165,15 +165,6 @@ def test_a_shard_that_broke_before_the_position_of_a_state_leaves_the_next_one_w
     assert again.counts()["damaged"] == 1
 
 
-def test_a_changed_shard_is_refused_where_the_change_shows(tmp_path):
-    """No header is at the position any more."""
-    path = put(tmp_path / "x.tar", tar([("a.a", b""), ("b.a", b"")]))
-    state = state_after(path, 1)
-    put(tmp_path / "x.tar", tar([("a.a", b"x" * 5000)]))
-    with pytest.raises(StateError, match="stands at byte 512 of shard .*, and no member starts there"):
-        list(resumed(path, state))
-
-
 @pytest.mark.parametrize("place", [512, 1024, 2048])
 def test_a_position_inside_a_member_is_refused(tmp_path, place):
     """Inside data, inside zeros in data, or after both: the shard is not damaged, and no wrong data

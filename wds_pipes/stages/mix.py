@@ -119,8 +119,8 @@ class Mix(Composite[Any], Source[Any]):
         self.context = roots[0].context
         self.counts_epochs = any(root.counts_epochs for root in roots)
         self._storage_options = [root.storage_options for root in roots if root.storage_options is not None]
-        # While running: the sources whose chains have not ended, by number, and how many passes in a
-        # row each had no shard in this lane.
+        # While running: the sources whose chains have not ended, by number, and how many passes in
+        # a row each had no shard in this lane.
         self._running: dict[int, Stage[Any]] = {}
         self._empty: list[int] = []
 
