@@ -23,6 +23,7 @@ import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.io.packed import Packed
 from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, threaded
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards, same
 
 
@@ -167,6 +168,19 @@ def test_after_a_mix_the_states_are_those_without_threads(urls):
         return mixed.map_samples(draw, threads=threads)
 
     assert trace(make(2)) == trace(make(None))
+
+
+def test_a_lazy_resume_through_threads(tmp_path):
+    """A shuffle_buffer after the step reads held samples by their numbers."""
+    urls = make_shards(tmp_path, shards=3, samples=[4, 0, 6])
+    index_shards(urls, offsets=True)
+
+    def make(threads):
+        return samples(urls, index=True).decode_by_ext(threads=threads).shuffle_buffer(3)
+
+    assert same(check_resume(lambda: make(2))[0], list(make(None)))
+    gc.collect()
+    wait_for(lambda: not living())
 
 
 # What is in flight

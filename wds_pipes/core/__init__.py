@@ -6,8 +6,7 @@
   make several items of one, ``Composite`` in ``chain`` for those that run chains, ``row_source``
   for sources of one's own.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
-  ``numbered`` serves steps that find items by
-  their numbers.
+  ``given`` runs a single step over items.
 - ``state`` reads saved states, ``recipe`` is what a state and a chain must have in common,
   ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts
   of samples, ``lane`` says which part of an epoch a chain yields, and ``shard_ranges`` has the
