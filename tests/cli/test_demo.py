@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from waiting import wait_for
 
 from wds_pipes.cli import main
-from wds_pipes.cli.demo import command
-from wds_pipes.cli.demo.command import choose_kill, difference
-from wds_pipes.cli.demo.data import CLASSES, write_images
 from wds_pipes.testing import make_shards
+from wds_pipes.tools.demo import trial
+from wds_pipes.tools.demo.data import CLASSES, write_images
+from wds_pipes.tools.demo.trial import choose_kill, difference
 
 STEPS = [
     {"step": number + 1, "epoch": number // 20, "loss": 1 / (number + 3), "keys": [f"{number:04d}"], "seconds": number}
@@ -108,7 +108,7 @@ def test_no_difference():
 def test_differences(killed, resumed, words, tmp_path, monkeypatch):
     """Another loss, key, epoch or number of steps is found, also in a step that was done twice."""
     runs = iter([STEPS, killed, resumed])
-    monkeypatch.setattr(command, "run_trainer", lambda *given, **options: next(runs))
+    monkeypatch.setattr(trial, "run_trainer", lambda *given, **options: next(runs))
     result = demo("--out", tmp_path, "--samples", 12)
     assert result.exit_code == 1
     assert f"DIFFERENT: {words}" in result.output

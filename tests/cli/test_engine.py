@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from wds_pipes.cli import main
-from wds_pipes.cli.look.verify import Options, Report, check
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
+from wds_pipes.tools import verify
 
 COMMANDS = {
     "create": ["create", "data", "out"],
@@ -63,8 +63,7 @@ def test_shards_are_read_by_any_executor(data):
         path.unlink()
     with ProcessPoolExecutor(2, get_context("spawn")) as executor:
         again = index_shards("data/*.tar", "data/two.json", offsets=True, executor=executor)
-        report = Report()
-        check(report, ["data"], Options({}, "first-dot", True), jobs=2, executor=executor)
+        report = verify("data", decode=True, jobs=2, executor=executor)
     assert again == one
     assert {path.name: path.read_bytes() for path in Path("data").glob("*.idx")} == offsets
     assert (report.shards, report.samples, report.findings) == (3, 12, [])

@@ -184,7 +184,7 @@ def test_only_conditions_over_columns_are_evaluated(number, tmp_path):
 
 def test_the_database_is_locked(tmp_path):
     """Also what a condition must not have cannot reach other files."""
-    from wds_pipes.cli.select import Tables
+    from wds_pipes.tools.selecting import Tables
 
     table, other = (put_table(f"{tmp_path}/{name}.parquet", ROWS) for name in "ab")
     with Tables("true", [table], Opener()) as tables:

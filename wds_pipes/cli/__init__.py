@@ -7,7 +7,7 @@ from typing import Any, cast
 import click
 from click.shell_completion import CompletionItem
 
-from wds_pipes.cli.options import example
+from wds_pipes.cli.options import example, in_one_line
 from wds_pipes.core.interrupts import interruptible
 from wds_pipes.core.words import plain
 from wds_pipes.io.secret import hide
@@ -18,19 +18,19 @@ _SECTIONS = {
     "Make shards": {
         "create": ("create:create", "Make shards of files, lists and tables in the directory DEST."),
         "convert": ("converting.convert:convert", "Make shards of a data set in another format in the directory DEST."),
-        "index": ("index:index", "Write an index of shards: samples, bytes and MD5s, or where each sample begins."),
+        "index": ("look:index", "Write an index of shards: samples, bytes and MD5s, or where each sample begins."),
         "download": ("converting.download:download", "Copy shards into the directory DEST, which may be in a store."),
     },
     "Look at shards": {
-        "info": ("info:info", "Show what is in shards: samples, fields with types and sizes, and where the bytes go."),
-        "ls": ("look.commands:ls", "List samples: number, first byte, size and fields of each."),
-        "head": ("look.commands:head", "Show the first samples, decoded."),
-        "cat": ("look.commands:cat", "Write samples to standard output, as one tar or as JSON Lines."),
-        "get": ("look.commands:get", "Write one sample: the one with a key, or with a number."),
-        "select": ("select:select", "Write the keys of the samples whose row of metadata fulfils a condition."),
+        "info": ("look:info", "Show what is in shards: samples, fields with types and sizes, and where the bytes go."),
+        "ls": ("look:ls", "List samples: number, first byte, size and fields of each."),
+        "head": ("look:head", "Show the first samples, decoded."),
+        "cat": ("look:cat", "Write samples to standard output, as one tar or as JSON Lines."),
+        "get": ("look:get", "Write one sample: the one with a key, or with a number."),
+        "select": ("look:select", "Write the keys of the samples whose row of metadata fulfils a condition."),
     },
     "Check and mend": {
-        "verify": ("look.verify:verify", "Read shards to their ends and report what is wrong."),
+        "verify": ("look:verify", "Read shards to their ends and report what is wrong."),
         "repair": ("rewriting.repairing:repair", "Write the whole samples of damaged shards, and list what was lost."),
         "dedup": ("rewriting.repeats:dedup", "Write shards in which each sample comes once."),
     },
@@ -50,10 +50,10 @@ _SECTIONS = {
         "export": ("converting.export:export", "Write shards in another format into the directory DEST."),
     },
     "Train": {
-        "demo": ("demo.command:demo", "Kill a training in mid-epoch, resume it, and compare."),
-        "bench": ("bench:bench", "Measure the speed of the link to a store and of a pipeline."),
-        "cache": ("cache:cache", "See and clean up the local cache of remote shards."),
-        "state": ("look.state:state", "Show, compare and merge the states in checkpoint files."),
+        "demo": ("train:demo", "Kill a training in mid-epoch, resume it, and compare."),
+        "bench": ("train:bench", "Measure the speed of the link to a store and of a pipeline."),
+        "cache": ("train:cache", "See and clean up the local cache of remote shards."),
+        "state": ("train:state", "Show, compare and merge the states in checkpoint files."),
     },
 }
 _COMMANDS = {name: command for section in _SECTIONS.values() for name, command in section.items()}
@@ -67,7 +67,7 @@ class _Sections(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with interruptible():
+            with interruptible(), in_one_line():
                 return super().invoke(ctx)
         except click.ClickException as error:
             vars(error).update(message=plain(hide(error.message)))

@@ -123,10 +123,13 @@ dest = click.argument("dest", callback=lambda context, argument, value: check_de
 fields = names_option("--fields", "Only these fields, such as jpg,cls.")
 key_split = click.option(
     "--key-split",
-    type=click.Choice(["first-dot", "last-dot"]),
+    type=click.Choice(["first-dot", "last-dot", "folder"]),
     default="first-dot",
     show_default=True,
-    help="Which dot of a file name ends the key of its sample, and begins the field.",
+    help="Which dot of a file name ends the key of its sample; or its first directory is the key.",
+)
+concatenated = click.option(
+    "--concatenated", is_flag=True, help="Shards may be several archives, one after another (cat, tar -A)."
 )
 engine = click.option(
     "--engine",
@@ -138,11 +141,17 @@ as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON
 progress = click.option(
     "--progress/--no-progress",
     default=None,
+    # None: a line each 30 seconds
     callback=lambda context, option, value: (
-        sys.stderr.isatty() and find_spec("tqdm") is not None if value is None else value
+        (sys.stderr.isatty() and find_spec("tqdm") is not None) or None if value is None else value
     ),
-    help="Show a progress bar; needs tqdm.  [default: on a terminal, if tqdm is installed]",
+    help="Show a progress bar; needs tqdm.  [default: on a terminal; elsewhere a line each 30 s]",
 )
+
+
+def jobs(default: int, text: str) -> Callable[[F], F]:
+    """The option ``-j``."""
+    return click.option("-j", "--jobs", type=click.IntRange(min=1), default=default, show_default=True, help=text)
 
 
 class Refused(click.ClickException):

@@ -24,8 +24,6 @@ import click
 from wds_pipes.cli.converting.rows import is_text
 from wds_pipes.cli.converting.tfrecord import framed, masked_crc, packed
 from wds_pipes.cli.jobs import Options, Running, check_names, classes_of, marks, names_of, runs, unchanged
-from wds_pipes.cli.look.commands import write_lines
-from wds_pipes.cli.look.reading import Sample, Source
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.options import fields as fields_option
 from wds_pipes.codecs.table import ROWS
@@ -41,6 +39,8 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import folder_of
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.listing import list_shards
+from wds_pipes.tools.looking import write_lines
+from wds_pipes.tools.reading import Sample, Source
 
 _ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import click
 
 from wds_pipes.cli.jobs import Running, beside_outputs, check_outputs, marks, runs, split_numbers, unchanged
-from wds_pipes.cli.look.reading import Source
 from wds_pipes.cli.options import as_json as as_json_option
 from wds_pipes.cli.options import (
     check_not_given,
@@ -44,6 +43,7 @@ from wds_pipes.io.tasks.task import Job, Place
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.tar.listing import list_shards
 from wds_pipes.tar.writer import write_shard
+from wds_pipes.tools.reading import Source
 
 
 class _Common(NamedTuple):

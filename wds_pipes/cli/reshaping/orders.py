@@ -24,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.cli.jobs import Running, first_pass, of_first_pass
-from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.reshaping.plan import Inputs, Places, Reader
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.core.order import hash64
@@ -34,6 +33,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
+from wds_pipes.tools.reading import Sample
 
 _MOST_OPEN = 64  # files that are merged at a time
 _BLOCK = 1 << 13

@@ -46,7 +46,6 @@ from wds_pipes.cli.jobs import (
     shard_task,
     write_task,
 )
-from wds_pipes.cli.look.reading import CONNECTIONS, Sample
 from wds_pipes.core.order import Permutation, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -63,6 +62,7 @@ from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.samples import SampleParser
 from wds_pipes.tar.scanning import readable, scan
 from wds_pipes.tar.views import KeyRange, split_by_key
+from wds_pipes.tools.reading import CONNECTIONS, Sample
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
 Order = range | Permutation | npt.NDArray[np.int64]

@@ -11,14 +11,12 @@ from typing import Any
 import click
 
 from wds_pipes.cli.jobs import Options, Running, marks, runs, write_indexes
-from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, names_option, urls
 from wds_pipes.cli.options import fields as fields_option
 from wds_pipes.cli.options import metadata as metadata_option
 from wds_pipes.cli.rewriting.mapping import Function, code_of, decoder_of
 from wds_pipes.cli.rewriting.mapping import decode as decode_option
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
-from wds_pipes.cli.select import Tables, find_tables
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, ShardWarning
@@ -27,6 +25,8 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.views import example_of, read_keys
+from wds_pipes.tools.reading import Sample
+from wds_pipes.tools.selecting import Tables, find_tables
 
 
 @dataclass(frozen=True)

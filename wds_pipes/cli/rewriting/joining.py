@@ -12,7 +12,6 @@ import click
 import numpy as np
 
 from wds_pipes.cli.jobs import Options, Running, marks, runs
-from wds_pipes.cli.look.reading import CONNECTIONS, Sample, ShardWalk
 from wds_pipes.cli.options import dest, example, urls
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite, summed
 from wds_pipes.core.order import hash_text
@@ -26,6 +25,7 @@ from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.views import among
+from wds_pipes.tools.reading import CONNECTIONS, Sample, ShardWalk
 
 _TOGETHER = 64  # samples of which the partners are read at a time
 

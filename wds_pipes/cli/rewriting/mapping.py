@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from wds_pipes.cli.jobs import Running, runs, write_indexes
-from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite, summed
 from wds_pipes.codecs.table import encode
@@ -27,6 +26,7 @@ from wds_pipes.stages.fields import identity
 from wds_pipes.stages.map_samples import OF_CODE
 from wds_pipes.tar.encoded import check_name
 from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tools.reading import Sample
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import click
 
 from wds_pipes.cli.jobs import Running, check_same, runs, unchanged, write_indexes, write_task
-from wds_pipes.cli.look.describing import Decoders, fault_of, of_all_fields
-from wds_pipes.cli.look.reading import Sample
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan, summed, with_writable_keys
 from wds_pipes.core.words import plural
@@ -37,6 +35,8 @@ from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.members import Link, reserved_name
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import readable
+from wds_pipes.tools.describing import Decoders, fault_of, of_all_fields
+from wds_pipes.tools.reading import Sample
 
 
 class Repair(NamedTuple):

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.cli.jobs import Running, check_same, first_pass, of_first_pass, runs
-from wds_pipes.cli.look.reading import Found, Sample, ShardWalk
 from wds_pipes.cli.options import dest, example, key_split, urls
 from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.errors import SampleError, StateError
@@ -26,6 +25,7 @@ from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import splitter, without_dots
+from wds_pipes.tools.reading import Found, Sample, ShardWalk
 
 KEY, CONTENT = "key", "content"
 _FOLDER, _ENDING = ".wds-pipes/hashes", ".hashes"
@@ -55,8 +55,8 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
 
     walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
     first: dict[str, tuple[str, frozenset[str], bytes]] = {}  # of each key that is written: key, fields, hash
-    for key, members in walk.samples():
-        sample = Found(without_dots(key) if reading.key_split == "last-dot" else key, members)  # as it is written
+    for key, members, *_ in walk.samples():
+        sample = Found(without_dots(key) if reading.key_split != "first-dot" else key, members)  # as it is written
         hashed = _hash_of(sample, by)
         found += hashed
         here = frozenset(member.field for member in members)

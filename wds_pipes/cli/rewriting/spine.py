@@ -21,7 +21,6 @@ from wds_pipes.cli.jobs import (
     unchanged,
     write_task,
 )
-from wds_pipes.cli.look.reading import Sample, Source
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, Work, fingerprint
@@ -29,6 +28,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import base_name, path_of
 from wds_pipes.tar.keys import without_dots
 from wds_pipes.tar.listing import list_shards
+from wds_pipes.tools.reading import Sample, Source
 
 
 class Shard(NamedTuple):
@@ -154,11 +154,11 @@ def _write(rewrite: Rewrite, reading: Reading, fields: Sequence[str] | None, tas
 
 
 def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
-    """Yield samples with keys that can be written: with ``last-dot`` a key may have dots, which
+    """Yield samples with keys that can be written: only with ``first-dot`` a key has no dots, which
     become underscores.
     """
     for sample in samples:
-        if key_split == "last-dot":
+        if key_split != "first-dot":
             sample["__key__"] = without_dots(sample["__key__"])
         yield sample
 

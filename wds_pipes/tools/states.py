@@ -1,4 +1,4 @@
-"""``wds-pipes state``: where a run stands, from its checkpoint files.
+"""The states in checkpoint files: where a run stands, and how two states differ.
 
 Only plain values are read: ``torch.load(weights_only=True)`` runs no code of the file. torch is
 imported only for files that torch.save has written.
@@ -12,9 +12,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
-
-from wds_pipes.cli.options import FOUND, as_json_lines, echo, echo_json, example, in_one_line
 from wds_pipes.core.importing import library
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import read_state
@@ -23,54 +20,10 @@ from wds_pipes.display.states import describe_state
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
 
-
-@click.group(epilog=example("wds-pipes state show checkpoint.pt"))
-def state() -> None:
-    """Show and compare the states in checkpoint files.
-
-    A file is what torch.save or json has written, with states of wds_pipes anywhere inside; it is
-    read with weights_only=True. A directory is one of wds_pipes.checkpoint, of which the newest
-    complete checkpoint is taken.
-    """
-
-
-@state.command(epilog=example("wds-pipes state show checkpoint.pt\nwds-pipes state show checkpoints/"))
-@click.argument("files", nargs=-1, required=True)
-@as_json_lines
-def show(*, files: tuple[str, ...], as_json: bool) -> None:
-    """Show where a run stands: epoch, batches, ranks, lanes, and the shard and sample of each lane.
-
-    --json prints the states themselves, a line for each.
-    """
-    with in_one_line():
-        for file in files:
-            for placed in read_states(file):
-                if as_json:
-                    echo_json({"file": file, "where": placed.where, "state": placed.state})
-                else:
-                    for line in f"{file}: {in_words(placed)}".split("\n"):
-                        echo(line)
-
-
-@state.command(epilog=example("wds-pipes state diff before.pt after.pt"))
-@click.argument("first")
-@click.argument("second")
-def diff(*, first: str, second: str) -> None:
-    """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do."""
-    with in_one_line():
-        one, other = read_states(first), read_states(second)
-        alone = len(one) == len(other) == 1  # wherever they are in their files
-        pair = (one[0].state, other[0].state) if alone else (dict(one), dict(other))
-        lines = list(differences(*pair))
-        for line in lines:
-            echo(line)
-        if lines:
-            raise SystemExit(FOUND)
-
-
 _DEPTH = 50  # no checkpoint nests states deeper
 _MOST_BYTES = 1 << 30  # of a file of JSON
 _OURS = {"version", "epoch", "lanes", "graph"}
+_ABSENT = object()
 
 
 class Placed(NamedTuple):
@@ -78,6 +31,29 @@ class Placed(NamedTuple):
 
     where: str
     state: State
+
+    def in_words(self) -> str:
+        """Return where a run stands: a line of numbers, then what ``describe_state`` says."""
+        saved = read_state(self.state)
+        facts = [f"epoch {saved.epoch}"]
+        if saved.rank is not None:
+            facts.append(f"after {plural(saved.step, 'batch')}" + (" (the epoch has ended)" if saved.ended else ""))
+            facts.append(f"rank {saved.rank} of {saved.world_size}" if saved.world_size > 1 else "all ranks")
+        if saved.shards is not None:
+            facts.append(plural(saved.shards, "shard"))
+        facts.append(f"{len(saved.lanes)} of {plural(saved.lane_count, 'lane')}")
+        if saved.given:
+            facts.append(f"{plural(saved.given, 'item')} given")
+        title = f"{self.where}: " if self.where else ""
+        return f"{title}{', '.join(facts)}\n{describe_state(self.state)}"
+
+
+class Difference(NamedTuple):
+    """Where two states differ, and the value in each, in words."""
+
+    where: str
+    first: str
+    second: str
 
 
 def read_states(path: str) -> list[Placed]:
@@ -146,35 +122,29 @@ def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[Placed
             yield from _states_in(part, f"{where}[{number}]", depth + 1)
 
 
-def in_words(placed: Placed) -> str:
-    """Return where a run stands, in words: a line of numbers, then what ``describe_state`` says."""
-    state, saved = placed.state, read_state(placed.state)
-    facts = [f"epoch {saved.epoch}"]
-    if saved.rank is not None:
-        facts.append(f"after {plural(saved.step, 'batch')}" + (" (the epoch has ended)" if saved.ended else ""))
-        facts.append(f"rank {saved.rank} of {saved.world_size}" if saved.world_size > 1 else "all ranks")
-    if saved.shards is not None:
-        facts.append(plural(saved.shards, "shard"))
-    facts.append(f"{len(saved.lanes)} of {plural(saved.lane_count, 'lane')}")
-    if saved.given:
-        facts.append(f"{plural(saved.given, 'item')} given")
-    title = f"{placed.where}: " if placed.where else ""
-    return f"{title}{', '.join(facts)}\n{describe_state(state)}"
+def diff_states(first: str, second: str) -> list[Difference]:
+    """Return in which values the states in two files differ.
+
+    Args:
+        first: a file or a directory, as of ``read_states``.
+        second: the other one. If each has one state, it does not matter where it is in its file.
+
+    Raises:
+        StateError, ModuleNotFoundError: as of ``read_states``.
+    """
+    one, other = read_states(first), read_states(second)
+    if len(one) == len(other) == 1:
+        return list(_differences(one[0].state, other[0].state, ""))
+    return list(_differences(dict(one), dict(other), ""))
 
 
-def differences(first: Any, second: Any, where: str = "") -> Iterator[str]:
-    """Yield in which values two states differ, a line for each: ``lanes.0.delivered: 3 -> 5``."""
+def _differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
     if isinstance(first, Mapping) and isinstance(second, Mapping):
-        for name in [*first, *(name for name in second if name not in first)]:
+        for name in {**first, **second}:
             place = f"{where}.{name}" if where else str(name)
-            if name not in second:
-                yield f"{place}: {shown(first[name])} -> (not there)"
-            elif name not in first:
-                yield f"{place}: (not there) -> {shown(second[name])}"
-            else:
-                yield from differences(first[name], second[name], place)
+            yield from _differences(first.get(name, _ABSENT), second.get(name, _ABSENT), place)
     elif isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)) and len(first) == len(second):
         for number, pair in enumerate(zip(first, second, strict=True)):
-            yield from differences(*pair, f"{where}[{number}]")
+            yield from _differences(*pair, f"{where}[{number}]")
     elif first != second:
-        yield f"{where}: {shown(first)} -> {shown(second)}"
+        yield Difference(where, *("(not there)" if value is _ABSENT else shown(value) for value in (first, second)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -11,8 +11,10 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import unpacked
-from wds_pipes.io.open import Opener
+from wds_pipes.io.expand import items_of
+from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.grouping import Grouping
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
@@ -55,20 +57,61 @@ class Member(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A sample of a shard: its key and its files."""
+    """A sample of a shard.
+
+    Attributes:
+        key: its key.
+        members: its files.
+        url: the shard, without credentials.
+        number: its number in the shard, from 0 on.
+    """
 
     key: str
     members: list[Member]
+    url: str = ""
+    number: int = 0
+
+    @property
+    def start(self) -> int:
+        """The byte of its first header in the (decompressed) tar."""
+        return self.members[0].start
+
+    @property
+    def end(self) -> int:
+        """The byte after its last file."""
+        return self.members[-1].end
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the sample for JSON."""
+        files = {one.name: {"offset": one.offset, "size": one.size} for one in self.members}
+        facts = {"shard": self.url, "number": self.number, "key": self.key}
+        return {**facts, "start": self.start, "end": self.end, "members": files}
+
+    def lines(self, *, members: bool) -> Iterator[str]:
+        """Return the sample as lines of a table, after its head if it is the first of its shard;
+        ``members``: a line for each file.
+        """
+        if not self.number:
+            yield self.url
+            yield f"{'DATA' if members else 'START':>14}  {'BYTES':>12}  NAME"
+        if members:
+            for one in self.members:
+                yield f"{one.offset:>14,}  {one.size:>12,}  {one.name}"
+        else:
+            names = " ".join(one.field for one in self.members)
+            yield f"{self.start:>14,}  {self.end - self.start:>12,}  {self.number} {self.key}: {names}"
 
 
 class ShardWalk:
-    """One walk over the samples of a shard, from its first byte on.
+    """One walk over the samples of a shard.
 
     Args:
         opener: opens the shard.
         url: the shard.
         key_split: as in ``group_by_key``.
         want: whether the data of the next file is read, by its name; None: it never is.
+        concatenated: as in ``load_tar``.
+        start: the byte to begin at, where a header starts; of an uncompressed shard.
 
     Attributes:
         compression: of the shard: gz, bz2, xz, zst or ``""``.
@@ -78,9 +121,17 @@ class ShardWalk:
     """
 
     def __init__(
-        self, opener: Opener, url: str, key_split: str = "first-dot", want: Callable[[str], bool] | None = None
+        self,
+        opener: Opener,
+        url: str,
+        key_split: str = "first-dot",
+        want: Callable[[str], bool] | None = None,
+        *,
+        concatenated: bool = False,
+        start: int = 0,
     ) -> None:
-        self._opener, self._url, self._split, self._want = opener, url, splitter(key_split), want
+        self._opener, self._url, self._split = opener, url, splitter(key_split)
+        self._want, self._concatenated, self._start = want, concatenated, start
         self.compression, self.bytes, self.ended = "", 0, False
         self.outside: list[str] = []
 
@@ -98,17 +149,29 @@ class ShardWalk:
             return parts and (parts[0], str(next(numbers)))
 
         grouping = Grouping(split, on_repeated_key="ignore")
-        for sample in grouping.samples(self._members(), self._url):
+        shown = redact(self._url)
+        for number, sample in enumerate(grouping.samples(self.members(), self._url)):
             self.ended = grouping.stop < 0
-            yield Found(sample["__key__"], [value for name, value in sample.items() if not is_metadata(name)])
+            members = [value for name, value in sample.items() if not is_metadata(name)]
+            yield Found(sample["__key__"], members, shown, number)
         self.ended = True
 
-    def _members(self) -> Iterator[tuple[str, str, Member, int]]:
-        with self._opener.open(self._url) as raw:
+    def members(self) -> Generator[tuple[str, str, Member, int]]:
+        """Yield the files of the shard, as ``Grouping`` takes them."""
+        with self._opener.open(self._url, self._start) as raw:
+            if self._start and not is_remote(self._url):  # it is opened at its beginning
+                raw.seek(self._start)
             with readable(self._url):
                 stream, self.compression = unpacked(raw)
-            want = self._want or (lambda name: False)
-            reader = TarReader(stream, url=self._url, want=want, max_member_bytes=MAX_SIZE, named=False)
+            reader = TarReader(
+                stream,
+                url=self._url,
+                offset=self._start,
+                want=self._want or (lambda name: False),
+                max_member_bytes=MAX_SIZE,
+                concatenated=self._concatenated,
+                named=False,
+            )
             for url, name, data, start in reader:
                 self.bytes = end = reader.offset
                 size = reader.skipped[1] if data is None else min(len(data), end - start - BLOCK)
@@ -119,15 +182,9 @@ class ShardWalk:
             self.bytes = reader.offset
 
 
-def located_of(urls: Sequence[str], storage_options: dict[str, Any]) -> Located:
-    """Return where the samples of shards are, as the indexes beside them say."""
-    files = RangeReader(storage_options, CONNECTIONS)
-    return Located(shards_of(urls, storage_options), None, files, storage_options, CONNECTIONS, key_split="first-dot")
-
-
-def shards_of(urls: Sequence[str], storage_options: dict[str, Any]) -> list[str]:
+def shards_of(urls: Urls, storage_options: dict[str, Any] | None) -> list[str]:
     """Return the shards that URLs or an ``index.json`` name."""
-    return list(list_shards(list(urls), storage_options)[0])
+    return list(list_shards(urls, storage_options)[0])
 
 
 class Source:
@@ -147,14 +204,14 @@ class Source:
 
     def __init__(
         self,
-        urls: Sequence[str],
-        storage_options: dict[str, Any],
+        urls: Urls,
+        storage_options: dict[str, Any] | None,
         key_split: str = "first-dot",
         fields: Sequence[str] | None = None,
         on_repeated_key: str = "raise",
     ) -> None:
-        self._urls, self._options, self._split, self._fields = list(urls), storage_options, key_split, fields
-        self._on_repeated_key = on_repeated_key
+        self._urls, self._options = items_of(urls), storage_options or {}
+        self._split, self._fields, self._on_repeated_key = key_split, fields, on_repeated_key
         self.stream: Stream[Sample] | None = None
 
     @cached_property
@@ -175,6 +232,12 @@ class Source:
                 return None
             raise
 
+    @cached_property
+    def located(self) -> Located:
+        """Where the samples are, as the indexes beside the shards say."""
+        shards, files = shards_of(self._urls, self._options), RangeReader(self._options, CONNECTIONS)
+        return Located(shards, None, files, self._options, CONNECTIONS, key_split="first-dot")
+
     def chosen(self, where: Any) -> SampleList:
         """The samples with these numbers or keys, by the indexes; None: all."""
         return SampleList(self._urls, storage_options=self._options, where=where)
@@ -182,11 +245,10 @@ class Source:
     def slice(self, start: int, stop: int | None) -> Iterator[Sample]:
         """Yield the samples from number ``start`` on, before ``stop`` (None: to the end)."""
         if (start or stop is not None) and self.indexed is not None:
-            located = located_of(self._urls, self._options)
-            located.compare_ends()
+            self.located.compare_ends()
             chosen = range(self.indexed.count)[start:stop]
-            if chosen and located.place(start)[1]:
-                located.check_whole(start - 1)  # raises if it goes on, since keys end at other dots in the index
+            if chosen and self.located.place(start)[1]:
+                self.located.check_whole(start - 1)  # raises if it goes on, since keys end at other dots in the index
             return iter(Stream(FetchSamples(self.chosen(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)
 
@@ -206,48 +268,65 @@ class Source:
         return 0 if self.stream is None else self.stream.counts()["filtered"]
 
 
-def find_sample(
-    wanted: int | str, urls: Sequence[str], options: dict[str, Any], key_split: str, say: Callable[[str], None]
+def get(
+    sample: int | str,
+    urls: Urls,
+    *,
+    field: str | None = None,
+    key_split: str = "first-dot",
+    storage_options: dict[str, Any] | None = None,
+    on_scan: Callable[[str], None] = lambda why: None,
 ) -> Sample:
-    """Return the sample with a number or a key.
+    """Return the sample with a number or a key, as ``group_by_key`` yields it.
 
     Args:
-        wanted: the number, counted over all shards; or the key.
-        urls: the shards.
-        options: how to reach the storage.
+        sample: its number, counted over all shards; or its key.
+        urls: the shards, or an ``index.json``.
+        field: return only this field; None: all.
         key_split: as in ``group_by_key``.
-        say: is called with a line if the shards are read from the beginning.
+        storage_options: how to reach the storage.
+        on_scan: called with why the shards are read from the beginning, if they are.
 
     Raises:
-        ValueError: there is no such sample.
+        ValueError: there is no such sample, or it does not have the field.
         SampleError: the indexes say that several samples have the key.
         ShardError: a shard or an index cannot be read, or is damaged.
     """
-    source = Source(urls, options, key_split)
+    found = _find(sample, Source(urls, storage_options, key_split), key_split, on_scan)
+    if field is None:
+        return found
+    if field.lower() not in found or is_metadata(field.lower()):
+        has = ", ".join(name for name in found if not is_metadata(name))
+        raise ValueError(f"sample {found['__key__']!r} has no field {field!r}; it has {has}")
+    return {name: found[name] for name in ("__key__", "__url__", field.lower())}
+
+
+def _find(sample: int | str, source: Source, key_split: str, on_scan: Callable[[str], None]) -> Sample:
     if source.indexed is not None:
-        if isinstance(wanted, str):
+        if isinstance(sample, str):
             try:
-                return next(iter(Stream(FetchSamples(source.chosen([wanted])))))
+                return next(iter(Stream(FetchSamples(source.chosen([sample])))))
             except MissingIndexError:  # an index of another program has offsets, and no keys
                 pass
             except ValueError:
-                located_of(urls, options).check_keys()  # else the index does not have it, and the shards may
+                source.located.check_keys()  # else the index does not have it, and the shards may
                 raise
-        elif wanted < source.indexed.count:
-            return next(source.slice(wanted, wanted + 1))
+        elif sample < source.indexed.count:
+            return next(source.slice(sample, sample + 1))
         else:
-            located_of(urls, options).compare_ends()
-            raise ValueError(_missing(wanted, source.indexed.count))
-    say(_QUICKER if key_split == "first-dot" else f"indexes are not used with --key-split {key_split}: {_SLOW}")
+            source.located.compare_ends()
+            raise _missing(sample, source.indexed.count)
+    on_scan(_QUICKER if key_split == "first-dot" else f"indexes are not used with --key-split {key_split}: {_SLOW}")
     count = 0
-    for number, sample in enumerate(source.read()):
-        if wanted in (number, sample["__key__"]):
-            return sample
-        count = number + 1
-    raise ValueError(_missing(wanted, count))
+    for count, found in enumerate(source.read(), 1):
+        if sample in (count - 1, found["__key__"]):
+            return found
+    raise _missing(sample, count)
 
 
-def _missing(wanted: int | str, count: int) -> str:
+def _missing(wanted: int | str, count: int) -> ValueError:
     if isinstance(wanted, int):
-        return f"there is no sample {wanted:,}: there are {count:,}, from 0 on. If it is a key, pass --key"
-    return f"no sample has the key {wanted!r:.300}, of {plural(count, 'sample')}. wds-pipes ls lists the keys"
+        return ValueError(f"there is no sample {wanted:,}: there are {count:,}, from 0 on. If it is a key, pass --key")
+    return ValueError(
+        f"no sample has the key {wanted!r:.300}, of {plural(count, 'sample')}. wds-pipes ls lists the keys"
+    )

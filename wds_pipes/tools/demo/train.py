@@ -1,7 +1,7 @@
 """The training program of ``wds-pipes demo``: it can be killed at any moment, and then continues
 from its last checkpoint.
 
-It trains a small CNN. ``python -m wds_pipes.cli.demo.train PLAN`` gets the arguments of ``train``
+It trains a small CNN. ``python -m wds_pipes.tools.demo.train PLAN`` gets the arguments of ``train``
 as JSON, and prints one line of JSON for each step. It uses nothing else of the demo: it is an
 example of a training script with wds_pipes.
 """
@@ -16,7 +16,6 @@ import time
 import zlib
 from typing import Any
 
-import click
 import numpy as np
 import torch
 from torch import nn
@@ -111,7 +110,9 @@ def train(
                 if step % checkpoint_every == 0:
                     saved = {"step": step} | {name: part.state_dict() for name, part in parts.items()}
                     fact["state_bytes"] = len(json.dumps(saved["loader"]))
-                click.echo(json.dumps(fact))  # before the checkpoint: a step that is saved has been told
+                # before the checkpoint: a step that is saved has been told
+                sys.stdout.write(f"{json.dumps(fact)}\n")
+                sys.stdout.flush()
                 if saved is not None:
                     torch.save(saved, f"{checkpoint}.partial")
                     os.replace(f"{checkpoint}.partial", checkpoint)  # a crash leaves the old file or the new one

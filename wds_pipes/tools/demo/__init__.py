@@ -1,5 +1,5 @@
 """``wds-pipes demo``: compares a training that is killed and resumed with an uninterrupted one.
 
-``command``: the command, which starts the trainings and kills one. ``data``: its images; ``train``:
+``trial``: starts the trainings and kills one. ``data``: its images; ``train``:
 the program that it starts.
 """

@@ -1,0 +1,222 @@
+"""The commands about training: demo, bench, cache, state."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from wds_pipes.cli.options import (
+    FOUND,
+    as_json,
+    as_json_lines,
+    echo,
+    echo_json,
+    example,
+    progress,
+    storage_options,
+    urls,
+)
+from wds_pipes.core.words import bytes_shown, plural
+
+if TYPE_CHECKING:
+    from wds_pipes.io.cache.files import CacheDirectory
+
+
+@click.command(epilog=example("wds-pipes demo\nwds-pipes demo --data 'train-{000..011}.tar' --steps 100"))
+@click.option(
+    "--data",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    help="Train on these shards instead: a path or URL, with {000..011} or * in quotes; repeatable.",
+)
+@click.option(
+    "-o",
+    "--output",
+    "--out",
+    "out",
+    type=click.Path(file_okay=False, writable=True),
+    default="wds-pipes-demo",
+    show_default=True,
+    help="The directory to write to.",
+)
+@click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images in a batch.")
+@click.option(
+    "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode."
+)
+@click.option("--epochs", type=click.IntRange(min=1), default=3, show_default=True, help="How many epochs to train.")
+@click.option("--steps", type=click.IntRange(min=1), help="Stop after this many.  [default: all; 200 with --data]")
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=2),
+    default=10,
+    show_default=True,
+    help="Steps from one checkpoint to the next.",
+)
+@progress
+def demo(*, progress: bool | None, **options: Any) -> None:
+    """Kill a training in mid-epoch, resume it, and compare.
+
+    A small CNN is trained twice on generated images: once without interruption, and once killed
+    with SIGKILL and resumed from its last checkpoint. The command prints EXACT if all sample keys
+    and losses are equal; otherwise it prints the first difference, and exits with 1.
+    """
+    from wds_pipes.tools.demo.trial import demo
+
+    if demo(say=echo, show=progress, **options) is not None:
+        raise SystemExit(FOUND)
+
+
+@click.command(epilog=example("wds-pipes bench 's3://bucket/train-{000..011}.tar'"))
+@urls
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."
+)
+@click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at a time.")
+@click.option(
+    "--readahead-mib",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="How many MiB are requested ahead, at most.",
+)
+@as_json
+@storage_options
+def bench(*, urls: tuple[str, ...], readahead_mib: int, as_json: bool, **options: Any) -> None:
+    """Measure the speed of the link to a store and of a pipeline, and report what would help.
+
+    URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
+    mostly come from the memory of the machine.
+    """
+    from wds_pipes.tools.speed import bench
+
+    say = (lambda line: None) if as_json else echo
+    found = bench(urls, readahead_bytes=readahead_mib << 20, say=say, **options)
+    if as_json:
+        echo_json(dataclasses.asdict(found))
+
+
+_directory = click.option(
+    "--directory", type=click.Path(file_okay=False), help="The cache; without it, WDS_PIPES_CACHE_DIR."
+)
+
+
+@click.group(epilog=example("wds-pipes cache ls\nwds-pipes cache prune --size 200GB"))
+def cache() -> None:
+    """See and clean up the local cache of remote shards."""
+
+
+@cache.command("ls")
+@_directory
+@as_json
+def list_shards(*, directory: str | None, as_json: bool) -> None:
+    """List the shards, those used least recently first."""
+    files = _open(directory)
+    entries = files.entries()
+    if as_json:
+        shards = [
+            {"shard": one.url, "path": one.path, "bytes": one.bytes, "used": one.used, "state": one.state}
+            for one in entries
+        ]
+        echo_json({"directory": files.path, "shards": shards})
+        return
+    if entries:
+        echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
+    for entry in entries:
+        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
+        echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
+    echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
+
+
+@cache.command(epilog=example("wds-pipes cache prune --size 200GB"))
+@_directory
+@click.option("--size", help="How much to keep, such as 200GB; without it, WDS_PIPES_CACHE_SIZE.")
+@as_json
+def prune(*, directory: str | None, size: str | None, as_json: bool) -> None:
+    """Remove the files of interrupted downloads, and the least recently used shards until the rest
+    fits. Files in use are kept.
+    """
+    from wds_pipes.io.cache.shard_cache import cache_limit
+
+    if size is None and not os.environ.get("WDS_PIPES_CACHE_SIZE"):
+        raise click.UsageError("say how much to keep, such as --size 200GB, or set WDS_PIPES_CACHE_SIZE")
+    _prune(_open(directory), cache_limit(size), as_json=as_json)
+
+
+@cache.command()
+@_directory
+@as_json
+def clear(*, directory: str | None, as_json: bool) -> None:
+    """Remove all files that are not in use."""
+    _prune(_open(directory), 0, as_json=as_json)
+
+
+def _open(directory: str | None) -> CacheDirectory:
+    from wds_pipes.io.cache.files import CacheDirectory
+    from wds_pipes.io.cache.shard_cache import cache_path
+
+    return CacheDirectory(cache_path(directory))
+
+
+def _prune(files: CacheDirectory, limit: int, *, as_json: bool) -> None:
+    count, freed = files.prune(limit)
+    entries = files.entries()
+    size = sum(entry.bytes for entry in entries)
+    if as_json:
+        left = {"shards": len(entries), "bytes": size}
+        echo_json({"directory": files.path, "removed": {"shards": count, "bytes": freed}, "left": left})
+        return
+    kept = f"{plural(len(entries), 'shard')} {'is' if len(entries) == 1 else 'are'} left, {bytes_shown(size)}"
+    echo(f"{files.path}: removed {plural(count, 'shard')}, {bytes_shown(freed)}; {kept}")
+
+
+@click.group(epilog=example("wds-pipes state show checkpoint.pt"))
+def state() -> None:
+    """Show and compare the states in checkpoint files.
+
+    A file is what torch.save or json has written, with states of wds_pipes anywhere inside; it is
+    read with weights_only=True. A directory is one of wds_pipes.checkpoint, of which the newest
+    complete checkpoint is taken.
+    """
+
+
+@state.command(epilog=example("wds-pipes state show checkpoint.pt\nwds-pipes state show checkpoints/"))
+@click.argument("files", nargs=-1, required=True)
+@as_json_lines
+def show(*, files: tuple[str, ...], as_json: bool) -> None:
+    """Show where a run stands: epoch, batches, ranks, lanes, and the shard and sample of each lane.
+
+    --json prints the states themselves, a line for each.
+    """
+    from wds_pipes.tools.states import read_states
+
+    for file in files:
+        for placed in read_states(file):
+            if as_json:
+                echo_json({"file": file, **placed._asdict()})
+            else:
+                for line in f"{file}: {placed.in_words()}".split("\n"):
+                    echo(line)
+
+
+@state.command(epilog=example("wds-pipes state diff before.pt after.pt"))
+@click.argument("first")
+@click.argument("second")
+@as_json_lines
+def diff(*, first: str, second: str, as_json: bool) -> None:
+    """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do."""
+    from wds_pipes.tools.states import diff_states
+
+    found = diff_states(first, second)
+    for one in found:
+        if as_json:
+            echo_json(one._asdict())
+        else:
+            echo(f"{one.where}: {one.first} -> {one.second}")
+    if found:
+        raise SystemExit(FOUND)

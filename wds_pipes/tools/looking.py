@@ -1,0 +1,223 @@
+"""Look at the samples of shards: list them, describe the first, write some or one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, BinaryIO
+
+from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.text import decode_text, exact_integer
+from wds_pipes.core.words import plain_json
+from wds_pipes.errors import SampleError
+from wds_pipes.io.outputs import write_small
+from wds_pipes.io.urls import Urls, redact
+from wds_pipes.tar.index import make_opener
+from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.writer import TarWriter
+from wds_pipes.tools.describing import Decoders, Describer
+from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, shards_of
+
+
+def ls(
+    urls: Urls,
+    *,
+    key_split: str = "first-dot",
+    concatenated: bool = False,
+    storage_options: dict[str, Any] | None = None,
+) -> Iterator[Found]:
+    """Yield the samples of shards, with the place and size of each file. Their data is skipped
+    where the storage can seek.
+
+    Args:
+        urls: the shards, or an ``index.json``.
+        key_split: as in ``group_by_key``.
+        concatenated: as in ``load_tar``.
+        storage_options: how to reach the storage.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a shard cannot be read, or is damaged.
+    """
+    opener = make_opener(storage_options)
+    for url in shards_of(urls, storage_options):
+        yield from ShardWalk(opener, url, key_split, concatenated=concatenated).samples()
+
+
+def head(
+    urls: Urls,
+    count: int = 5,
+    *,
+    fields: Sequence[str] | None = None,
+    key_split: str = "first-dot",
+    storage_options: dict[str, Any] | None = None,
+) -> Iterator[dict[str, str]]:
+    """Yield the first samples with their fields in words: text as it is, images and arrays by
+    their shapes. Nothing that could run code is decoded.
+
+    Args:
+        urls: the shards, or an ``index.json``.
+        count: how many samples.
+        fields: the fields, in lower case; None: all.
+        key_split: as in ``group_by_key``.
+        storage_options: how to reach the storage.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError, SampleError: a shard cannot be read, or is damaged.
+    """
+    describer = Describer()
+    for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
+        line = {"__key__": sample["__key__"], "__url__": redact(sample["__url__"])}
+        described = {
+            name: describer.describe(name, data).text for name, data in sample.items() if not is_metadata(name)
+        }
+        yield line | described
+
+
+def in_lines(samples: Iterable[dict[str, str]]) -> Iterator[str]:
+    """Return what ``head`` yields as lines."""
+    shown = ""
+    for sample in samples:
+        if sample["__url__"] != shown:
+            shown = sample["__url__"]
+            yield shown
+        yield sample["__key__"]
+        yield from (f"  {name}: {text}" for name, text in sample.items() if not is_metadata(name))
+
+
+def cat(
+    urls: Urls,
+    stream: BinaryIO,
+    *,
+    jsonl: bool = False,
+    start: int = 0,
+    stop: int | None = None,
+    fields: Sequence[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    key_split: str = "first-dot",
+    storage_options: dict[str, Any] | None = None,
+) -> None:
+    """Write samples to a stream, as one tar or as JSON Lines.
+
+    The data of fields is not changed. The tar is written anew, with the smallest headers.
+
+    Args:
+        urls: the shards, or an ``index.json``.
+        stream: a binary stream.
+        jsonl: write JSON Lines, in which fields that are no text, numbers or JSON are base64.
+        start: the number of the first sample, counted over all shards. Indexes of offsets beside
+            the shards save reading what comes before.
+        stop: the number after the last one; None: to the end.
+        fields: the fields to write, in lower case; None: all.
+        rename: new names of fields by the old ones, which may be several, as in ``jpg;jpeg``.
+        key_split: as in ``group_by_key``.
+        storage_options: how to reach the storage.
+
+    Raises:
+        ValueError: nothing matches, or no sample has a field to rename.
+        ShardError, SampleError: a shard cannot be read, or is damaged; or two fields would have one
+            name.
+    """
+    names = {name: new.lower() for old, new in (rename or {}).items() for name in old.lower().split(";")}
+    samples = renamed(Source(urls, storage_options, key_split, fields).slice(start, stop), names)
+    if jsonl:
+        write_lines(samples, stream, names)
+    else:
+        write_tar(samples, stream)
+
+
+def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[Sample]:
+    """Yield samples with other names of fields.
+
+    Raises:
+        SampleError: two fields of a sample would have one name.
+        ValueError: no sample has a field of an old name.
+    """
+    if not renames:
+        yield from samples
+        return
+    found, sample = False, None
+    for sample in samples:
+        found = found or not renames.keys().isdisjoint(sample)
+        other = {renames.get(name, name): value for name, value in sample.items()}
+        if len(other) < len(sample):
+            key, url = sample["__key__"], redact(sample["__url__"])
+            raise SampleError(
+                f"with --rename, two fields of sample {key!r} in shard {url} would have one name: its fields are "
+                f"{', '.join(name for name in sample if not is_metadata(name))}",
+                key=key,
+                url=url,
+            )
+        yield other
+    if sample is not None and not found:
+        raise ValueError(f"no sample has field {next(iter(renames))!r}: --rename takes OLD=NEW, such as jpeg=jpg")
+
+
+def write_tar(samples: Iterable[Sample], stream: BinaryIO) -> None:
+    """Write samples as one tar."""
+    with TarWriter(stream) as writer:
+        for sample in samples:
+            writer.write(sample)
+
+
+def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[str, str]) -> None:
+    """Write samples as JSON Lines. Text, numbers and JSON are values; of any other field, and of
+    one that cannot be decoded, the bytes are ``{"base64": ...}``. An integer that would not come
+    back as its bytes, such as ``007``, is text. A field that was renamed is decoded by its old
+    name.
+    """
+    originals = {new: old for old, new in renames.items()}
+    decoders = Decoders(Decoding((), allow_pickle=False, max_image_pixels=1 << 26))
+    for sample in samples:
+        line = {"__key__": _clean(sample["__key__"]), "__url__": _clean(redact(sample["__url__"]))}
+        for name, data in sample.items():
+            if is_metadata(name):
+                continue
+            line[_clean(name)] = _value(data, decoders[originals.get(name, name)])
+        stream.write(plain_json(json.dumps(line, ensure_ascii=False, allow_nan=False)).encode() + b"\n")
+    stream.flush()
+
+
+def _clean(name: str) -> str:
+    """Return a name as it can be in JSON: bytes that are no UTF-8 become escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _value(data: bytes, decode: Any) -> Any:
+    if decode is int and exact_integer(data) is None:
+        decode = decode_text
+    if decode is not None:
+        try:
+            value = decode(data)
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except Exception:  # whatever a decoder raises, and what is not JSON
+            pass
+        else:
+            if not isinstance(value, tuple):
+                return value
+    return {"base64": base64.b64encode(data).decode()}
+
+
+def write_fields(sample: Sample, folder: str) -> list[str]:
+    """Write the fields of a sample as files ``KEY.FIELD`` into a directory, and return their
+    paths. A ``/`` in a key makes directories, which stay inside of it.
+    """
+    root, paths = os.path.realpath(folder), []
+    for field, data in sample.items():
+        if is_metadata(field):
+            continue
+        name = f"{sample['__key__']}.{field}"
+        path = os.path.realpath(os.path.join(root, name))
+        if os.path.isabs(name) or not path.startswith(os.path.join(root, "")):
+            raise SampleError(
+                f"file {name!r} would not be inside of {folder}: write the sample to standard output, as a tar",
+                key=sample["__key__"],
+            )
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_small(path, data)
+        paths.append(path)
+    return paths
