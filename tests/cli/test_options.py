@@ -15,7 +15,7 @@ from wds_pipes.cli import main
 from wds_pipes.testing import make_shards
 
 # Options that mean something else in another command; their help says what.
-OTHERWISE = {"--by", "--decode", "--from", "--ignore", "--key", "--value", "-o"}
+OTHERWISE = {"--by", "--decode", "--from", "--ignore", "--key", "--key-split", "--value", "-o"}
 
 
 def commands(group=main, name=""):
@@ -66,10 +66,21 @@ def test_every_command_has_an_example_and_every_option_a_help():
                 assert word not in option.help, f"{name} {option.opts[0]}: write it as 'repeatable'"
 
 
+def test_the_help_of_a_command_fits_a_screen():
+    for name, command in COMMANDS.items():
+        if command.callback.__module__ in ("wds_pipes.cli.look", "wds_pipes.cli.train"):
+            assert len(run_command(*name.split(), "--help").stdout.splitlines()) <= 50, name
+
+
 @pytest.mark.parametrize(
-    "command", [["head"], ["cat"], ["filter", "d", "out"], ["export", "d", "out", "--to", "jsonl"]]
+    ("command", "written"),
+    [
+        (["head"], "txt,cls"),
+        (["cat"], "txt;cls"),
+        (["filter", "d", "out"], " TXT, .cls ,txt"),
+        (["export", "d", "out", "--to", "jsonl"], "txt,cls"),
+    ],
 )
-@pytest.mark.parametrize("written", ["txt,cls", "txt;cls", " TXT, .cls ,txt"])
 def test_names_of_fields_are_read_alike(command, written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_shards("d", shards=1, samples=2, fields=("txt", "cls", "json"))

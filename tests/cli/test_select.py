@@ -16,7 +16,7 @@ from wds_pipes.io.open import Opener
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
-duckdb = pytest.importorskip("duckdb", reason="needs DuckDB: pip install 'wds_pipes[meta]'")
+duckdb = pytest.importorskip("duckdb", reason="needs the DuckDB package: pip install 'wds_pipes[meta]'")
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.parquet")
 
@@ -269,6 +269,6 @@ def test_names_of_columns(chosen):
 def test_without_duckdb(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     (tmp_path / "t.jsonl").write_text("")
-    assert "needs DuckDB: pip install 'wds_pipes[meta]'" in refused(
+    assert "needs the DuckDB package: pip install 'wds_pipes[meta]'" in refused(
         "a.tar", "--where", "true", "--metadata", os.path.join(tmp_path, "t.jsonl")
     )

@@ -64,6 +64,8 @@ def test_diff_says_what_differs(ranks, tmp_path):
     result = run("diff", tmp_path / "r0.pt", tmp_path / "r1.json")
     assert result.exit_code == 1
     assert "rank: 0 -> 1" in result.stdout.splitlines()
+    lines = map(json.loads, run("diff", "--json", tmp_path / "r0.pt", tmp_path / "r1.json").stdout.splitlines())
+    assert {"where": "rank", "first": "0", "second": "1"} in list(lines)
 
 
 def test_a_directory_of_checkpoints(indexed, tmp_path):

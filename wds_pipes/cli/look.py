@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import click
 
+from wds_pipes import tools
 from wds_pipes.cli.options import (
     FOUND,
     Refused,
@@ -16,7 +17,6 @@ from wds_pipes.cli.options import (
     as_json_lines,
     concatenated,
     echo,
-    echo_json,
     engine,
     example,
     executor_of,
@@ -27,6 +27,7 @@ from wds_pipes.cli.options import (
     metadata,
     progress,
     renames,
+    report,
     storage_options,
     urls,
 )
@@ -51,27 +52,16 @@ def info(*, urls: tuple[str, ...], as_json: bool, codecs: bool, progress: bool |
     --all, at most 256 samples of each of 8 shards are read, and samples are estimated unless an
     index (wds-pipes index) counts them. With --codecs, URLS are left out.
     """
-    from wds_pipes.tools import summary
-
     if bool(urls) == codecs:
         leave_out = "--codecs is about what is installed: leave out URLS"
         raise Refused(leave_out if codecs else "name shards, such as 'train-*.tar', or pass --codecs")
-    if not codecs:
-        _report(summary.info(urls, show=progress, **options), as_json=as_json)
-    elif as_json:
-        echo_json(summary.codecs())
-    else:
-        for line in summary.codec_lines():
-            echo(line)
+    if codecs:
+        from wds_pipes.tools import summary
 
-
-def _report(found: Any, *, as_json: bool) -> None:
-    """Print what has ``as_dict()`` and ``lines()``."""
-    if as_json:
-        echo_json(found.as_dict())
+        report(summary.codecs(), summary.codec_lines(), as_json=as_json)
         return
-    for line in found.lines():
-        echo(line)
+    found = tools.info(urls, show=progress, **options)
+    report(found.as_dict(), found.lines(), as_json=as_json)
 
 
 @click.command(epilog=example("wds-pipes ls 'train-*.tar' -n 10\nwds-pipes ls --members train-000000.tar"))
@@ -88,14 +78,8 @@ def ls(*, urls: tuple[str, ...], members: bool, count: int | None, as_json: bool
     Bytes are those of the tar, after decompression. --json prints a line of JSON for each sample.
     Data is skipped where the storage can seek.
     """
-    from wds_pipes.tools.looking import ls
-
-    for sample in islice(ls(urls, **options), count):
-        if as_json:
-            echo_json(sample.as_dict())
-        else:
-            for line in sample.lines(members=members):
-                echo(line)
+    for sample in islice(tools.ls(urls, **options), count):
+        report(sample.as_dict(), sample.lines(members=members), as_json=as_json)
 
 
 @click.command(epilog=example("wds-pipes head -n 3 s3://bucket/train-000000.tar"))
@@ -110,15 +94,10 @@ def head(*, urls: tuple[str, ...], count: int, as_json: bool, **options: Any) ->
 
     Nothing that could run code is decoded.
     """
-    from wds_pipes.tools.looking import head, in_lines
-
-    samples = head(urls, count, **options)
-    if as_json:
-        for sample in samples:
-            echo_json(sample)
-    else:
-        for line in in_lines(samples):
-            echo(line)
+    shown = ""
+    for sample in tools.head(urls, count, **options):
+        report(sample.as_dict(), sample.lines(with_url=sample.url != shown), as_json=as_json)
+        shown = sample.url
 
 
 def _slice_from(context: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int | None]:
@@ -160,10 +139,8 @@ def cat(*, urls: tuple[str, ...], jsonl: bool, part: tuple[int, int | None], **o
     --slice, an index of offsets (wds-pipes index --offsets) saves reading what comes before.
     --rename sees the names that --fields has left.
     """
-    from wds_pipes.tools.looking import cat
-
     stream = sys.stdout.buffer if jsonl else _binary_output()
-    cat(urls, stream, jsonl=jsonl, start=part[0], stop=part[1], **options)
+    tools.cat(urls, stream, jsonl=jsonl, start=part[0], stop=part[1], **options)
 
 
 def _binary_output() -> BinaryIO:
@@ -203,10 +180,9 @@ def get(
     """
     from wds_pipes.cli.converting.rows import is_text
     from wds_pipes.tools.looking import write_fields, write_tar
-    from wds_pipes.tools.reading import get
 
     number = sample.isdecimal() and sample.isascii() and (sample == "0" or sample[0] != "0") and not is_key
-    found = get(int(sample) if number else sample, urls, field=field, on_scan=partial(echo, err=True), **options)
+    found = tools.get(int(sample) if number else sample, urls, field=field, on_scan=partial(echo, err=True), **options)
     if output is not None:
         for path in write_fields(found, output):
             echo(path)
@@ -241,9 +217,8 @@ def select(*, urls: tuple[str, ...], output: str | None, storage_options: dict[s
     lines are text: write day::date. NaN is NULL: it fulfils no comparison.
     """
     from wds_pipes.io.outputs import target_of, write_small
-    from wds_pipes.tools.selecting import select
 
-    keys = select(urls, storage_options=storage_options, **options)
+    keys = tools.select(urls, storage_options=storage_options, **options)
     content = "".join(f"{key}\n" for key in keys).encode()
     if output is None:
         sys.stdout.buffer.write(content)
@@ -280,7 +255,6 @@ def verify(
     The exit code is 0 if nothing was found, 1 if something was, and 2 if the command was not called
     rightly.
     """
-    from wds_pipes.tools.verifying import verify
 
     def on_finding(finding: Finding) -> None:
         if not as_json:
@@ -288,10 +262,10 @@ def verify(
 
     with executor_of(engine) as executor:
         at_once = jobs if executor is None else executor.width
-        report = verify(urls, jobs=at_once, executor=executor, on_finding=on_finding, show=progress, **options)
-    report.findings = [one._replace(text=for_commands(one.text)) for one in report.findings]
-    _report(report, as_json=as_json)
-    if report.counts:
+        found = tools.verify(urls, jobs=at_once, executor=executor, on_finding=on_finding, show=progress, **options)
+    found.findings = [one._replace(text=for_commands(one.text)) for one in found.findings]
+    report(found.as_dict(), found.lines(), as_json=as_json)
+    if found.counts:
         raise SystemExit(FOUND)
 
 
@@ -370,10 +344,9 @@ def index(
     total = len(expand(urls, storage_options))
     with executor_of(engine) as executor, shown(total, "shard", show=progress) as advance:
         found = index_shards(urls, output, executor=executor, on_shard=lambda *_: advance(1), **options)
-    if as_json:
-        echo_json({"command": "index", "facts": {redact(url): facts._asdict() for url, facts in found.items()}})
-        return
+    facts_of = {redact(url): facts._asdict() for url, facts in found.items()}
     samples = sum(facts.samples or 0 for facts in found.values())
     size = sum(facts.size or 0 for facts in found.values())
     where = redact(output) if output is not None else "offsets" if offsets else "indexes of DALI"
-    echo(f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}")
+    line = f"{where}: {plural(len(found), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}"
+    report({"command": "index", "facts": facts_of}, [line], as_json=as_json)

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
@@ -358,6 +358,15 @@ def echo(text: str, *, err: bool = False) -> None:
 def echo_json(value: Any) -> None:
     """Print a line of JSON."""
     click.echo(plain_json(json.dumps(value)))
+
+
+def report(value: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a value as JSON, or lines."""
+    if as_json:
+        echo_json(value)
+        return
+    for line in lines:
+        echo(line)
 
 
 def example(text: str) -> str:

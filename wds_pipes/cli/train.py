@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from wds_pipes import tools
 from wds_pipes.cli.options import (
     FOUND,
     as_json,
@@ -17,6 +18,7 @@ from wds_pipes.cli.options import (
     echo_json,
     example,
     progress,
+    report,
     storage_options,
     urls,
 )
@@ -93,10 +95,8 @@ def bench(*, urls: tuple[str, ...], readahead_mib: int, as_json: bool, **options
     URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
     mostly come from the memory of the machine.
     """
-    from wds_pipes.tools.speed import bench
-
     say = (lambda line: None) if as_json else echo
-    found = bench(urls, readahead_bytes=readahead_mib << 20, say=say, **options)
+    found = tools.bench(urls, readahead_bytes=readahead_mib << 20, say=say, **options)
     if as_json:
         echo_json(dataclasses.asdict(found))
 
@@ -118,19 +118,16 @@ def list_shards(*, directory: str | None, as_json: bool) -> None:
     """List the shards, those used least recently first."""
     files = _open(directory)
     entries = files.entries()
-    if as_json:
-        shards = [
-            {"shard": one.url, "path": one.path, "bytes": one.bytes, "used": one.used, "state": one.state}
-            for one in entries
-        ]
-        echo_json({"directory": files.path, "shards": shards})
-        return
-    if entries:
-        echo(f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD")
-    for entry in entries:
-        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.used))
-        echo(f"{bytes_shown(entry.bytes):>10}  {used}  {entry.state:<11}  {entry.url or entry.path}")
-    echo(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(entry.bytes for entry in entries))}")
+    shards = [
+        {"shard": one.url, "path": one.path, "bytes": one.bytes, "used": one.used, "state": one.state}
+        for one in entries
+    ]
+    lines = [f"{'SIZE':>10}  {'LAST USED':<19}  {'STATE':<11}  SHARD"] if entries else []
+    for one in entries:
+        used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.used))
+        lines.append(f"{bytes_shown(one.bytes):>10}  {used}  {one.state:<11}  {one.url or one.path}")
+    lines.append(f"{files.path}: {plural(len(entries), 'shard')}, {bytes_shown(sum(one.bytes for one in entries))}")
+    report({"directory": files.path, "shards": shards}, lines, as_json=as_json)
 
 
 @cache.command(epilog=example("wds-pipes cache prune --size 200GB"))
@@ -167,12 +164,11 @@ def _prune(files: CacheDirectory, limit: int, *, as_json: bool) -> None:
     count, freed = files.prune(limit)
     entries = files.entries()
     size = sum(entry.bytes for entry in entries)
-    if as_json:
-        left = {"shards": len(entries), "bytes": size}
-        echo_json({"directory": files.path, "removed": {"shards": count, "bytes": freed}, "left": left})
-        return
+    left = {"shards": len(entries), "bytes": size}
+    facts = {"directory": files.path, "removed": {"shards": count, "bytes": freed}, "left": left}
     kept = f"{plural(len(entries), 'shard')} {'is' if len(entries) == 1 else 'are'} left, {bytes_shown(size)}"
-    echo(f"{files.path}: removed {plural(count, 'shard')}, {bytes_shown(freed)}; {kept}")
+    lines = [f"{files.path}: removed {plural(count, 'shard')}, {bytes_shown(freed)}; {kept}"]
+    report(facts, lines, as_json=as_json)
 
 
 @click.group(epilog=example("wds-pipes state show checkpoint.pt"))
@@ -193,15 +189,10 @@ def show(*, files: tuple[str, ...], as_json: bool) -> None:
 
     --json prints the states themselves, a line for each.
     """
-    from wds_pipes.tools.states import read_states
-
     for file in files:
-        for placed in read_states(file):
-            if as_json:
-                echo_json({"file": file, **placed._asdict()})
-            else:
-                for line in f"{file}: {placed.in_words()}".split("\n"):
-                    echo(line)
+        for placed in tools.read_states(file):
+            lines = () if as_json else f"{file}: {placed.in_words()}".split("\n")
+            report({"file": file, **placed._asdict()}, lines, as_json=as_json)
 
 
 @state.command(epilog=example("wds-pipes state diff before.pt after.pt"))
@@ -210,13 +201,8 @@ def show(*, files: tuple[str, ...], as_json: bool) -> None:
 @as_json_lines
 def diff(*, first: str, second: str, as_json: bool) -> None:
     """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do."""
-    from wds_pipes.tools.states import diff_states
-
-    found = diff_states(first, second)
+    found = tools.diff_states(first, second)
     for one in found:
-        if as_json:
-            echo_json(one._asdict())
-        else:
-            echo(f"{one.where}: {one.first} -> {one.second}")
+        report(one._asdict(), [f"{one.where}: {one.first} -> {one.second}"], as_json=as_json)
     if found:
         raise SystemExit(FOUND)

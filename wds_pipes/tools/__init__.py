@@ -17,18 +17,24 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
-    from wds_pipes.tools.findings import Finding, Report
-    from wds_pipes.tools.looking import cat, head, ls
-    from wds_pipes.tools.reading import get
+    from wds_pipes.tools.findings import Finding, VerifyReport
+    from wds_pipes.tools.looking import Shown, cat, head, ls
+    from wds_pipes.tools.reading import Found, get
     from wds_pipes.tools.selecting import select
-    from wds_pipes.tools.speed import bench
-    from wds_pipes.tools.states import diff_states, read_states
-    from wds_pipes.tools.summary import info
+    from wds_pipes.tools.speed import Speed, bench
+    from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
+    from wds_pipes.tools.summary import Summary, info
     from wds_pipes.tools.verifying import verify
 
 __all__ = [
+    "Difference",
     "Finding",
-    "Report",
+    "Found",
+    "PlacedState",
+    "Shown",
+    "Speed",
+    "Summary",
+    "VerifyReport",
     "bench",
     "cat",
     "diff_states",
@@ -43,18 +49,24 @@ __all__ = [
 
 # The module of each public name.
 _MODULE_OF = {
-    "Finding": "findings",
-    "Report": "findings",
-    "bench": "speed",
-    "cat": "looking",
-    "diff_states": "states",
-    "get": "reading",
-    "head": "looking",
-    "info": "summary",
-    "ls": "looking",
-    "read_states": "states",
-    "select": "selecting",
-    "verify": "verifying",
+    "Difference": "tools.states",
+    "Finding": "tools.findings",
+    "Found": "tools.reading",
+    "PlacedState": "tools.states",
+    "Shown": "tools.looking",
+    "Speed": "tools.speed",
+    "Summary": "tools.summary",
+    "VerifyReport": "tools.findings",
+    "bench": "tools.speed",
+    "cat": "tools.looking",
+    "diff_states": "tools.states",
+    "get": "tools.reading",
+    "head": "tools.looking",
+    "info": "tools.summary",
+    "ls": "tools.looking",
+    "read_states": "tools.states",
+    "select": "tools.selecting",
+    "verify": "tools.verifying",
 }
 
 if not _TYPE_CHECKING:  # type checkers see only the names above
@@ -62,4 +74,4 @@ if not _TYPE_CHECKING:  # type checkers see only the names above
     def __getattr__(name: str) -> _Any:
         if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        return getattr(_import_module(f"wds_pipes.tools.{_MODULE_OF[name]}"), name)
+        return getattr(_import_module(f"wds_pipes.{_MODULE_OF[name]}"), name)

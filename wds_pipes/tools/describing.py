@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, NotAllowedError, registered_codecs
@@ -16,22 +17,18 @@ _MOST_TEXT = 200  # characters
 _LARGEST = 64 << 20  # bytes of a field that is decoded to be described
 
 
-class Decoders(dict[str, Decoder | None]):
-    """The decoders by field; None: the field stays bytes."""
+class Decoders:
+    """The decoders of fields, by ``specs`` as of ``decode_by_ext``. Nothing that could run code is
+    decoded.
+    """
 
-    def __init__(self, decoding: Decoding) -> None:
-        super().__init__()
-        self._decoding = decoding
-
-    def __missing__(self, field: str) -> Decoder | None:
-        if len(self) > 4096:  # so that hostile names do not fill the memory
-            self.clear()
-        self[field] = decoder = self._decoding.decoder(field)
-        return decoder
+    def __init__(self, *specs: str) -> None:
+        decoding = Decoding(specs, allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs())
+        self._decoder_of = lru_cache(4096)(decoding.decoder)  # bounded, since names may be hostile
 
     def decode(self, field: str, data: bytes) -> Any:
         """Return a field decoded, or its bytes, without the warnings of a library."""
-        decoder = self[field]
+        decoder = self._decoder_of(field)
         if decoder is None:
             return data
         with warnings.catch_warnings():
@@ -40,9 +37,8 @@ class Decoders(dict[str, Decoder | None]):
 
 
 def of_all_fields() -> Decoders:
-    """Return the decoders with which fields are checked: nothing that could run code."""
-    specs = ("rgb8", "audio", "video")
-    return Decoders(Decoding(specs, allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs()))
+    """Return the decoders with which fields are checked."""
+    return Decoders("rgb8", "audio", "video")
 
 
 def fault_of(
@@ -83,10 +79,7 @@ class Describer:
     """Describes fields. Nothing that could run code is decoded."""
 
     def __init__(self, most_text: int = _MOST_TEXT) -> None:
-        self._decoders = Decoders(
-            Decoding(("audio",), allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs())
-        )
-        self._most = most_text
+        self._decoders, self._most = Decoders("audio"), most_text
 
     def describe(self, field: str, data: bytes) -> Described:
         """Return a field in words; of one that cannot be decoded, why."""

@@ -46,7 +46,7 @@ class Finding(NamedTuple):
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """What was found in shards.
 
     Attributes:

@@ -6,8 +6,9 @@ import base64
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.text import decode_text, exact_integer
@@ -16,10 +17,9 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.index import make_opener
-from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.writer import TarWriter
-from wds_pipes.tools.describing import Decoders, Describer
-from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, shards_of
+from wds_pipes.tools.describing import Describer
+from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of, shards_of
 
 
 def ls(
@@ -47,6 +47,28 @@ def ls(
         yield from ShardWalk(opener, url, key_split, concatenated=concatenated).samples()
 
 
+class Shown(NamedTuple):
+    """A sample in words.
+
+    Attributes:
+        url: its shard, without credentials.
+        key: its key.
+        fields: its fields, each in a line of text.
+    """
+
+    url: str
+    key: str
+    fields: dict[str, str]
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the sample for JSON."""
+        return {"__key__": self.key, "__url__": self.url, **self.fields}
+
+    def lines(self, *, with_url: bool) -> list[str]:
+        """Return the sample as lines."""
+        return [*([self.url] * with_url), self.key, *(f"  {name}: {text}" for name, text in self.fields.items())]
+
+
 def head(
     urls: Urls,
     count: int = 5,
@@ -54,7 +76,7 @@ def head(
     fields: Sequence[str] | None = None,
     key_split: str = "first-dot",
     storage_options: dict[str, Any] | None = None,
-) -> Iterator[dict[str, str]]:
+) -> Iterator[Shown]:
     """Yield the first samples with their fields in words: text as it is, images and arrays by
     their shapes. Nothing that could run code is decoded.
 
@@ -71,22 +93,8 @@ def head(
     """
     describer = Describer()
     for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
-        line = {"__key__": sample["__key__"], "__url__": redact(sample["__url__"])}
-        described = {
-            name: describer.describe(name, data).text for name, data in sample.items() if not is_metadata(name)
-        }
-        yield line | described
-
-
-def in_lines(samples: Iterable[dict[str, str]]) -> Iterator[str]:
-    """Return what ``head`` yields as lines."""
-    shown = ""
-    for sample in samples:
-        if sample["__url__"] != shown:
-            shown = sample["__url__"]
-            yield shown
-        yield sample["__key__"]
-        yield from (f"  {name}: {text}" for name, text in sample.items() if not is_metadata(name))
+        described = {name: describer.describe(name, data).text for name, data in fields_of(sample)}
+        yield Shown(redact(sample["__url__"]), sample["__key__"], described)
 
 
 def cat(
@@ -148,7 +156,7 @@ def renamed(samples: Iterable[Sample], renames: Mapping[str, str]) -> Iterator[S
             key, url = sample["__key__"], redact(sample["__url__"])
             raise SampleError(
                 f"with --rename, two fields of sample {key!r} in shard {url} would have one name: its fields are "
-                f"{', '.join(name for name in sample if not is_metadata(name))}",
+                f"{', '.join(name for name, _ in fields_of(sample))}",
                 key=key,
                 url=url,
             )
@@ -171,13 +179,12 @@ def write_lines(samples: Iterable[Sample], stream: BinaryIO, renames: Mapping[st
     name.
     """
     originals = {new: old for old, new in renames.items()}
-    decoders = Decoders(Decoding((), allow_pickle=False, max_image_pixels=1 << 26))
+    decoding = Decoding((), allow_pickle=False, max_image_pixels=1 << 26)
+    decoder_of = lru_cache(4096)(decoding.decoder)  # bounded, since names may be hostile
     for sample in samples:
         line = {"__key__": _clean(sample["__key__"]), "__url__": _clean(redact(sample["__url__"]))}
-        for name, data in sample.items():
-            if is_metadata(name):
-                continue
-            line[_clean(name)] = _value(data, decoders[originals.get(name, name)])
+        for name, data in fields_of(sample):
+            line[_clean(name)] = _value(data, decoder_of(originals.get(name, name)))
         stream.write(plain_json(json.dumps(line, ensure_ascii=False, allow_nan=False)).encode() + b"\n")
     stream.flush()
 
@@ -207,9 +214,7 @@ def write_fields(sample: Sample, folder: str) -> list[str]:
     paths. A ``/`` in a key makes directories, which stay inside of it.
     """
     root, paths = os.path.realpath(folder), []
-    for field, data in sample.items():
-        if is_metadata(field):
-            continue
+    for field, data in fields_of(sample):
         name = f"{sample['__key__']}.{field}"
         path = os.path.realpath(os.path.join(root, name))
         if os.path.isabs(name) or not path.startswith(os.path.join(root, "")):

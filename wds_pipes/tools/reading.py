@@ -56,6 +56,11 @@ class Member(NamedTuple):
         return self.end - self.size - (-self.size & 511)
 
 
+def fields_of(sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Return the fields of a sample, without its metadata."""
+    return ((name, value) for name, value in sample.items() if not is_metadata(name))
+
+
 class Found(NamedTuple):
     """A sample of a shard.
 
@@ -152,8 +157,7 @@ class ShardWalk:
         shown = redact(self._url)
         for number, sample in enumerate(grouping.samples(self.members(), self._url)):
             self.ended = grouping.stop < 0
-            members = [value for name, value in sample.items() if not is_metadata(name)]
-            yield Found(sample["__key__"], members, shown, number)
+            yield Found(sample["__key__"], [value for _, value in fields_of(sample)], shown, number)
         self.ended = True
 
     def members(self) -> Generator[tuple[str, str, Member, int]]:
@@ -296,7 +300,7 @@ def get(
     if field is None:
         return found
     if field.lower() not in found or is_metadata(field.lower()):
-        has = ", ".join(name for name in found if not is_metadata(name))
+        has = ", ".join(name for name, _ in fields_of(found))
         raise ValueError(f"sample {found['__key__']!r} has no field {field!r}; it has {has}")
     return {name: found[name] for name in ("__key__", "__url__", field.lower())}
 

@@ -9,6 +9,7 @@ DuckDB evaluates conditions over tables of metadata. Rules:
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from wds_pipes.core.importing import library
 from wds_pipes.core.words import listed, plural
 from wds_pipes.errors import ShardError, WdsError
 from wds_pipes.io.open import Opener
@@ -97,7 +99,8 @@ class Tables:
     def __init__(self, condition: str, urls: Sequence[str], opener: Opener) -> None:
         self._condition, self.urls, self._opener = condition, urls, opener
         self._database = _connect()
-        self._copies: str | None = None  # the directory of tables that DuckDB cannot read where they are
+        # of tables that DuckDB cannot read where they are
+        self._copies = tempfile.TemporaryDirectory(prefix="wds_pipes-", ignore_cleanup_errors=True)
         try:
             _check(condition)
             self._paths = [self._path(number, url) for number, url in enumerate(urls)]
@@ -117,18 +120,15 @@ class Tables:
     def close(self) -> None:
         """Close the database, and remove the copies of remote tables."""
         self._database.close()
-        if self._copies is not None:
-            shutil.rmtree(self._copies, ignore_errors=True)
+        self._copies.cleanup()
 
     def _path(self, number: int, url: str) -> str:
         """Return where DuckDB will find a table."""
         path = local_path(url)
         if path is not None and not glob.has_magic(path) and "{" not in path:
             return os.path.abspath(at_home(path))
-        if self._copies is None:
-            self._copies = tempfile.mkdtemp(prefix="wds_pipes-")
-        parquet = url.partition("?")[0].endswith(".parquet")
-        return os.path.join(self._copies, f"{number}{'.parquet' if parquet else '.jsonl'}")
+        ending = ".parquet" if url.partition("?")[0].endswith(".parquet") else ".jsonl"
+        return os.path.join(self._copies.name, f"{number}{ending}")
 
     def passing(self, number: int) -> list[str]:
         """Return the keys of the rows of a table that fulfil the condition.
@@ -138,13 +138,13 @@ class Tables:
             ValueError: the condition does not fit its columns.
         """
         path = self._paths[number]
-        if self._copies is None or not path.startswith(self._copies):
+        if os.path.dirname(path) != self._copies.name:
             return self._select(number)
         try:
             self._copy(number)
             return self._select(number)
         finally:
-            if os.path.exists(path):
+            with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
     def check_fulfilled(self) -> None:
@@ -261,12 +261,7 @@ def find_tables(
 
 
 def _connect() -> Any:
-    try:
-        import duckdb
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "a condition over metadata needs DuckDB: pip install 'wds_pipes[meta]'", name="duckdb"
-        ) from error
+    duckdb = library("duckdb", "DuckDB", "a condition over metadata", extra="meta")
     database = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
     # Statistics of Parquet know nothing of NaN, and would decide over rows with it.
     database.execute("SET GLOBAL disabled_optimizers='statistics_propagation'")

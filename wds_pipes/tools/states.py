@@ -26,7 +26,7 @@ _OURS = {"version", "epoch", "lanes", "graph"}
 _ABSENT = object()
 
 
-class Placed(NamedTuple):
+class PlacedState(NamedTuple):
     """A state, and where it is in a file: ``"loader"``, ``"ranks[0]"``, or ``""``."""
 
     where: str
@@ -56,7 +56,7 @@ class Difference(NamedTuple):
     second: str
 
 
-def read_states(path: str) -> list[Placed]:
+def read_states(path: str) -> list[PlacedState]:
     """Return the states in a file, or in the newest complete checkpoint of a directory of
     ``wds_pipes.checkpoint``.
 
@@ -75,7 +75,7 @@ def read_states(path: str) -> list[Placed]:
     return found
 
 
-def _of_directory(root: Path) -> list[Placed]:
+def _of_directory(root: Path) -> list[PlacedState]:
     steps = {number: complete_steps(worlds) for number, worlds in look_for_steps(root).items()}
     number = max((number for number, worlds in steps.items() if worlds), default=None)
     if number is None:
@@ -84,7 +84,8 @@ def _of_directory(root: Path) -> list[Placed]:
             "file"
         )
     return [
-        Placed(f"checkpoint {number}, rank {rank}", state) for rank, state in enumerate(states_of_step(root, number))
+        PlacedState(f"checkpoint {number}, rank {rank}", state)
+        for rank, state in enumerate(states_of_step(root, number))
     ]
 
 
@@ -107,13 +108,13 @@ def _content(path: str) -> Any:
         ) from error
 
 
-def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[Placed]:
+def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[PlacedState]:
     """Yield the states in dicts and lists."""
     if depth > _DEPTH:
         return
     if isinstance(content, Mapping):
         if content.keys() >= _OURS:
-            yield Placed(where, dict(content))
+            yield PlacedState(where, dict(content))
             return
         for name, part in content.items():
             yield from _states_in(part, f"{where}.{name}" if where else str(name), depth + 1)

@@ -13,12 +13,12 @@ import multiprocessing
 import shlex
 import signal
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import filterfalse, islice
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,16 +36,16 @@ from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.index import ShardFacts, folder_of, make_opener
-from wds_pipes.tar.keys import is_metadata, splitter
+from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import Hashed, Scanned, readable
 from wds_pipes.tools.describing import fault_of, of_all_fields
-from wds_pipes.tools.findings import Finding, Report
+from wds_pipes.tools.findings import Finding, VerifyReport
 from wds_pipes.tools.progress import progress
-from wds_pipes.tools.reading import ShardWalk
+from wds_pipes.tools.reading import ShardWalk, fields_of
 
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
 _MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
@@ -67,7 +67,7 @@ def verify(
     storage_options: dict[str, Any] | None = None,
     on_finding: Callable[[Finding], None] = lambda finding: None,
     show: bool | None = False,
-) -> Report:
+) -> VerifyReport:
     """Read shards to their ends and report what is wrong, with the shard, the key and the byte.
 
     Args:
@@ -90,7 +90,7 @@ def verify(
         ShardError: the only shard does not exist, or ``index`` cannot be read.
         WorkerError: a process that read shards died.
     """
-    report = Report()
+    report = VerifyReport()
     shards, facts = list_shards(urls, storage_options)
     options = Options(storage_options, key_split, decode, concatenated, tuple(map(str, items_of(urls))))
     sets, compressed, keys = dict[tuple[str, ...], FieldSet](), list[bool](), list[npt.NDArray[Any]]()
@@ -217,26 +217,22 @@ def _each(
     executor: Executor | None,
 ) -> Iterator[Checked]:
     """Yield what was found in each shard, in order."""
-    pairs = zip(shards, known, strict=True)
-    if (executor is None and min(jobs, len(shards)) == 1) or "-" in shards:
-        for url, facts in pairs:
-            yield check_shard(url, facts, options)
+    if "-" in shards or (executor is None and min(jobs, len(shards)) == 1):
+        yield from map(check_shard, shards, known, repeat(options))
         return
     # not forked: other threads of this process may hold locks
     spawn = multiprocessing.get_context("spawn")  # Ctrl-C ends these processes without a word
     pool = executor or ProcessPoolExecutor(
         min(jobs, len(shards)), spawn, signal.signal, (signal.SIGINT, signal.SIG_DFL)
     )
-
-    def submit(count: int) -> list[Future[Checked]]:
-        with without_interrupts():  # which a process that starts now inherits
-            return [pool.submit(check_shard, url, facts, options) for url, facts in islice(pairs, count)]
-
+    waiting = deque[Future[Checked]]()
     try:
-        waiting = submit(2 * jobs)
-        while waiting:
-            yield waiting.pop(0).result()
-            waiting += submit(1)
+        for url, facts in zip(shards, known, strict=True):
+            with without_interrupts():  # which a process that starts now inherits
+                waiting.append(pool.submit(check_shard, url, facts, options))
+            if len(waiting) > 2 * jobs:
+                yield waiting.popleft().result()
+        yield from (each.result() for each in waiting)
     except BrokenProcessPool as error:
         raise WorkerError(
             "a process that read shards died, maybe because memory is short: try again with fewer, -j 1"
@@ -361,7 +357,7 @@ class FieldSet:
 
 
 @dataclass
-class Checked(Report):
+class Checked(VerifyReport):
     """What was found in one shard.
 
     Attributes:
@@ -450,7 +446,7 @@ class _Check:
                 )
                 for sample in grouping.samples(self._members(reader), self._url):
                     note(sample)
-                    fields = frozenset(filterfalse(is_metadata, sample))
+                    fields = frozenset(name for name, _ in fields_of(sample))
                     first = FieldSet(0, self._shown, sample["__key__"], grouping.start)
                     self._sets.setdefault(fields, first).count += 1
                 scanned.outside, scanned.end = grouping.outside, reader.offset
