@@ -12,7 +12,6 @@ from commands import run_command as run
 from pipelines import keys_of
 
 import wds_pipes as wp
-from wds_pipes.io.open import Opener
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
@@ -184,11 +183,11 @@ def test_only_conditions_over_columns_are_evaluated(number, tmp_path):
 
 def test_the_database_is_locked(tmp_path):
     """Also what a condition must not have cannot reach other files."""
-    from wds_pipes.tools.selecting import Tables
+    from wds_pipes.tools.selecting import open_database
 
     table, other = (put_table(f"{tmp_path}/{name}.parquet", ROWS) for name in "ab")
-    with Tables("true", [table], Opener()) as tables:
-        assert len(tables.passing(0)) == len(ROWS)
+    with open_database([table], str(tmp_path / "folder")) as database:
+        assert len(database.execute(f"FROM '{table}'").fetchall()) == len(ROWS)
         for statement in (
             "FROM read_csv('/etc/passwd')",
             f"FROM read_parquet('{other}')",
@@ -199,7 +198,7 @@ def test_the_database_is_locked(tmp_path):
             "FROM ROWS",  # a variable of this program
         ):
             with pytest.raises(Exception, match="(?i)permission|configuration|does not exist"):
-                tables._database.execute(statement)
+                database.execute(statement)
 
 
 def test_times_do_not_depend_on_the_machine(chosen, monkeypatch):

@@ -16,8 +16,9 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from wds_pipes.core.importing import library
@@ -31,7 +32,6 @@ from wds_pipes.tar.listing import exists, list_shards
 _AT_ONCE = 8  # tables
 ENDINGS = (".parquet", ".jsonl")
 KEY_COLUMNS = ("key", "__key__")
-_LOCKED = ("SET enable_external_access=false", "SET python_enable_replacements=false", "SET lock_configuration=true")
 # Types that DuckDB gives a column of JSON lines if all of its values look so: one more row would
 # change what a condition says of the others. They stay text.
 _GUESSED = ("JSON", "UUID", "DATE", "TIME", "TIMESTAMP")
@@ -65,11 +65,11 @@ def select(
         ModuleNotFoundError: DuckDB is not installed.
     """
     shards, _ = list_shards(urls, storage_options)
-    tables = find_tables(shards, metadata, storage_options)
-    with Tables(where, tables, make_opener(storage_options)) as opened, ThreadPoolExecutor(_AT_ONCE) as pool:
-        keys = [key for found in pool.map(opened.passing, range(len(tables))) for key in sorted(found)]
+    tables, opener = find_tables(shards, metadata, storage_options), make_opener(storage_options)
+    with keys_where(where, tables, opener) as keys_of, ThreadPoolExecutor(_AT_ONCE) as pool:
+        keys = [key for found in pool.map(keys_of, tables) for key in sorted(found)]
     if not keys:
-        raise opened.unfulfilled()
+        raise unfulfilled(where, tables)
     [(most, count)] = Counter(keys).most_common(1)
     if count > 1:
         raise ValueError(
@@ -82,136 +82,126 @@ def select(
     return keys
 
 
-class Tables:
-    """Tables of metadata and a condition over their columns. Threads may share it.
+@contextlib.contextmanager
+def keys_where(condition: str, tables: Sequence[str], opener: Opener) -> Iterator[Callable[[str], list[str]]]:
+    """Open tables of metadata for a condition over their columns.
 
     Args:
         condition: a condition in SQL, as it stands after WHERE.
-        urls: the tables: Parquet, or JSON lines. Each has a row for a sample, whose key is in the
+        tables: the tables: Parquet, or JSON lines. Each has a row for a sample, whose key is in the
             column ``key`` or ``__key__``.
         opener: reads remote tables.
+
+    Yields:
+        A function that returns the keys of the rows of a table that fulfil the condition. Threads
+        may call it. It raises ShardError if the table cannot be read, has no column of keys, or two
+        rows with a key; and ValueError if the condition does not fit its columns.
 
     Raises:
         ValueError: the condition is none.
         ModuleNotFoundError: DuckDB is not installed.
     """
+    duckdb = library("duckdb", "DuckDB", "a condition over metadata", extra="meta")
+    try:
+        duckdb.SQLExpression(condition)
+    except (duckdb.Error, TypeError) as error:  # TypeError: it is no Unicode
+        raise ValueError(
+            f"{condition!r:.300} is not a condition over columns: {_first_line(error)}. A condition is SQL as it "
+            "stands after WHERE, such as \"clip > 0.28 and width >= 256 and status = 'success'\""
+        ) from error
+    local = [path for path in map(_local, tables) if path is not None]
+    with tempfile.TemporaryDirectory(prefix="wds_pipes-") as folder, open_database(local, folder) as database:
+        yield partial(_keys_of, database, folder, condition, opener)
 
-    def __init__(self, condition: str, urls: Sequence[str], opener: Opener) -> None:
-        self._condition, self.urls, self._opener = condition, urls, opener
-        self._database = _connect()
-        # of tables that DuckDB cannot read where they are
-        self._copies = tempfile.TemporaryDirectory(prefix="wds_pipes-", ignore_cleanup_errors=True)
+
+def unfulfilled(condition: str, tables: Sequence[str]) -> WdsError:
+    """Return the error for a condition that no row of tables fulfils."""
+    return WdsError(
+        f"no row fulfils {condition!r:.300}, in {plural(len(tables), 'table')} such as {redact(tables[0])}: correct "
+        "the condition"
+    )
+
+
+def _local(table: str) -> str | None:
+    """Return the path of a table that DuckDB can read where it is."""
+    path = local_path(table)
+    return None if path is None or glob.has_magic(path) or "{" in path else os.path.abspath(at_home(path))
+
+
+def open_database(paths: Sequence[str], folder: str) -> Any:
+    """Return a database that can read these tables and those in a folder, and nothing else."""
+    import duckdb
+
+    database = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
+    for statement in (
+        # Statistics of Parquet know nothing of NaN, and would decide over rows with it.
+        "SET GLOBAL disabled_optimizers='statistics_propagation'",
+        "SET GLOBAL TimeZone='UTC'",  # not that of the machine
+        f"SET allowed_paths=[{', '.join(map(_quoted, paths))}]",
+        f"SET allowed_directories=[{_quoted(folder)}]",
+        "SET enable_external_access=false",
+        "SET python_enable_replacements=false",
+        "SET lock_configuration=true",
+    ):
+        database.execute(statement)
+    return database
+
+
+def _keys_of(database: Any, folder: str, condition: str, opener: Opener, table: str) -> list[str]:
+    path = _local(table)
+    if path is not None:
+        return _select(database, path, condition, table)
+    ending = ".parquet" if table.partition("?")[0].endswith(".parquet") else ".jsonl"
+    with tempfile.NamedTemporaryFile(dir=folder, suffix=ending) as file:  # for one query
         try:
-            _check(condition)
-            self._paths = [self._path(number, url) for number, url in enumerate(urls)]
-            self._database.execute(f"SET allowed_paths=[{', '.join(map(_quoted, self._paths))}]")
-            for statement in _LOCKED:
-                self._database.execute(statement)
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Tables:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the database, and remove the copies of remote tables."""
-        self._database.close()
-        self._copies.cleanup()
-
-    def _path(self, number: int, url: str) -> str:
-        """Return where DuckDB will find a table."""
-        path = local_path(url)
-        if path is not None and not glob.has_magic(path) and "{" not in path:
-            return os.path.abspath(at_home(path))
-        ending = ".parquet" if url.partition("?")[0].endswith(".parquet") else ".jsonl"
-        return os.path.join(self._copies.name, f"{number}{ending}")
-
-    def passing(self, number: int) -> list[str]:
-        """Return the keys of the rows of a table that fulfil the condition.
-
-        Raises:
-            ShardError: the table cannot be read, has no column of keys, or two rows with a key.
-            ValueError: the condition does not fit its columns.
-        """
-        path = self._paths[number]
-        if os.path.dirname(path) != self._copies.name:
-            return self._select(number)
-        try:
-            self._copy(number)
-            return self._select(number)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
-    def check_fulfilled(self) -> None:
-        """Read the tables up to the first one with a row that fulfils the condition.
-
-        Raises:
-            WdsError: there is none.
-            ShardError, ValueError: as from ``passing``.
-        """
-        if not any(map(self.passing, range(len(self.urls)))):
-            raise self.unfulfilled()
-
-    def unfulfilled(self) -> WdsError:
-        """Return the error for a condition that no row fulfils."""
-        return WdsError(
-            f"no row fulfils {self._condition!r:.300}, in {plural(len(self.urls), 'table')} such as "
-            f"{redact(self.urls[0])}: correct the condition"
-        )
-
-    def _select(self, number: int) -> list[str]:
-        import duckdb
-
-        path = self._paths[number]
-        if not os.path.exists(path):
-            raise self._unusable(number, "it does not exist")
-        if path.endswith(".jsonl") and not os.path.getsize(path):  # as of a shard of which no sample has a row
-            return []
-        with self._database.cursor() as cursor:
-            try:
-                table, columns = _described(cursor, path)
-            except duckdb.Error as error:
-                raise self._unusable(number, _first_line(error)) from error
-            key = next((name for name in KEY_COLUMNS if name in columns), None)
-            if key is None or columns[key] != "VARCHAR":
-                what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
-                raise self._unusable(number, f"{what}. Its columns are {listed(columns)}")
-            if numbers := [_named(name) for name, kind in columns.items() if kind in ("FLOAT", "DOUBLE")]:
-                plain = ", ".join(f"nullif({name}, 'NaN') AS {name}" for name in numbers)
-                table = f"(SELECT * REPLACE ({plain}) FROM {table})"
-            try:
-                rows = cursor.execute(
-                    f'SELECT "{key}", count(*) FROM {table} WHERE "{key}" IS NOT NULL '
-                    f"GROUP BY 1 HAVING bool_or(CAST(({self._condition}\n) AS BOOL))"
-                ).fetchall()
-            except duckdb.IOException as error:
-                raise self._unusable(number, _first_line(error)) from error
-            except duckdb.Error as error:
-                raise ValueError(
-                    f"the condition {self._condition!r:.300} cannot be evaluated over table "
-                    f"{redact(self.urls[number])}: {_first_line(error)}. Its columns are {listed(columns)}"
-                ) from error
-        repeated = next((key for key, count in rows if count > 1), None)
-        if repeated is not None:
-            raise self._unusable(number, f"it has several rows with the key {repeated!r:.200}")
-        return [key for key, _ in rows]
-
-    def _copy(self, number: int) -> None:
-        """Copy a table, for one query, to where DuckDB can read it."""
-        try:
-            with self._opener.open(self.urls[number]) as stream, open(self._paths[number], "wb") as file:
+            with opener.open(table) as stream:
                 shutil.copyfileobj(stream, file, 1 << 20)
         except ShardError as error:
-            raise self._unusable(number, str(error).rstrip(".")) from error
+            raise _unusable(table, str(error).rstrip(".")) from error
+        file.flush()
+        return _select(database, file.name, condition, table)
 
-    def _unusable(self, number: int, what: str) -> ShardError:
-        shown = redact(self.urls[number])
-        return ShardError(f"the table of metadata {shown} cannot be used: {what}.", url=shown)
+
+def _select(database: Any, path: str, condition: str, table: str) -> list[str]:
+    import duckdb
+
+    if not os.path.exists(path):
+        raise _unusable(table, "it does not exist")
+    if path.endswith(".jsonl") and not os.path.getsize(path):  # as of a shard of which no sample has a row
+        return []
+    with database.cursor() as cursor:
+        try:
+            rows_of, columns = _described(cursor, path)
+        except duckdb.Error as error:
+            raise _unusable(table, _first_line(error)) from error
+        key = next((name for name in KEY_COLUMNS if name in columns), None)
+        if key is None or columns[key] != "VARCHAR":
+            what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
+            raise _unusable(table, f"{what}. Its columns are {listed(columns)}")
+        numbers = [_quoted(name, '"') for name, kind in columns.items() if kind in ("FLOAT", "DOUBLE")]
+        if numbers:
+            plain = ", ".join(f"nullif({name}, 'NaN') AS {name}" for name in numbers)
+            rows_of = f"(SELECT * REPLACE ({plain}) FROM {rows_of})"
+        try:
+            rows = cursor.execute(
+                f'SELECT "{key}", count(*) FROM {rows_of} WHERE "{key}" IS NOT NULL '
+                f"GROUP BY 1 HAVING bool_or(CAST(({condition}\n) AS BOOL))"
+            ).fetchall()
+        except duckdb.IOException as error:
+            raise _unusable(table, _first_line(error)) from error
+        except duckdb.Error as error:
+            raise ValueError(
+                f"the condition {condition!r:.300} cannot be evaluated over table {redact(table)}: "
+                f"{_first_line(error)}. Its columns are {listed(columns)}"
+            ) from error
+    repeated = next((key for key, count in rows if count > 1), None)
+    if repeated is not None:
+        raise _unusable(table, f"it has several rows with the key {repeated!r:.200}")
+    return [key for key, _ in rows]
+
+
+def _unusable(table: str, what: str) -> ShardError:
+    return ShardError(f"the table of metadata {redact(table)} cannot be used: {what}.", url=redact(table))
 
 
 def find_tables(
@@ -249,7 +239,7 @@ def find_tables(
         paths = [os.path.join(folder, name) for name in found]
     ending = next((ending for ending in ENDINGS if exists(paths[0] + ending, storage_options)), None)
     if ending is None:
-        shown, either = redact(urls[0]), " or ".join(redact(paths[0] + ending) for ending in ENDINGS)
+        shown, either = redact(urls[0]), " or ".join(redact(paths[0] + each) for each in ENDINGS)
         error = ShardError(
             f"shard {shown} has no table of metadata: there is no {either}. Pass --metadata, a table with a column "
             "'key', or the directory of the tables",
@@ -258,27 +248,6 @@ def find_tables(
         error.missing = True
         raise error
     return [path + ending for path in paths]
-
-
-def _connect() -> Any:
-    duckdb = library("duckdb", "DuckDB", "a condition over metadata", extra="meta")
-    database = duckdb.connect(":memory:", config={"autoinstall_known_extensions": "false"})
-    # Statistics of Parquet know nothing of NaN, and would decide over rows with it.
-    database.execute("SET GLOBAL disabled_optimizers='statistics_propagation'")
-    return database.execute("SET GLOBAL TimeZone='UTC'")  # not that of the machine
-
-
-def _check(condition: str) -> None:
-    """Raise ValueError unless a condition is one expression."""
-    import duckdb
-
-    try:
-        duckdb.SQLExpression(condition)
-    except (duckdb.Error, TypeError) as error:  # TypeError: it is no Unicode
-        raise ValueError(
-            f"{condition!r:.300} is not a condition over columns: {_first_line(error)}. A condition is SQL as it "
-            "stands after WHERE, such as \"clip > 0.28 and width >= 256 and status = 'success'\""
-        ) from error
 
 
 def _described(cursor: Any, path: str) -> tuple[str, dict[str, str]]:
@@ -302,12 +271,8 @@ def _described(cursor: Any, path: str) -> tuple[str, dict[str, str]]:
     return f"read_json({options}, columns={{{kinds}}})", columns
 
 
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _named(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
+def _quoted(text: str, mark: str = "'") -> str:
+    return mark + text.replace(mark, 2 * mark) + mark
 
 
 def _first_line(error: object) -> str:

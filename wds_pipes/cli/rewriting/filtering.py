@@ -26,7 +26,7 @@ from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.views import example_of, read_keys
 from wds_pipes.tools.reading import Sample
-from wds_pipes.tools.selecting import Tables, find_tables
+from wds_pipes.tools.selecting import find_tables, keys_where, unfulfilled
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Filter:
 
     def _passing(self, table: str) -> frozenset[str]:
         assert self.where is not None
-        with Tables(self.where, [table], make_opener(self.storage_options)) as tables:
-            return frozenset(tables.passing(0))
+        with keys_where(self.where, [table], make_opener(self.storage_options)) as keys_of:
+            return frozenset(keys_of(table))
 
 
 def _finish(chosen: Filter, place: Place, facts: Sequence[Facts]) -> None:
@@ -154,8 +154,9 @@ def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_o
     except ShardError as error:
         error.args = (str(error).replace("shard ", "table ", 1),)
         raise
-    with Tables(where, urls, make_opener(storage_options)) as tables:
-        tables.check_fulfilled()
+    with keys_where(where, urls, make_opener(storage_options)) as keys_of:
+        if not any(map(keys_of, urls)):
+            raise unfulfilled(where, urls)
     return found if len(found) == len(shards) else [found[0] for _ in shards]
 
 
