@@ -12,6 +12,8 @@ from importlib.metadata import version
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from commands import refused
+from commands import run_command as done
 from PIL import Image
 from remote import content
 from tars import by_reader, by_tarfile, pairs, put, samples, tar
@@ -23,21 +25,6 @@ from wds_pipes.tar import TarWriter, index_shards
 
 def run(*arguments):
     return CliRunner().invoke(main, list(map(str, arguments)))
-
-
-def done(*arguments):
-    """The output of a command that must end well."""
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def refused(*arguments, code=2):
-    """The only line that a command prints, which must fail with a code."""
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (code, ""), result.output
-    [line] = result.stderr.splitlines()
-    return line
 
 
 def test_binary_is_not_printed_to_a_terminal(shard):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from click.testing import CliRunner
+from commands import refused, run_command
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -16,16 +17,7 @@ def run(*arguments):
 
 
 def done(*arguments):
-    result = run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*arguments):
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    [line] = result.stderr.splitlines()
-    return line
+    return run_command("state", *arguments).stdout
 
 
 def loader(urls, rank=0, world_size=1):
@@ -75,7 +67,7 @@ def test_a_directory_of_checkpoints(indexed, tmp_path):
         checkpoint.save(tmp_path / "saved", one, step=7)
     assert "checkpoint 7, rank 1: epoch 0, after 1 batch, rank 1 of 2" in done("show", tmp_path / "saved")
     (tmp_path / "empty").mkdir()
-    assert "no complete checkpoint" in refused("show", tmp_path / "empty")
+    assert "no complete checkpoint" in refused("state", "show", tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
@@ -91,12 +83,13 @@ def test_a_directory_of_checkpoints(indexed, tmp_path):
 def test_files_without_a_state_are_refused_in_one_line(content, message, tmp_path):
     if content is not None:
         (tmp_path / "a.pt").write_text(content)
-    assert message in refused("show", tmp_path / "a.pt")
+    result = run_command("state", "show", tmp_path / "a.pt", code=2)
+    assert (result.stdout, result.stderr.count("\n"), message in result.stderr) == ("", 1, True)
 
 
 def test_no_code_of_a_file_is_run(tmp_path):
     torch.save({"object": Unsafe()}, tmp_path / "a.pt")
-    assert "weights_only" not in refused("show", tmp_path / "a.pt")
+    assert "weights_only" not in refused("state", "show", tmp_path / "a.pt")
 
 
 class Unsafe:

@@ -120,7 +120,7 @@ class ShardWalk:
 
     Attributes:
         compression: of the shard: gz, bz2, xz, zst or ``""``.
-        outside: how many files belong to no sample, by their names; at most 1,000 are counted.
+        outside: how many files belong to no sample.
         bytes: how many bytes of the (decompressed) tar were passed.
         ended: whether the shard was read to its end.
     """
@@ -137,8 +137,7 @@ class ShardWalk:
     ) -> None:
         self._opener, self._url, self._split = opener, url, splitter(key_split)
         self._want, self._concatenated, self._start = want, concatenated, start
-        self.compression, self.bytes, self.ended = "", 0, False
-        self.outside: list[str] = []
+        self.compression, self.bytes, self.ended, self.outside = "", 0, False, 0
 
     def samples(self) -> Iterator[Found]:
         """Yield the samples, in order.
@@ -180,8 +179,7 @@ class ShardWalk:
                 self.bytes = end = reader.offset
                 size = reader.skipped[1] if data is None else min(len(data), end - start - BLOCK)
                 parts = self._split(name)
-                if parts is None and len(self.outside) < 1000:
-                    self.outside.append(name)
+                self.outside += parts is None
                 yield url, name, Member(name, parts[1].lower() if parts else "", data, start, end, size), start
             self.bytes = reader.offset
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -113,7 +114,21 @@ class Field:
 
 
 class Summary:
-    """Shards in figures, as ``info`` returns them."""
+    """Shards in figures, as ``info`` returns them.
+
+    Attributes:
+        shards: the shards.
+        samples: how many samples they have.
+        exact: whether this number is exact; otherwise it is estimated.
+        indexed: whether an index says it.
+        sizes: the bytes of each shard; None: not known.
+        fields: what was seen of each field.
+        parts: the bytes of data, headers, padding, pax headers and others that were read.
+        compressions: how many of the shards that were read are compressed, by the format.
+        outside: how many files belong to no sample.
+        read_shards: how many shards were read.
+        read_samples: how many samples were read.
+    """
 
     def __init__(
         self, urls: Urls, storage_options: dict[str, Any] | None, key_split: str, *, whole: bool, show: bool | None
@@ -126,7 +141,11 @@ class Summary:
         self.parts = Counter[str](data=0, headers=0, padding=0, pax=0, other=0)
         self._ended: dict[str, int] = {}  # the samples of each of these shards
         self.compressions = Counter[str]()
-        facts = self._facts(urls)
+        facts: Facts | None = None
+        with contextlib.suppress(ValueError, ShardError, OSError):  # there is no index, or not of these shards
+            facts = find_facts(
+                self.shards, [url for url in items_of(urls) if is_index(str(url))] or True, self._options
+            )
         if facts is not None and all(known.size is not None for known in facts):
             self.sizes = [known.size for known in facts]
         else:
@@ -149,16 +168,6 @@ class Summary:
         self.exact = self.indexed or len(self._ended) == len(self.shards)
         self.samples = sum(count or 0 for count in counts) if self.indexed else self._estimate()
 
-    def _facts(self, urls: Urls) -> Facts | None:
-        """Return what an index.json says of the shards; None: there is none, or it is not of
-        these.
-        """
-        index = [url for url in items_of(urls) if is_index(str(url))]
-        try:
-            return find_facts(self.shards, index or True, self._options)
-        except (ValueError, ShardError, OSError):
-            return None
-
     def _read_shard(self, opener: Opener, number: int) -> None:
         deep = True
         walk = ShardWalk(opener, self.shards[number], self._split, lambda name: deep)
@@ -170,7 +179,7 @@ class Summary:
             if not self._whole and count == _SAMPLES:
                 break
         self.read_samples += count
-        self.outside += len(walk.outside)
+        self.outside += walk.outside
         if walk.compression:
             self.compressions[walk.compression] += 1
         if walk.ended:
