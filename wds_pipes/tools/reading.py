@@ -199,9 +199,6 @@ class Source:
         key_split: as in ``group_by_key``.
         fields: the fields to keep; None: all.
         on_repeated_key: as in ``group_by_key``.
-
-    Attributes:
-        stream: that of ``read``, whose counts say what was left out; None: it was not called.
     """
 
     def __init__(
@@ -214,7 +211,7 @@ class Source:
     ) -> None:
         self._urls, self._options = items_of(urls), storage_options or {}
         self._split, self._fields, self._on_repeated_key = key_split, fields, on_repeated_key
-        self.stream: Stream[Sample] | None = None
+        self._stream: Stream[Sample] | None = None  # of ``read``
 
     @cached_property
     def indexed(self) -> SampleList | None:
@@ -254,20 +251,19 @@ class Source:
             return iter(Stream(FetchSamples(self.chosen(chosen), fields=self._fields))) if chosen else iter(())
         return islice(self.read(), start, stop)
 
-    def read(self, fields: Sequence[str] | None = None) -> Iterator[Sample]:
-        """Yield all samples, from the beginning; with these fields, or those of this source."""
+    def read(self) -> Iterator[Sample]:
+        """Yield all samples, from the beginning."""
         shards = ShardList(shards_of(self._urls, self._options), empty_check=False, storage_options=self._options)
-        wanted = self._fields if fields is None else fields
-        grouped = GroupByKey(
-            LoadTar(OpenShards(shards)), fields=wanted, key_split=self._split, on_repeated_key=self._on_repeated_key
+        members = LoadTar(OpenShards(shards))
+        self._stream = Stream(
+            GroupByKey(members, fields=self._fields, key_split=self._split, on_repeated_key=self._on_repeated_key)
         )
-        self.stream = Stream(grouped)
-        return iter(self.stream)
+        return iter(self._stream)
 
     @property
     def without_fields(self) -> int:
         """How many samples ``read`` has left out so far, since they have none of the fields."""
-        return 0 if self.stream is None else self.stream.counts()["filtered"]
+        return 0 if self._stream is None else self._stream.counts()["filtered"]
 
 
 def get(

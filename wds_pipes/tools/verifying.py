@@ -106,7 +106,14 @@ def verify(
     if index is not None:
         facts = find_facts(shards, index, storage_options)
     known, missing = (list(facts), []) if facts is not None else _known(shards, options)
-    report.notes |= {*_unfinished(shards, options), *_not_looked_at(known, options)}
+    report.notes.update(_unfinished(shards, options))
+    without = sum(each is None or each.md5 is None for each in known)
+    if without:
+        fields = "" if decode else ", and fields were not decoded (--decode)"
+        report.notes.add(
+            f"changed bytes inside of fields do not show: no MD5 of {plural(without, 'shard')} is known "
+            f"(wds-pipes index writes them to an index.json){fields}"
+        )
     with progress(len(shards), "shard", show=show) as advance:
         for number, checked in enumerate(_each(shards, known, options, jobs, executor)):
             add(checked.findings, checked.counts)
@@ -154,13 +161,10 @@ class Options(NamedTuple):
         joined = ["--concatenated"] if self.concatenated and command != "dedup" else []
         return shlex.join(["wds-pipes", command, *arguments, *split, *joined])
 
-    def rewriting(self, command: str, *more: str) -> str:
-        """Return a command that writes the shards anew, into a directory that the user names."""
-        return self.mending(command, *map(redact, self.urls), "NEW", *more)
-
     def repairing(self) -> str:
-        """Return the command that mends all that ``repair`` can."""
-        return self.rewriting("repair", "--drop-repeated", *(["--decode"] if self.decode else []))
+        """Return the command that mends all that ``repair`` can, and writes to NEW."""
+        decode = ["--decode"] if self.decode else []
+        return self.mending("repair", *map(redact, self.urls), "NEW", "--drop-repeated", *decode)
 
 
 def _folders(shards: Sequence[str]) -> dict[str, list[str]]:
@@ -196,17 +200,6 @@ def _unfinished(shards: Sequence[str], options: Options) -> Iterator[str]:
                     f"{redact(folder) or 'the working directory'} is not finished: {left:,} of "
                     f"{plural(total, 'task')} of wds-pipes {command} are left. Run that command again"
                 )
-
-
-def _not_looked_at(known: Sequence[ShardFacts | None], options: Options) -> Iterator[str]:
-    """Say what would show only in bytes that are not looked at."""
-    without = sum(facts is None or facts.md5 is None for facts in known)
-    if without:
-        fields = "" if options.decode else ", and fields were not decoded (--decode)"
-        yield (
-            f"changed bytes inside of fields do not show: no MD5 of {plural(without, 'shard')} is known "
-            f"(wds-pipes index writes them to an index.json){fields}"
-        )
 
 
 def _each(
@@ -271,7 +264,11 @@ def _duplicates(
                 f"{' and others' if len(others) > 3 else ''}. Rename one or, if they are the same sample, keep the "
                 "first"
             )
-            findings.append(Finding("duplicate-key", text, shown, key, byte, options.rewriting("dedup")))
+            findings.append(
+                Finding(
+                    "duplicate-key", text, shown, key, byte, options.mending("dedup", *map(redact, options.urls), "NEW")
+                )
+            )
         count += 1
     findings.sort(key=lambda finding: (finding.shard, finding.byte))
     return findings, Counter({"duplicate-key": count} if count else {})
@@ -493,11 +490,11 @@ class _Check:
         if known.samples not in (None, found.samples) and not found.counts["damage"]:
             wrong.append(f"it has {found.samples:,} samples, and the index says {known.samples:,}")
         if wrong:
-            self._add(
-                "checksum",
+            text = (
                 f"shard {self._shown} is not the one of its index: {'; '.join(wrong)}. Fetch or write it again; only "
-                "if it was changed on purpose, index it again",
+                "if it was changed on purpose, index it again"
             )
+            self._add("checksum", text)
 
     def _compare_indexes(self) -> None:
         """Compare the indexes beside the shard with where its samples are."""
