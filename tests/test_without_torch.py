@@ -88,7 +88,7 @@ def test_shards_are_made_by_the_command(tmp_path):
         import os
         from click.testing import CliRunner
         from wds_pipes.cli import main
-        import wds_pipes.tasks
+        import wds_pipes.tools
 
         folder = sys.argv[1] + "/in"
         os.mkdir(folder)

@@ -2,7 +2,7 @@
 
 The stages are methods of every torch IterDataPipe:
 ``ShardList(urls).open_shards().load_tar().group_by_key()``. Without torch, only ``wds_pipes.tar``,
-``wds_pipes.tasks``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
+``wds_pipes.tools``, ``wds_pipes.stages`` and ``wds_pipes.testing`` can be used.
 
 The import is fast: each public name is loaded at its first use. The methods are registered with the
 first pipe of this package, or by this import if torch was imported before; ``import
@@ -23,8 +23,8 @@ if _TYPE_CHECKING:
     from wds_pipes import nodes as nodes
     from wds_pipes import stages as stages
     from wds_pipes import tar as tar
-    from wds_pipes import tasks as tasks
     from wds_pipes import testing as testing
+    from wds_pipes import tools as tools
     from wds_pipes.codecs.codec import Codec
     from wds_pipes.codecs.images import image_size
     from wds_pipes.codecs.media import AudioReader, VideoReader, audio, video

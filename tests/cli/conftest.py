@@ -2,7 +2,7 @@
 
 import pytest
 
-from wds_pipes.io.tasks import running
+from wds_pipes.tools import jobs as running
 
 
 @pytest.fixture(autouse=True)

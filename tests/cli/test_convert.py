@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import samples
 
-from wds_pipes.cli.converting.rows import columns_of, sample_of
-from wds_pipes.cli.converting.tfrecord import example, tensor_protos
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.encoded import check_name
+from wds_pipes.tools.rows import columns_of, sample_of
+from wds_pipes.tools.tfrecord import example, tensor_protos
 
 DATA = Path(__file__).parents[1] / "data"
 JPEG = b"\xff\xd8\xff\xe0" + bytes(range(256))

@@ -218,7 +218,7 @@ def test_integers_come_back_as_their_bytes(tmp_path, values, kind):
 def test_a_later_sample_that_does_not_fit_is_refused(tmp_path, monkeypatch, kind, later, message):
     """And not changed: the first samples decide what the columns are."""
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("wds_pipes.cli.converting.export._GROUP_BYTES", 1)
+    monkeypatch.setattr("wds_pipes.tools.exporting._GROUP_BYTES", 1)
     shard = write(tmp_path / "in", "a.tar", [("a.id", b"1"), later])
     assert message in refused("export", shard, tmp_path / "out", "--to", kind, code=1)
     assert not outputs(tmp_path / "out")
@@ -302,7 +302,7 @@ def test_names_of_classes_that_are_damaged(tmp_path):
 @pytest.mark.parametrize("kind", ["parquet", "imagefolder", "tfrecord"])
 def test_no_message_shows_the_secret_of_a_url(web, tmp_path, monkeypatch, kind):
     pytest.importorskip("pyarrow")
-    monkeypatch.setattr("wds_pipes.cli.converting.export._GROUP_BYTES", 1)
+    monkeypatch.setattr("wds_pipes.tools.exporting._GROUP_BYTES", 1)
     web.put("a.tar", tar([("0.txt", b"\xff"), ("0.cls2", b"1"), ("1.cls2", b"x")]))
     message = refused("export", f"{web.url}/a.tar?token=SECRET", tmp_path / "out", "--to", kind, code=1)
     assert "a.tar?...: " in message

@@ -15,10 +15,10 @@ from commands import outputs, run_command
 from tars import tar
 from waiting import wait_for
 
-from wds_pipes.cli.creating.records import Problems, listed
 from wds_pipes.io import outputs as writing
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.remote.budget import Reading
+from wds_pipes.tools.files import Problems, listed
 
 SECRET = "canary-in-query"
 
@@ -92,7 +92,7 @@ def test_errors_that_pass_are_tried_again(web, shards, tmp_path):
     run_command("filter", f"{source}/shard-{{000000..000001}}.tar", tmp_path / "out", *SECOND)
     web.faults.clear()
     again = run_command("filter", f"{source}/shard-{{000000..000001}}.tar", tmp_path / "out", *SECOND)
-    assert "0 written, 2 there already" in again.stdout
+    assert "(2 of 2 there already)" in again.stdout
 
 
 def test_what_may_not_be_read_is_not_beside_a_shard(s3, shards, tmp_path):

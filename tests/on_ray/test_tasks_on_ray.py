@@ -16,11 +16,11 @@ from waiting import wait_for
 
 from wds_pipes import SampleError, ShardWarning, WorkerError
 from wds_pipes.cli import main
-from wds_pipes.io.tasks import running
-from wds_pipes.io.tasks.running import plan_of
-from wds_pipes.tasks import Job, Place, Task, fingerprint, on_ray
-from wds_pipes.tasks import run as run_tasks
 from wds_pipes.testing import make_shards
+from wds_pipes.tools import Job, Place, Task, fingerprint, on_ray
+from wds_pipes.tools import jobs as running
+from wds_pipes.tools import run as run_tasks
+from wds_pipes.tools.jobs import plan_of
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 
@@ -53,7 +53,7 @@ def test_create_writes_the_same_bytes():
     assert len(json.loads(made.stdout)["written"]) == 7
     assert contents("ray") == contents("one")
     again = run("create", "files", "ray", *options, "--engine", "ray")
-    assert "0 written, 7 there already" in again.stdout
+    assert "(7 of 7 there already)" in again.stdout
 
 
 def test_reshard_and_map_write_the_same_bytes():
@@ -67,7 +67,7 @@ def test_reshard_and_map_write_the_same_bytes():
             made = run(*ray, "--task", task, "--tasks", 2)
             assert made.exit_code == 0, made.output
         assert contents(f"{name}-ray") == contents(f"{name}-one")
-        assert "0 written" in run(*ray).stdout
+        assert " there already)" in run(*ray).stdout
 
 
 def test_index_writes_the_same_files_and_warnings():
@@ -158,7 +158,7 @@ def warns(value):
 
 
 def test_functions_run_again_where_they_may():
-    from wds_pipes.io.tasks.on_ray import RayExecutor
+    from wds_pipes.tools.on_ray import RayExecutor
 
     with RayExecutor(retries=2) as executor:
         assert executor.width == 2
@@ -176,7 +176,7 @@ def test_relative_paths_need_the_directory_everywhere(monkeypatch, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    from wds_pipes.io.tasks.on_ray import RayExecutor
+    from wds_pipes.tools.on_ray import RayExecutor
 
     with RayExecutor() as executor:
         gone.rmdir()

@@ -5,7 +5,7 @@ import os
 import signal
 
 from wds_pipes.errors import SampleError
-from wds_pipes.tasks import write_shard
+from wds_pipes.tools import write_shard
 
 
 def write(task, place):

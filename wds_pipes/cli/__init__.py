@@ -16,10 +16,10 @@ from wds_pipes.io.secret import hide
 # command is imported when it is called, so that this list and TAB take little time.
 _SECTIONS = {
     "Make shards": {
-        "create": ("create:create", "Make shards of files, lists and tables in the directory DEST."),
-        "convert": ("converting.convert:convert", "Make shards of a data set in another format in the directory DEST."),
+        "create": ("writing:create", "Make shards of files, lists and tables in the directory DEST."),
+        "convert": ("writing:convert", "Make shards of a data set in another format in the directory DEST."),
         "index": ("look:index", "Write an index of shards: samples, bytes and MD5s, or where each sample begins."),
-        "download": ("converting.download:download", "Copy shards into the directory DEST, which may be in a store."),
+        "download": ("writing:download", "Copy shards into the directory DEST, which may be in a store."),
     },
     "Look at shards": {
         "info": ("look:info", "Show what is in shards: samples, fields with types and sizes, and where the bytes go."),
@@ -31,23 +31,23 @@ _SECTIONS = {
     },
     "Check and mend": {
         "verify": ("look:verify", "Read shards to their ends and report what is wrong."),
-        "repair": ("rewriting.repairing:repair", "Write the whole samples of damaged shards, and list what was lost."),
-        "dedup": ("rewriting.repeats:dedup", "Write shards in which each sample comes once."),
+        "repair": ("writing:repair", "Write the whole samples of damaged shards, and list what was lost."),
+        "dedup": ("writing:dedup", "Write shards in which each sample comes once."),
     },
     "Write shards anew": {
-        "reshard": ("reshaping.commands:reshard", "Write the samples of shards into shards of another size."),
-        "concat": ("reshaping.commands:concat", "Write the samples of shards, in their order, into one shard."),
-        "split": ("reshaping.commands:split", "Divide the samples of shards, such as into train and val."),
-        "shuffle": ("reshaping.commands:shuffle", "Write the samples of all shards in a random order."),
+        "reshard": ("writing:reshard", "Write the samples of shards into shards of another size."),
+        "concat": ("writing:concat", "Write the samples of shards, in their order, into one shard."),
+        "split": ("writing:split", "Divide the samples of shards, such as into train and val."),
+        "shuffle": ("writing:shuffle", "Write the samples of all shards in a random order."),
         "sort": (
-            "reshaping.commands:sort",
+            "writing:sort",
             "Write the samples of all shards in the order of their keys, or of a field.",
         ),
-        "mix": ("reshaping.commands:mix", "Mix the samples of several data sets in exact proportions."),
-        "filter": ("rewriting.filtering:filter_", "Write some of the samples of shards, or some of their fields."),
-        "map": ("rewriting.mapping:map_", "Write the samples that a function returns for those of shards."),
-        "join": ("rewriting.joining:join", "Write samples with the fields that other data sets have for their keys."),
-        "export": ("converting.export:export", "Write shards in another format into the directory DEST."),
+        "mix": ("writing:mix", "Mix the samples of several data sets in exact proportions."),
+        "filter": ("writing:filter_", "Write some of the samples of shards, or some of their fields."),
+        "map": ("writing:map_", "Write the samples that a function returns for those of shards."),
+        "join": ("writing:join", "Write samples with the fields that other data sets have for their keys."),
+        "export": ("writing:export", "Write shards in another format into the directory DEST."),
     },
     "Train": {
         "demo": ("train:demo", "Kill a training in mid-epoch, resume it, and compare."),

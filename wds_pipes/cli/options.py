@@ -218,12 +218,14 @@ def shard_limits(function: F) -> F:
     return samples(size_option("--max-bytes", "1GiB", "The most bytes of a shard, such as 256MB.")(function))
 
 
-def size_option(name: str, default: str, text: str) -> Callable[[F], F]:
+def size_option(name: str, default: str | None, text: str) -> Callable[[F], F]:
     """An option that is a size such as 64MB, which the function gets as bytes."""
     return click.option(name, default=default, callback=_size_from, show_default=True, help=text)
 
 
-def _size_from(context: click.Context, option: click.Parameter, value: str) -> int:
+def _size_from(context: click.Context, option: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
     from wds_pipes.io.cache.shard_cache import parse_size
 
     try:
@@ -279,7 +281,7 @@ def executor_of(engine: str | None) -> Iterator[Any]:
     if engine is None:
         yield None
         return
-    from wds_pipes.io.tasks.on_ray import RayExecutor
+    from wds_pipes.tools.on_ray import RayExecutor
 
     with RayExecutor(retries=2) as executor:
         yield executor

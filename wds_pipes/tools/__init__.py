@@ -1,8 +1,17 @@
 """Make, mend and look at data sets of shards: what the commands of ``wds-pipes`` do, as functions.
 
-The functions have the options of the commands; they return what the commands print. Each is loaded
-at its first use. A pipeline needs none of them.
+The functions have the options of the commands, whose names messages show: ``--max-samples`` is
+``max_samples``. They return what the commands print. Each is loaded at its first use. A pipeline
+needs none of them.
 
+- ``creating``, ``converting``, ``downloading``, ``exporting``: shards of other data, copies, and
+  other formats. ``files``, ``tables``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these
+  read.
+- ``rewriting``: each shard becomes another one. ``filtering``, ``mapping``, ``joining``,
+  ``deduping``, ``repairing``: how.
+- ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
+- ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
+  ``on_ray``: tasks, and where they run.
 - ``looking``, ``reading``, ``describing``: ls, head, cat and get: the samples of shards, and their
   fields in words.
 - ``summary``: info. ``verifying``, ``findings``: verify.
@@ -10,6 +19,10 @@ at its first use. A pipeline needs none of them.
 - ``states``: the states in checkpoint files. ``speed``: bench.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.
+
+A program can also define a job of its own: its tasks have outputs whose names are known beforehand,
+and can be run again at any time with the same result. The directory of the outputs says which tasks
+are finished, and from which inputs.
 """
 
 from importlib import import_module as _import_module
@@ -17,9 +30,25 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 if _TYPE_CHECKING:
+    from wds_pipes.tar.writer import shard_files, write_shard
+    from wds_pipes.tools.converting import convert
+    from wds_pipes.tools.creating import create
+    from wds_pipes.tools.deduping import dedup
+    from wds_pipes.tools.downloading import download
+    from wds_pipes.tools.engines import Engine, Outcome, Task
+    from wds_pipes.tools.exporting import export
+    from wds_pipes.tools.filtering import filter  # noqa: A004
     from wds_pipes.tools.findings import Finding, VerifyReport
+    from wds_pipes.tools.inputs import ReorderOptions
+    from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
+    from wds_pipes.tools.joining import join
     from wds_pipes.tools.looking import Shown, cat, head, ls
+    from wds_pipes.tools.mapping import map  # noqa: A004
+    from wds_pipes.tools.on_ray import on_ray
+    from wds_pipes.tools.outputs import JobOptions
     from wds_pipes.tools.reading import Found, get
+    from wds_pipes.tools.reordering import concat, mix, reshard, shuffle, sort, split
+    from wds_pipes.tools.repairing import repair
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
     from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
@@ -28,45 +57,101 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "Difference",
+    "Engine",
     "Finding",
     "Found",
+    "Job",
+    "JobOptions",
+    "Outcome",
+    "Place",
     "PlacedState",
+    "ReorderOptions",
+    "Report",
     "Shown",
     "Speed",
     "Summary",
+    "Task",
     "VerifyReport",
     "bench",
     "cat",
+    "concat",
+    "convert",
+    "create",
+    "dedup",
     "diff_states",
+    "download",
+    "export",
+    "filter",
+    "fingerprint",
     "get",
     "head",
     "info",
+    "join",
     "ls",
+    "map",
+    "mix",
+    "on_ray",
     "read_states",
+    "repair",
+    "reshard",
+    "run",
     "select",
+    "shard_files",
+    "shuffle",
+    "sort",
+    "split",
     "verify",
+    "write_shard",
 ]
 
 # The module of each public name.
 _MODULE_OF = {
     "Difference": "tools.states",
+    "Engine": "tools.engines",
     "Finding": "tools.findings",
     "Found": "tools.reading",
+    "Job": "tools.jobs",
+    "JobOptions": "tools.outputs",
+    "Outcome": "tools.engines",
+    "Place": "tools.jobs",
     "PlacedState": "tools.states",
+    "ReorderOptions": "tools.inputs",
+    "Report": "tools.jobs",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
     "Summary": "tools.summary",
+    "Task": "tools.engines",
     "VerifyReport": "tools.findings",
     "bench": "tools.speed",
     "cat": "tools.looking",
+    "concat": "tools.reordering",
+    "convert": "tools.converting",
+    "create": "tools.creating",
+    "dedup": "tools.deduping",
     "diff_states": "tools.states",
+    "download": "tools.downloading",
+    "export": "tools.exporting",
+    "filter": "tools.filtering",
+    "fingerprint": "tools.jobs",
     "get": "tools.reading",
     "head": "tools.looking",
     "info": "tools.summary",
+    "join": "tools.joining",
     "ls": "tools.looking",
+    "map": "tools.mapping",
+    "mix": "tools.reordering",
+    "on_ray": "tools.on_ray",
     "read_states": "tools.states",
+    "repair": "tools.repairing",
+    "reshard": "tools.reordering",
+    "run": "tools.jobs",
     "select": "tools.selecting",
+    "shard_files": "tar.writer",
+    "shuffle": "tools.reordering",
+    "sort": "tools.reordering",
+    "split": "tools.reordering",
     "verify": "tools.verifying",
+    "write_shard": "tar.writer",
 }
 
 if not _TYPE_CHECKING:  # type checkers see only the names above

@@ -30,9 +30,6 @@ from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.tasks.engines import without_interrupts
-from wds_pipes.io.tasks.running import unfinished
-from wds_pipes.io.tasks.task import Place
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.index import ShardFacts, folder_of, make_opener
@@ -43,7 +40,9 @@ from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import Hashed, Scanned, readable
 from wds_pipes.tools.describing import fault_of, of_all_fields
+from wds_pipes.tools.engines import without_interrupts
 from wds_pipes.tools.findings import Finding, VerifyReport
+from wds_pipes.tools.jobs import Place, unfinished
 from wds_pipes.tools.progress import progress
 from wds_pipes.tools.reading import ShardWalk, fields_of
 

@@ -1,4 +1,4 @@
-"""Jobs of tasks: wds_pipes.tasks."""
+"""Jobs of tasks: wds_pipes.tools."""
 
 import itertools
 import json
@@ -17,10 +17,10 @@ from task_work import moody, nothing, write, write_one_shard
 from waiting import wait_for
 
 from wds_pipes import StateError
-from wds_pipes.cli.jobs import write_indexes
-from wds_pipes.io.tasks import running
 from wds_pipes.tar import TarWriter
-from wds_pipes.tasks import Job, Place, Task, fingerprint, run, shard_files
+from wds_pipes.tools import Job, Place, Task, fingerprint, run, shard_files
+from wds_pipes.tools import jobs as running
+from wds_pipes.tools.outputs import write_indexes
 
 
 @pytest.fixture(autouse=True)
@@ -289,7 +289,7 @@ def test_a_task_that_does_not_write_its_output_has_failed(tmp_path):
 SLOW = """
 import os, sys, time
 from wds_pipes.tar import TarWriter
-from wds_pipes.tasks import Job, Place, Task, run
+from wds_pipes.tools import Job, Place, Task, run
 
 def slow(task, place):
     with TarWriter(place.at(task.outputs[0]), overwrite=True) as writer:

@@ -30,29 +30,13 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.jobs import (
-    REQUESTS,
-    Options,
-    Running,
-    check_outputs,
-    check_same,
-    common_classes,
-    complete,
-    first_pass,
-    marks,
-    of_first_pass,
-    shard_ends,
-    shard_job,
-    shard_task,
-    write_task,
-)
 from wds_pipes.core.order import Permutation, hash_text
-from wds_pipes.core.words import plural
+from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
+from wds_pipes.io.cache.shard_cache import parse_size
 from wds_pipes.io.compression import kind_of_name, unpacked
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Part, Range, RangeReader
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import base_name, folder_of, make_opener
@@ -62,6 +46,24 @@ from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.samples import SampleParser
 from wds_pipes.tar.scanning import readable, scan
 from wds_pipes.tar.views import KeyRange, split_by_key
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.jobs import Job, Place, Report, check_plan, fingerprint
+from wds_pipes.tools.outputs import (
+    REQUESTS,
+    JobOptions,
+    Running,
+    StorageOptions,
+    check_outputs,
+    check_same,
+    common_classes,
+    complete,
+    marks,
+    of_first_pass,
+    shard_ends,
+    shard_job,
+    shard_task,
+    write_task,
+)
 from wds_pipes.tools.reading import CONNECTIONS, Sample
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
@@ -70,37 +72,23 @@ Order = range | Permutation | npt.NDArray[np.int64]
 BLOCK_SAMPLES = 1 << 15  # samples whose places are computed at a time
 
 
-@dataclass(frozen=True)
-class Division:
-    """How samples are divided into shards.
+class ReorderOptions(JobOptions, total=False):
+    """Options of the functions that write samples in another order, or into other shards.
 
     Attributes:
-        max_samples: the maximum number of samples in a shard.
-        max_bytes: the maximum size of a shard.
-        shards: how many shards of equal numbers of samples are written instead; None: by the
-            limits.
+        max_samples: the maximum number of samples in a shard; None: 100,000.
+        max_bytes: the maximum size of a shard, such as 268435456 or ``"256MB"``; None: 1 GiB.
+        shards: write so many shards of equal numbers of samples instead.
+        memory: what each process may need besides the program itself, such as ``"64MB"``; by
+            default 256 MB.
+        md5: compute the MD5 of each shard.
     """
 
-    max_samples: int
-    max_bytes: int
-    shards: int | None = None
-
-    @property
-    def options(self) -> dict[str, int | None]:
-        """What the plan of the job has of it."""
-        return {"max_samples": self.max_samples, "max_bytes": self.max_bytes, "shards": self.shards}
-
-    def ends(self, count: int, sizes: Callable[[], Iterator[npt.NDArray[np.int64]]]) -> list[int]:
-        """Where the shards of ``count`` samples end; ``sizes`` iterates over the sizes of these.
-
-        Raises:
-            ValueError: there are more shards than samples.
-        """
-        if self.shards is None:
-            return list(shard_ends(sizes(), self.max_samples, self.max_bytes))
-        if self.shards > count:
-            raise ValueError(f"--shards {self.shards} is more than there are samples, {count}: write fewer shards")
-        return [count * number // self.shards for number in range(1, self.shards + 1)]
+    max_samples: int | None
+    max_bytes: int | str | None
+    shards: int | None
+    memory: int | str
+    md5: bool
 
 
 @dataclass(frozen=True)
@@ -115,75 +103,106 @@ class Places:
 
     def blocks(self) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the numbers of the samples, in blocks."""
+        order = self.order
         for start in range(self.start, self.stop, BLOCK_SAMPLES):
-            yield numbers_at(self.order, start, min(start + BLOCK_SAMPLES, self.stop))
+            places = np.arange(start, min(start + BLOCK_SAMPLES, self.stop))
+            if isinstance(order, range):
+                yield order.start + places
+            else:
+                yield order.numbers_at(places) if isinstance(order, Permutation) else order[places]
 
 
-def numbers_at(order: Order, start: int, stop: int) -> npt.NDArray[np.int64]:
-    """The numbers of the samples at some places of an order."""
-    if isinstance(order, Permutation):
-        return order.numbers_at(np.arange(start, stop))
-    if isinstance(order, range):
-        return np.arange(order.start + start, order.start + stop)
-    return order[start:stop]
-
-
-def plan(
+def reorder(
     command: str,
-    inputs: Inputs,
-    place: Place,
-    orders: Mapping[str, Order],
-    *,
     given: Sequence[str],
-    division: Division,
-    memory: int,
-    options: Mapping[str, Any],
-) -> Job:
-    """Make the job that writes samples in an order.
+    dest: str,
+    options: ReorderOptions,
+    orders: Callable[[Inputs, Running, Place, int], Mapping[str, Order]],
+    *,
+    decided: Mapping[str, Any],
+    of_sample: int = 0,
+    keys: bool = False,
+    one_by_one: bool = False,
+    named: Sequence[str] | None = None,
+) -> Report:
+    """Write the samples of shards in an order.
 
     Args:
-        command: its name.
-        inputs: the samples.
-        place: the directory of the shards.
-        orders: the order of each split by its name, or one without a name.
-        given: what names the shards of the samples.
-        division: how samples are divided into shards.
-        memory: how many bytes each process may hold of them.
-        options: what decides about the orders; ``"shares"``: those of the splits; ``"md5"``:
-            whether the MD5s of the shards are computed.
+        command: the name of the job.
+        given: the URLs of the shards.
+        dest: the directory to write to.
+        options: see ``ReorderOptions``.
+        orders: returns the order of each split by its name, or one without a name. It gets the
+            samples, how first passes run, where they write, and how many bytes may be held.
+        decided: what decides about the orders, as JSON values; ``"shares"``: those of the splits.
+        of_sample: how many bytes of memory an order takes for each sample.
+        keys: indexes of keys are needed.
+        one_by_one: samples are read one by one, so the shards must not be compressed.
+        named: what the shards were named by, if it is not ``given``.
 
     Raises:
-        ValueError: a shard would replace an input, or be one of the next run.
+        ValueError: the options do not fit; a shard would replace an input, or be one of the next
+            run.
+        WdsError: a shard or the store cannot be read, or has other outputs.
     """
-    tasks: list[Task] = []
-    identity = fingerprint(inputs.marks, dict(options))
-    for name, order in orders.items():
-        count = order.count if isinstance(order, Permutation) else len(order)
-        prefix = f"{name}/{name}" if name else "shard"
-
-        def sizes(order: Order = order, count: int = count) -> Iterator[npt.NDArray[np.int64]]:
-            for start in range(0, count, BLOCK_SAMPLES):
-                numbers = numbers_at(order, start, min(start + BLOCK_SAMPLES, count))
-                if isinstance(order, range):
-                    found = inputs.extents(numbers)
-                    yield found.stops - found.starts
-                else:
-                    yield inputs.blocks[numbers].astype("i8") * BLOCK
-
-        for number, (start, stop) in enumerate(pairwise([0, *division.ends(count, sizes)])):
-            shard = f"{prefix}-{number:06d}.tar"
-            mark = fingerprint(identity, name, start, stop)
-            says = plural(stop - start, "sample")
-            tasks.append(shard_task(shard, _part(order, start, stop), mark, says))
+    running, shards = Running(dest, options), options.get("shards")
+    most, size = options.get("max_samples"), options.get("max_bytes")
+    memory, place = parse_size(options.get("memory", "256MB")), running.place
+    if shards is not None and (most or size):
+        name = "max-samples" if most else "max-bytes"
+        raise ValueError(f"--shards says how many shards there are, so --{name} would be ignored: pass one of the two")
+    most, size = most or 100_000, parse_size(size or "1GiB")
+    decided = {**decided, **({"md5": True} if options.get("md5") else {})}
+    planned = {**decided, "max_samples": most, "max_bytes": size, "shards": shards}
+    if not running.overwrite:
+        check_plan(place, command, planned)
+    with running.beside_outputs() as hidden:
+        inputs = open_inputs(given, hidden, running, memory=memory // 8, keys=keys)
+        if one_by_one and inputs.compressed:
+            raise ValueError(
+                f"{redact(min(inputs.compressed))} is compressed, so its samples cannot be read in any order: write "
+                "uncompressed shards first, with wds-pipes reshard"
+            )
+        if (needed := 2 * of_sample * inputs.count) > memory:  # an order takes half of the memory at most
+            raise ValueError(
+                f"the order of {plural(inputs.count, 'sample')} needs {plural(needed, 'byte')}, more than --memory, "
+                f"which is {bytes_shown(memory)}: pass --memory {-(-needed // 10**6)}MB"
+            )
+        tasks: list[Task] = []
+        identity = fingerprint(inputs.marks, decided)
+        for split, order in orders(inputs, running, hidden, memory // 2).items():
+            prefix = f"{split}/{split}" if split else "shard"
+            for number, (start, stop) in enumerate(pairwise([0, *_ends(inputs, order, most, size, shards)])):
+                mark, count = fingerprint(identity, split, start, stop), stop - start
+                part, says = _part(order, start, stop), plural(count, "sample")
+                tasks.append(shard_task(f"{prefix}-{number:06d}.tar", part, mark, says, count))
     if not tasks:
         raise ValueError(
             "there is no sample to write: a data set has none, and with --exhausted stop the mixture ends where one "
             "has no more"
         )
-    check_outputs(inputs.urls, [place.at(task.name) for task in tasks], given)
-    work, decided = partial(write, inputs, memory, options), {**options, **division.options}
-    classes = common_classes(inputs.urls, place.storage_options)
-    return shard_job(command, place, work, tasks, decided, classes=classes)
+    check_outputs(inputs.urls, [place.at(task.name) for task in tasks], given if named is None else named)
+    work, classes = partial(write, inputs, memory // 2, decided), common_classes(inputs.urls, place.storage_options)
+    return running.run(shard_job(command, place, work, tasks, planned, classes=classes))
+
+
+def _ends(inputs: Inputs, order: Order, max_samples: int, max_bytes: int, shards: int | None) -> Iterable[int]:
+    """Where the shards of samples in an order end."""
+    count = order.count if isinstance(order, Permutation) else len(order)
+    if shards is not None:
+        if shards > count:
+            raise ValueError(f"--shards {shards} is more than there are samples, {count}: write fewer shards")
+        return [count * number // shards for number in range(1, shards + 1)]
+
+    def sizes() -> Iterator[npt.NDArray[np.int64]]:
+        for numbers in Places(order, 0, count).blocks():
+            if isinstance(order, range):
+                found = inputs.extents(numbers)
+                yield found.stops - found.starts
+            else:
+                yield inputs.blocks[numbers].astype("i8") * BLOCK
+
+    return shard_ends(sizes(), max_samples, max_bytes)
 
 
 def _part(order: Order, start: int, stop: int) -> Places:
@@ -273,7 +292,7 @@ class Inputs:
         marks: Mapping[str, str],
         *,
         memory: int,
-        storage_options: Options,
+        storage_options: StorageOptions,
     ) -> None:
         self.urls, self.compressed, self._marks = list(urls), compressed, marks
         self.marks = [marks[url] for url in urls]
@@ -346,7 +365,7 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
         ]
     tasks = [_task(url, of_urls[url]) for url in missing]
     at = of_first_pass(Place(hidden.at("inputs"), options), tasks)
-    facts = first_pass(Job("index", at, partial(_index, options), tasks), running)
+    facts = running.first_pass(Job("index", at, partial(_index, options), tasks))
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
     inputs = Inputs(urls, made, compressed, of_urls, memory=memory, storage_options=options)
@@ -362,7 +381,7 @@ def _task(url: str, mark: str) -> Task:
     return Task(name, (name + KEYS, name + OFFSETS), url, mark)
 
 
-def _index(options: Options, task: Task, place: Place) -> Facts:
+def _index(options: StorageOptions, task: Task, place: Place) -> Facts:
     """Write where the samples of a shard begin."""
     found = scan(task.arguments, make_opener(options), threading.Event())
     check_same(task.arguments, task.fingerprint, options)

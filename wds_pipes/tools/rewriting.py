@@ -1,4 +1,4 @@
-"""What the commands have in common that write each shard as one of the same name."""
+"""Rewriting shards one by one: each becomes one of the same name in another directory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from wds_pipes.cli.jobs import (
-    Options,
+from wds_pipes.io.compression import kind_of_name
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.index import base_name, path_of
+from wds_pipes.tar.keys import without_dots
+from wds_pipes.tar.listing import list_shards
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.jobs import Job, Place, Work, fingerprint
+from wds_pipes.tools.outputs import (
+    StorageOptions,
     check_names,
     check_outputs,
     check_same,
@@ -17,17 +24,9 @@ from wds_pipes.cli.jobs import (
     names_of,
     shard_job,
     shard_task,
-    summary,
     unchanged,
     write_task,
 )
-from wds_pipes.core.words import plural
-from wds_pipes.io.compression import kind_of_name
-from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, Work, fingerprint
-from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import base_name, path_of
-from wds_pipes.tar.keys import without_dots
-from wds_pipes.tar.listing import list_shards
 from wds_pipes.tools.reading import Sample, Source
 
 
@@ -52,20 +51,22 @@ class Reading(NamedTuple):
         storage_options: how to reach the storage.
         key_split: as in ``group_by_key``.
         on_repeated_key: as in ``group_by_key``.
+        fields: the fields that are read; None: all.
     """
 
-    storage_options: Options
-    key_split: str
+    storage_options: StorageOptions
+    key_split: str = "first-dot"
     on_repeated_key: str = "raise"
+    fields: Sequence[str] | None = None
 
 
-# Yields the samples to write of a shard: called with its samples, its path or URL, what ``plan``
+# Yields the samples to write of a shard: called with its samples, its path or URL, what ``rewrite``
 # was called with for this shard, and the facts that the task reports, of which "left_out" counts
 # the samples that are not written on purpose. It is sent to other processes.
-Rewrite = Callable[[Iterator[Sample], str, Any, Facts], Iterator[Sample]]
+Change = Callable[[Iterator[Sample], str, Any, Facts], Iterator[Sample]]
 
 
-def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> list[Shard]:
+def find_shards(urls: str | Sequence[str], place: Place) -> list[Shard]:
     """Return the shards that URLs name, and the names of those to write: their own, or if two have
     the same, relative to the common directory of all.
 
@@ -74,7 +75,7 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
             replaced.
         ShardError: a shard does not exist, or a store cannot be listed.
     """
-    found, facts = list_shards(list(urls), storage_options)
+    found, facts = list_shards(urls, place.storage_options)
     for url in found:
         if url == "-" or url.startswith("pipe:"):
             raise ValueError(f"{redact(url)} has no name for the shard to write: write it to a file first")
@@ -83,10 +84,10 @@ def find_shards(urls: Sequence[str], place: Place, storage_options: Options) -> 
         names = list(map(_name, names_of(found)))
     check_names(found, names)
     check_outputs(found, map(place.at, names))
-    return list(map(Shard, found, names, marks(found, storage_options, facts)))
+    return list(map(Shard, found, names, marks(found, place.storage_options, facts)))
 
 
-def plan(
+def rewrite(
     command: str,
     shards: Sequence[Shard],
     place: Place,
@@ -115,39 +116,31 @@ def plan(
         for shard, of in zip(shards, of_shards, strict=True)
     ]
     classes = common_classes([shard.url for shard in shards], place.storage_options)
-    return shard_job(command, place, work, tasks, options, finish=finish, extras=extras, classes=classes)
+    return shard_job(command, place, work, tasks, options, finish=finish, extras=extras, classes=classes, unit="shard")
 
 
-def plan_rewrite(
-    command: str,
-    shards: Sequence[Shard],
-    place: Place,
-    rewrite: Rewrite,
-    *,
-    reading: Reading,
-    options: Mapping[str, Any],
-    fields: Sequence[str] | None = None,
-    of_shards: Sequence[Any] | None = None,
-    finish: Callable[[Place, list[Facts]], None] | None = None,
-) -> Job:
-    """Make the job in which each shard is read as ``group_by_key`` does, with these fields (None:
-    all), and ``rewrite`` says what is written.
+def changed_by(change: Change, reading: Reading) -> Work:
+    """The work of a task that reads a shard as ``group_by_key`` does, and writes what ``change``
+    makes of its samples.
     """
-    options = {**options, "key_split": reading.key_split}
-    work = partial(_write, rewrite, reading, fields)
-    return plan(command, shards, place, work, options, of_shards=of_shards, finish=finish)
+    return partial(_write_changed, change, reading)
 
 
-def _write(rewrite: Rewrite, reading: Reading, fields: Sequence[str] | None, task: Task, place: Place) -> Facts:
+def _write_changed(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
     shard, of_shard = task.arguments
-    check_same(shard.url, shard.mark, reading.storage_options)
+    options, key_split = reading.storage_options, reading.key_split
+    check_same(shard.url, shard.mark, options)
     facts: Facts = {"read": 0, "left_out": 0}
-    source = Source([shard.url], reading.storage_options or {}, reading.key_split, fields, reading.on_repeated_key)
-    found = _counted(with_writable_keys(source.read(), reading.key_split), facts)
-    samples = rewrite(found, shard.url, of_shard, facts)
+    source = Source([shard.url], options or {}, key_split, reading.fields, reading.on_repeated_key)
+
+    def read() -> Iterator[Sample]:
+        for sample in with_writable_keys(source.read(), key_split):
+            facts["read"] += 1
+            yield sample
+
+    samples = change(read(), shard.url, of_shard, facts)
     samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
-    samples = unchanged(samples, {shard.url: shard.mark}, reading.storage_options)
-    written = write_task(task, place, samples)
+    written = write_task(task, place, unchanged(samples, {shard.url: shard.mark}, options))
     facts["read"] += source.without_fields
     facts["left_out"] += source.without_fields
     return {**written, **facts}
@@ -160,33 +153,6 @@ def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sa
     for sample in samples:
         if key_split != "first-dot":
             sample["__key__"] = without_dots(sample["__key__"])
-        yield sample
-
-
-def summed(report: Report) -> str:
-    """What a job has read and written, in words."""
-    facts = report.facts.values()
-    read = sum(fact.get("read", 0) for fact in facts)
-    empty = sum(not fact["samples"] for fact in facts)
-    words = [f"{summary(report)}, of {plural(read, 'sample')}"]
-    for name, what in (
-        ("skipped", "{} skipped because of errors"),
-        ("missing", "{} without a partner"),
-    ):
-        if count := sum(fact.get(name, 0) for fact in facts):
-            words.append(what.format(plural(count, "sample")))
-    if errors := [fact["first_error"] for fact in facts if "first_error" in fact]:
-        words[-1] += f", the first: {errors[0].rstrip('.')}"
-    if empty:
-        words.append(f"{plural(empty, 'shard')} without samples")
-    if absent := set.intersection(*(set(fact.get("absent", ())) for fact in facts)):
-        words.append(f"no sample has the field {', '.join(sorted(absent))}")
-    return "; ".join(words)
-
-
-def _counted(samples: Iterator[Sample], facts: Facts) -> Iterator[Sample]:
-    for sample in samples:
-        facts["read"] += 1
         yield sample
 
 

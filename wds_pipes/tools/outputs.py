@@ -1,11 +1,11 @@
-"""What all commands that write files have in common: how their tasks run, what they report, the
-index of each directory of shards, and first passes.
+"""What all functions that write data sets have in common: how their jobs run, the shards that they
+write and read, the index of each directory of shards, and first passes.
 
-First passes are jobs of which a command needs the outputs before its own tasks can run.
+First passes are jobs whose outputs are needed before the tasks of the job itself can run.
 
 Rules:
-1. They write into the hidden directory of the command's outputs, ``.wds-pipes``. What is there
-   serves other shares of the command, and its next run.
+1. They write into the hidden directory of the outputs, ``.wds-pipes``. What is there serves other
+   shares of the job, and its next run.
 2. The name of a pass's directory says what its outputs are made from: see ``of_first_pass``.
 3. Shares that run at the same time begin at different tasks, and leave out what another one has
    finished by then.
@@ -17,7 +17,6 @@ digest}``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import tempfile
@@ -25,189 +24,132 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
-import click
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.options import (
-    Damaged,
-    Refused,
-    as_json,
-    check_engine,
-    echo,
-    echo_json,
-    ended_by_sigterm,
-    engine,
-    in_one_line,
-    progress,
-    storage_options,
-)
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.outputs import read_small
-from wds_pipes.io.tasks.engines import in_processes, in_this_process
-from wds_pipes.io.tasks.on_ray import connect, on_ray
-from wds_pipes.io.tasks.running import run
-from wds_pipes.io.tasks.task import Engine, Facts, Job, Outcome, Place, Report, Task, Work, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_opener, parts_of_path, write_index
 from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members, shard_files, write_shard
+from wds_pipes.tools.engines import Call, Engine, Facts, Outcome, Task, engine_of
+from wds_pipes.tools.jobs import Job, Place, Report, Work, fingerprint, run
+from wds_pipes.tools.on_ray import connect, on_ray
 
-Options = dict[str, Any] | None  # for fsspec
+StorageOptions = dict[str, Any] | None  # for fsspec
 REQUESTS = 16  # at a time
+T = TypeVar("T")
+CLASSES = "classes.json"
+_INDEX = "index.json"
 
 
-class Running(NamedTuple):
-    """The options with which tasks run."""
+class JobOptions(TypedDict, total=False):
+    """Options of all functions that write into a directory.
 
-    jobs: int = 1
-    engine: str | None = None
-    task: int | None = None
-    tasks: int | None = None
-    overwrite: bool = False
-    dry_run: bool = False
-    as_json: bool = False
-    progress: bool = False
+    Attributes:
+        jobs: how many processes of this machine work.
+        engine: what runs the tasks instead: ``"ray"``, for the cluster of ``RAY_ADDRESS``, else one
+            that is started here; or a function, see ``Engine``.
+        task: do only this share of the work, counted from 0.
+        tasks: how many shares the work has, on any machines.
+        overwrite: replace what another job, or other input, has written there.
+        dry_run: write nothing, and report what would be written.
+        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+        on_task: called with the outcome of each task.
+        storage_options: how to reach a store: a dict of options for fsspec.
+    """
 
-    @property
-    def share(self) -> tuple[int, int]:
-        """Which tasks to run.
-
-        Raises:
-            UsageError: only one of the two options is given, or they do not fit.
-        """
-        if self.task is None and self.tasks is None:
-            return 0, 1
-        if self.task is None or self.tasks is None:
-            raise click.UsageError("--task and --tasks belong together: --task 0 --tasks 8 is the first of 8 shares")
-        if self.task >= self.tasks:
-            raise click.UsageError(f"--task counts from 0, so of {self.tasks} the last is --task {self.tasks - 1}")
-        return self.task, self.tasks
-
-
-_OPTIONS = (
-    click.option(
-        "-j", "--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on this machine."
-    ),
-    engine,
-    click.option("--task", type=click.IntRange(min=0), help="Do only this share of the work, counted from 0."),
-    click.option("--tasks", type=click.IntRange(min=1), help="How many shares the work has, on any machines."),
-    click.option("--overwrite", is_flag=True, help="Replace what another command, or other input, has written there."),
-    click.option("--dry-run", is_flag=True, help="Show what would be written, and write nothing."),
-    as_json,
-    progress,
-)
+    jobs: int | None
+    engine: Literal["ray"] | Engine | None
+    task: int | None
+    tasks: int | None
+    overwrite: bool
+    dry_run: bool
+    progress: bool | None
+    on_task: Callable[[Outcome], None] | None
+    storage_options: StorageOptions
 
 
-def summary(report: Report) -> str:
-    """How many shards, samples and bytes a job has written, in words."""
-    facts = report.facts.values()
-    samples, size = sum(fact["samples"] for fact in facts), sum(fact["size"] for fact in facts)
-    return f"{plural(len(facts), 'shard')}, {plural(samples, 'sample')}, {plural(size, 'byte')}"
-
-
-def runs(summed: Callable[[Report], str] = summary) -> Callable[[Callable[..., Job]], Callable[..., None]]:
-    """Make a command of a function that returns a job, which is run and reported. The exit code is
-    1 if samples or tasks failed, 2 if it cannot run.
-
-    The command gets the options with which tasks run, and ``--storage-options``. Its argument DEST
-    becomes ``place``, which has the storage options; the function also gets ``running``.
+class Running:
+    """How the jobs of a function run, and where they write.
 
     Args:
-        summed: what the finished tasks wrote, in words.
+        dest: the directory of the outputs.
+        options: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or nothing can be written there.
     """
 
-    def decorated(function: Callable[..., Job]) -> Callable[..., None]:
-        @functools.wraps(function)
-        def command(*, dest: str, storage_options: dict[str, Any], **given: Any) -> None:
-            running = Running(**{name: given.pop(name) for name in Running._fields})
-            check_engine(running.engine)
-            with in_one_line(), ended_by_sigterm(), _resumable(running):
-                share = running.share
-                if running.engine and not running.dry_run:
-                    connect()  # before anything is written
-                job = function(place=Place(dest, storage_options or None), running=running, **given)
-                report = run(
-                    job,
-                    jobs=running.jobs,
-                    engine=on_ray if running.engine else None,
-                    share=share,
-                    overwrite=running.overwrite,
-                    dry_run=running.dry_run,
-                    on_task=_tell,
-                    progress=running.progress,
-                )
-            with in_one_line():
-                _show(job, report, running, summed)
-            if report.failed:
-                raise Damaged(
-                    f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is "
-                    "mended: what is finished is kept. With other options, also pass --overwrite."
-                )
+    def __init__(self, dest: str | os.PathLike[str], options: JobOptions) -> None:
+        self._options, self.overwrite = options, options.get("overwrite", False)
+        self.dry_run, self.storage_options = options.get("dry_run", False), options.get("storage_options") or None
+        jobs, engine, task, tasks = (options.get(name) for name in ("jobs", "engine", "task", "tasks"))
+        if engine and jobs:
+            raise ValueError(
+                "with --engine ray, as many tasks run as the cluster has CPUs, so --jobs would be ignored: pass one of "
+                "the two"
+            )
+        if (task is None) != (tasks is None):
+            raise ValueError("--task and --tasks belong together: --task 0 --tasks 8 is the first of 8 shares")
+        self.share = (options.get("task") or 0, options.get("tasks") or 1)
+        if self.share[0] >= self.share[1]:
+            raise ValueError(f"--task counts from 0, so of {self.share[1]} the last is --task {self.share[1] - 1}")
+        self.place = Place(os.fspath(dest), self.storage_options)
+        self._engine: Engine = engine_of(options.get("jobs") or 1)
+        if engine == "ray" and not self.dry_run:
+            connect()  # before anything is written
+            self._engine = on_ray
+        elif callable(engine):
+            self._engine = engine
 
-        for option in reversed(_OPTIONS):
-            option(command)
-        return storage_options(command)
+    def run(self, job: Job) -> Report:
+        """Run the share of a job, and return what was done."""
+        return run(
+            job,
+            engine=self._engine,
+            share=self.share,
+            overwrite=self.overwrite,
+            dry_run=self.dry_run,
+            on_task=self._options.get("on_task"),
+            progress=self._options.get("progress", False),
+        )
 
-    return decorated
+    @contextlib.contextmanager
+    def beside_outputs(self) -> Iterator[Place]:
+        """The directory of what first passes make: in that of the outputs, or with ``dry_run`` a
+        temporary one.
+        """
+        if not self.dry_run:
+            yield Place(self.place.at(".wds-pipes"), self.storage_options)
+            return
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Place(temporary, self.storage_options)
 
+    def first_pass(self, job: Job) -> list[Facts]:
+        """Run the tasks that are not finished yet, and return what all have found.
 
-@contextlib.contextmanager
-def _resumable(running: Running) -> Iterator[None]:
-    """Say after Ctrl-C what becomes of what is finished."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not running.dry_run:
-            click.echo("what is finished is kept: run the same command again to go on", err=True)
-        raise
+        Raises:
+            ShardError: one has failed.
+        """
+        if not job.tasks:
+            return []
+        progress = not self.dry_run and self._options.get("progress", False)
+        report = run(job, engine=self._from_share, overwrite=True, progress=progress)
+        if report.failed:
+            first, more = next(iter(report.failed.values())), len(report.failed) - 1
+            raise ShardError(f"{first} (and {more} more)" if more else first)
+        return list(report.facts.values())
 
-
-def _show(job: Job, report: Report, running: Running, summed: Callable[[Report], str]) -> None:
-    if running.as_json:
-        shown = {
-            "command": job.command,
-            "place": report.place,
-            "tasks": report.total,
-            "would_write" if running.dry_run else "written": report.written,
-            "skipped": report.skipped,
-            "failed": report.failed,
-            "complete": report.complete,
-            "facts": report.facts,
-        }
-        echo_json(shown)
-    elif running.dry_run:
-        says = {task.name: task.says for task in job.tasks}
-        for name in report.written:
-            echo(f"would write {name}: {says[name]}")
-        echo(f"{report.place}: {len(report.written)} to write, {len(report.skipped)} there already")
-    else:
-        done = f"{len(report.written)} written, {len(report.skipped)} there already"
-        left = report.total - len(report.facts)
-        whole = summed(report) if report.complete else f"{plural(left, 'task')} of {report.total} left"
-        echo(f"{report.place}: {done}; {whole}")
-
-
-def _tell(outcome: Outcome) -> None:
-    if outcome.facts is None:
-        for line in Refused(f"{outcome.name} failed: {outcome.error}").message.split("\n"):
-            echo(line, err=True)
-
-
-@contextlib.contextmanager
-def beside_outputs(place: Place, dry_run: bool) -> Iterator[Place]:
-    """The directory of what first passes make: in that of the outputs, or with ``dry_run`` a
-    temporary one.
-    """
-    if not dry_run:
-        yield Place(place.at(".wds-pipes"), place.storage_options)
-        return
-    with tempfile.TemporaryDirectory() as temporary:
-        yield Place(temporary, place.storage_options)
+    def _from_share(self, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
+        """Run tasks, those of the share first."""
+        first = len(tasks) * self.share[0] // self.share[1]
+        return self._engine(call, [*tasks[first:], *tasks[:first]])
 
 
 def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
@@ -216,37 +158,6 @@ def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
     """
     made_from = fingerprint([[task.name, task.fingerprint] for task in tasks])
     return Place(hidden.at(made_from), hidden.storage_options)
-
-
-def first_pass(job: Job, running: Running) -> list[Facts]:
-    """Run the tasks that are not finished yet, and return what all have found.
-
-    Raises:
-        ShardError: one has failed.
-    """
-    if not job.tasks:
-        return []
-    on_cluster = running.engine is not None and not running.dry_run
-    engine = on_ray if on_cluster else partial(in_processes, running.jobs) if running.jobs > 1 else in_this_process
-    progress = running.progress and not running.dry_run
-    report = run(job, engine=partial(_from_share, engine, running.share), overwrite=True, progress=progress)
-    if report.failed:
-        first, more = next(iter(report.failed.values())), len(report.failed) - 1
-        raise ShardError(f"{first} (and {more} more)" if more else first)
-    return list(report.facts.values())
-
-
-def _from_share(
-    engine: Engine, share: tuple[int, int], call: Callable[[Task], Outcome], tasks: Sequence[Task]
-) -> Iterator[Outcome]:
-    """Run tasks, those of a share first."""
-    first = len(tasks) * share[0] // share[1]
-    return engine(call, [*tasks[first:], *tasks[:first]])
-
-
-T = TypeVar("T")
-CLASSES = "classes.json"
-_INDEX = "index.json"
 
 
 def shard_facts(name: str, facts: ShardFacts) -> Facts:
@@ -260,9 +171,17 @@ def write_task(task: Task, place: Place, samples: Iterable[dict[str, Any]], *, m
     return shard_facts(task.name, facts)
 
 
-def shard_task(name: str, arguments: Any, mark: str, says: str) -> Task:
-    """Make a task that writes a shard of its name; ``says``: what that is, in words."""
-    return Task(name, shard_files(name), arguments, mark, says=says)
+def shard_task(name: str, arguments: Any, mark: str, says: str, size: int = 1) -> Task:
+    """Make a task that writes a shard of its name.
+
+    Args:
+        name: the name.
+        arguments: what the shard is made from.
+        mark: a hash of it.
+        says: what it is, in words.
+        size: how much of the progress bar it is.
+    """
+    return Task(name, shard_files(name), arguments, mark, size, says)
 
 
 def shard_job(
@@ -275,6 +194,7 @@ def shard_job(
     finish: Callable[[Place, list[Facts]], None] | None = None,
     extras: Sequence[str] = (),
     classes: bytes | None = None,
+    unit: str = "sample",
 ) -> Job:
     """Make a job of which each task writes a shard of its name.
 
@@ -287,13 +207,12 @@ def shard_job(
         finish: writes the indexes, and more; None: the indexes are written.
         extras: the files that ``finish`` writes beside the indexes.
         classes: a ``classes.json`` to write too; None: there is none.
+        unit: what the sizes of the tasks count.
     """
     names = index_names([task.name for task in tasks])
     known = [] if classes is None else [CLASSES]
-    return Job(
-        command, place, work, tasks, options, partial(_finish, finish or write_indexes, classes),
-        (*names, *extras, *known),
-    )  # fmt: skip
+    written = partial(_finish, finish or write_indexes, classes)
+    return Job(command, place, work, tasks, options, written, (*names, *extras, *known), unit)
 
 
 def _finish(
@@ -304,7 +223,7 @@ def _finish(
         place.write(CLASSES, classes)
 
 
-def marks(urls: Sequence[str], storage_options: Options, facts: Iterable[ShardFacts] | None = None) -> list[str]:
+def marks(urls: Sequence[str], storage_options: StorageOptions, facts: Iterable[ShardFacts] | None = None) -> list[str]:
     """Return hashes that distinguish the contents of shards, and other files, from others.
 
     Args:
@@ -335,7 +254,7 @@ def check_size(url: str, size: int | None, facts: ShardFacts) -> None:
         )
 
 
-def check_same(url: str, mark: str, storage_options: Options) -> None:
+def check_same(url: str, mark: str, storage_options: StorageOptions) -> None:
     """Raise StateError if a shard has another mark than when it was listed."""
     if _mark(url, storage_options)[1] != mark:
         raise changed(url)
@@ -348,7 +267,7 @@ def changed(url: str) -> StateError:
     )
 
 
-def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: Options) -> Iterator[T]:
+def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: StorageOptions) -> Iterator[T]:
     """Yield samples; at the end, before what is made of them gets its name, raise StateError if a
     shard has another mark than when it was listed.
 
@@ -378,7 +297,7 @@ def complete(name: str, samples: Iterable[T], count: int | Callable[[], int]) ->
         )
 
 
-def _mark(url: str, storage_options: Options) -> tuple[int | None, str]:
+def _mark(url: str, storage_options: StorageOptions) -> tuple[int | None, str]:
     size, mark, _ = version_of(url, storage_options)
     name = base_name(url) if local_path(url) is not None else identify(url)
     return size, fingerprint(size, mark, name)  # a hash: the URL may have secrets, and a mark is written down
@@ -472,7 +391,7 @@ def write_indexes(place: Place, facts: Sequence[Facts]) -> None:
         write_index(index, entries, storage_options=place.storage_options)
 
 
-def classes_of(folder: str, storage_options: Options) -> bytes | None:
+def classes_of(folder: str, storage_options: StorageOptions) -> bytes | None:
     """Return the ``classes.json`` of the shards in a directory; ``create --split`` writes it in the
     one above. None: there is none.
     """
@@ -482,7 +401,7 @@ def classes_of(folder: str, storage_options: Options) -> bytes | None:
     return None
 
 
-def common_classes(urls: Iterable[str], storage_options: Options) -> bytes | None:
+def common_classes(urls: Iterable[str], storage_options: StorageOptions) -> bytes | None:
     """The ``classes.json`` of shards, which names the numbers in ``cls``, if all have the same one;
     None: they have not.
     """
@@ -496,7 +415,7 @@ def content_of_classes(names: Sequence[str]) -> bytes:
     return (json.dumps(list(names), indent=1) + "\n").encode()
 
 
-def _classes_if_readable(folder: str, storage_options: Options) -> bytes | None:
+def _classes_if_readable(folder: str, storage_options: StorageOptions) -> bytes | None:
     """As ``classes_of``, but None for what cannot be read or is no list: nobody asked for it. A
     store that may not be listed forbids what does not exist, and a web server may send a page.
     """

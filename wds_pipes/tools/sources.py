@@ -21,9 +21,6 @@ from contextlib import contextmanager
 from itertools import accumulate, chain, islice
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from wds_pipes.cli.converting.rows import Numbers, Row
-from wds_pipes.cli.creating.records import Content, Problems, file_of, is_in, listed
-from wds_pipes.cli.jobs import Options, names_of
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.compression import unreadable
@@ -31,6 +28,9 @@ from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import refuse
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import below, local_path, redact
+from wds_pipes.tools.files import Content, Problems, file_of, is_in, listed
+from wds_pipes.tools.outputs import StorageOptions, names_of
+from wds_pipes.tools.rows import Numbers, Row
 
 _READ = 1 << 20  # bytes that are read at once from a store
 
@@ -68,14 +68,14 @@ class Shard(NamedTuple):
 class Format(Protocol):
     """A module that reads a format."""
 
-    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
         """Divide a data set into shards."""
 
-    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+    def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read records: their values by the names of columns."""
 
 
-def found_files(source: str, endings: Sequence[str], storage_options: Options) -> list[tuple[str, Content]]:
+def found_files(source: str, endings: Sequence[str], storage_options: StorageOptions) -> list[tuple[str, Content]]:
     """The files of a directory with these endings, or those that a path or pattern names, with
     their names relative to their common directory.
 
@@ -114,7 +114,7 @@ def local_only(source: str, what: str) -> str:
 
 
 @contextmanager
-def opened(url: str, storage_options: Options) -> Iterator[BinaryIO]:
+def opened(url: str, storage_options: StorageOptions) -> Iterator[BinaryIO]:
     """A file from which any bytes can be read.
 
     Raises:
@@ -130,7 +130,7 @@ def opened(url: str, storage_options: Options) -> Iterator[BinaryIO]:
 class _Remote(io.RawIOBase):
     """A file of a store, of which ranges are read."""
 
-    def __init__(self, url: str, storage_options: Options) -> None:
+    def __init__(self, url: str, storage_options: StorageOptions) -> None:
         self._url, self._at, self._size = url, 0, file_of(url, storage_options).size
         self._reader = RangeReader(storage_options, 1)
 
@@ -155,7 +155,7 @@ class _Remote(io.RawIOBase):
 
 
 @contextmanager
-def readable(url: str, storage_options: Options = None) -> Iterator[None]:
+def readable(url: str, storage_options: StorageOptions = None) -> Iterator[None]:
     """Make a SampleError of what libraries raise if a file is cut or damaged."""
     try:
         yield
@@ -188,7 +188,7 @@ def divided(files: Iterable[tuple[Content, int]], max_samples: int, name: str = 
     return [Shard(f"{name}-{place:06d}.tar", tuple(runs)) for place, runs in enumerate(shards)]
 
 
-def read(reader: Format, shard: Shard, storage_options: Options) -> Iterator[tuple[str, Row]]:
+def read(reader: Format, shard: Shard, storage_options: StorageOptions) -> Iterator[tuple[str, Row]]:
     """Read the records of a shard, with the key of each by its number.
 
     Raises:
@@ -206,7 +206,7 @@ def read(reader: Format, shard: Shard, storage_options: Options) -> Iterator[tup
             yield f"{shard.prefix}{number:09d}", row
 
 
-def first_rows(reader: Format, shards: Sequence[Shard], count: int, storage_options: Options) -> list[Row]:
+def first_rows(reader: Format, shards: Sequence[Shard], count: int, storage_options: StorageOptions) -> list[Row]:
     """The first records of a data set."""
     runs = chain.from_iterable(shard.runs for shard in shards)
     return list(islice(chain.from_iterable(reader.rows(run, storage_options) for run in runs), count))
@@ -218,7 +218,7 @@ _ROWS = 64  # that are converted to Python objects at a time
 class Parquet:
     """Parquet files."""
 
-    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
         """Divide the rows of files into shards; only their ends are read."""
         files = []
         for _, file in found_files(source, (".parquet",), storage_options):
@@ -226,7 +226,7 @@ class Parquet:
                 files.append((file, table.metadata.num_rows))
         return divided(files, max_samples)
 
-    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+    def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read rows of a file."""
         with _parquet(run.file.url, storage_options) as table:
             counts = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
@@ -234,7 +234,7 @@ class Parquet:
             batches = table.iter_batches(batch_size=_ROWS, row_groups=list(range(passed, len(counts))))
             yield from rows_of(batches, run.start - sum(counts[:passed]), run.records, run.file.url)
 
-    def classes(self, run: Run, storage_options: Options) -> dict[str, list[str]]:
+    def classes(self, run: Run, storage_options: StorageOptions) -> dict[str, list[str]]:
         """The names of the classes of columns that have numbers of classes."""
         with _parquet(run.file.url, storage_options) as table:
             return _classes(table.schema_arrow)
@@ -243,7 +243,7 @@ class Parquet:
 class Saved:
     """A data set that ``datasets`` has saved to a disk."""
 
-    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
         """Divide the rows into shards, those of each split by themselves."""
         folder = local_only(source, "a saved data set")
         if not os.path.isfile(os.path.join(folder, "dataset_dict.json")):
@@ -265,12 +265,12 @@ class Saved:
             with _arrow(file.url) as batches:
                 yield file, sum(batch.num_rows for batch in batches)
 
-    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+    def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read rows of a file."""
         with _arrow(run.file.url) as batches:
             yield from rows_of(batches, run.start, run.records, run.file.url)
 
-    def classes(self, run: Run, storage_options: Options) -> dict[str, list[str]]:
+    def classes(self, run: Run, storage_options: StorageOptions) -> dict[str, list[str]]:
         """The names of the classes of columns that have numbers of classes."""
         with _arrow(run.file.url) as batches:
             return _classes(batches.schema)
@@ -362,7 +362,7 @@ def _numbers(types: Any, field: Any) -> tuple[Any, tuple[int, ...] | None] | Non
 
 
 @contextmanager
-def _parquet(url: str, storage_options: Options) -> Iterator[Any]:
+def _parquet(url: str, storage_options: StorageOptions) -> Iterator[Any]:
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     with opened(url, storage_options) as stream:
         yield parquet.ParquetFile(stream)

@@ -1,4 +1,4 @@
-"""``wds-pipes export``: writes a file in another format of each shard.
+"""Writing a file in another format of each shard.
 
 Rules of the columns of Parquet and TFRecord:
 1. The extension of a field says whether it is text, integers or bytes.
@@ -17,87 +17,69 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, Unpack, cast
 
-import click
-
-from wds_pipes.cli.converting.rows import is_text
-from wds_pipes.cli.converting.tfrecord import framed, masked_crc, packed
-from wds_pipes.cli.jobs import Options, Running, check_names, classes_of, marks, names_of, runs, unchanged
-from wds_pipes.cli.options import dest, example, key_split, urls
-from wds_pipes.cli.options import fields as fields_option
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.importing import library
 from wds_pipes.core.order import hash_text
-from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
-from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import folder_of
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.listing import list_shards
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.jobs import Job, Place, Report, fingerprint
 from wds_pipes.tools.looking import write_lines
-from wds_pipes.tools.reading import Sample, Source
-
-_ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
-
-
-def _summed(report: Report) -> str:
-    facts = report.facts.values()
-    text = f"{plural(len(facts), 'file')}, {plural(sum(fact['samples'] for fact in facts), 'sample')}"
-    without = sum(fact["without_fields"] for fact in facts)
-    return f"{text}; {plural(without, 'sample')} left out, which had none of the fields" if without else text
-
-
-@click.command(
-    epilog=example(
-        "wds-pipes export 'shards/*.tar' table/ --to parquet --fields json,cls -j 4\n"
-        "wds-pipes export shards/ s3://bucket/records --to tfrecord\n"
-        "wds-pipes export shards/ folder/ --to imagefolder"
-    )
+from wds_pipes.tools.outputs import (
+    JobOptions,
+    Running,
+    StorageOptions,
+    check_names,
+    classes_of,
+    marks,
+    names_of,
+    unchanged,
 )
-@urls
-@dest
-@click.option("--to", "kind", type=click.Choice(list(_ENDINGS)), required=True, help="The format.")
-@fields_option
-@click.option("--label", metavar="FIELD", help="The field of the class, for imagefolder.  [default: cls]")
-@key_split
-@runs(_summed)
+from wds_pipes.tools.reading import Sample, Source
+from wds_pipes.tools.rows import is_text
+from wds_pipes.tools.tfrecord import framed, masked_crc, packed
+
+ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
+
+
 def export(
+    urls: str | Sequence[str],
+    dest: str,
     *,
-    urls: tuple[str, ...],
-    place: Place,
-    running: Running,
     kind: str,
-    fields: list[str] | None,
-    label: str | None,
-    key_split: str,
-) -> Job:
-    """Write shards in another format into the directory DEST.
+    fields: Sequence[str] | None = None,
+    label: str | None = None,
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write shards in another format: a file for each shard, with its name.
 
-    A file is made of each shard, with the name of the shard. Data is written as it is: images are
-    never encoded again. A sample that has none of --fields is left out.
+    Args:
+        urls: the shards.
+        dest: the directory to write to.
+        kind: the format: ``"jsonl"``, ``"parquet"``, ``"tfrecord"`` or ``"imagefolder"``.
+        fields: only these fields; a sample that has none of them is left out.
+        label: the field of the class, for ``"imagefolder"``; None: ``cls``.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
 
-    \b
-    jsonl        X.jsonl: lines as of wds-pipes cat --jsonl; what is no text, number or JSON is
-                 {"base64": ...}
-    parquet      X.parquet: columns __key__ and one for each field: text, integers (cls, id and
-                 the like, unless one would be changed, as 007 would) or bytes
-    tfrecord     X.tfrecord of tf.train.Example: a feature __key__ and one for each field
-    imagefolder  images/CLASS/KEY.jpg and other fields beside it, and X.txt, their list; classes
-                 are named by classes.json beside the shards, else by what the field --label has;
-                 a program that reads the directories numbers them in the order of their names as
-                 text, 10 before 2
-
-    wds-pipes convert reads parquet and tfrecord back as they were, and wds-pipes create --from
-    classes the images. Run the same command again after an interruption: what is finished is kept.
-    """  # noqa: D301
+    Raises:
+        ValueError: the options do not fit.
+        ModuleNotFoundError: a library is not installed.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+    running = Running(dest, options)
     if label is not None and kind != "imagefolder":
-        raise click.UsageError("--label is for --to imagefolder")
-    label, storage_options = (label or "cls").lower(), place.storage_options
+        raise ValueError("--label is for --to imagefolder")
+    label, storage_options = (label or "cls").lower(), running.storage_options
     if kind == "tfrecord":
         masked_crc(packed({}))  # whether the libraries are installed
     elif kind == "parquet":
@@ -108,7 +90,7 @@ def export(
     if kind == "imagefolder":
         classes = {folder: read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
     tasks = []
-    outputs = [_TAR.sub("", name) + _ENDINGS[kind] for name in names_of(shards)]
+    outputs = [_TAR.sub("", name) + ENDINGS[kind] for name in names_of(shards)]
     check_names(shards, outputs)
     for url, output, mark in zip(shards, outputs, found, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
@@ -118,10 +100,11 @@ def export(
             )
         names = classes.get(folder_of(url))
         tasks.append(Task(output, (output,), (url, mark, names), fingerprint(mark, names), says=f"of {redact(url)}"))
-    options = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
+    decided = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
     work = partial(write, Export(kind, None if fields is None else tuple(fields), label, key_split, storage_options))
     finish = partial(_finish, kind, fields, [task.name for task in tasks])
-    return Job("export", place, work, tasks, options, finish, lists="images" if kind == "imagefolder" else "")
+    lists = "images" if kind == "imagefolder" else ""
+    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="shard", lists=lists))
 
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
@@ -145,7 +128,7 @@ class Export(NamedTuple):
     fields: tuple[str, ...] | None
     label: str
     key_split: str
-    storage_options: Options
+    storage_options: StorageOptions
 
 
 def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
@@ -201,7 +184,7 @@ def _kept(source: Source, facts: dict[str, int]) -> Iterator[Sample]:
 class _Stream(io.RawIOBase):
     """A file that appears when it is committed, as a stream."""
 
-    def __init__(self, target: str, storage_options: Options) -> None:
+    def __init__(self, target: str, storage_options: StorageOptions) -> None:
         self._file: OutputFile = open_output(target, overwrite=True, wait=True, storage_options=storage_options)
         self._written = 0
 
@@ -378,7 +361,7 @@ def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sampl
     return classes[number]
 
 
-def read_classes(folder: str, storage_options: Options) -> list[str] | None:
+def read_classes(folder: str, storage_options: StorageOptions) -> list[str] | None:
     """The names of the classes of the shards in a directory; None: not known."""
     content = classes_of(folder, storage_options)
     if content is None:

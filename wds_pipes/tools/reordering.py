@@ -1,4 +1,5 @@
-"""The order of samples by their keys or by a field, and of several data sets that are mixed.
+"""Writing samples in another order, or into other shards: reshard, concat, split, shuffle, sort and
+mix.
 
 Rules of sorting:
 1. A first pass writes the values of each input shard to a file, sorted, with the numbers of their
@@ -17,23 +18,36 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice, pairwise
-from typing import IO, Any, NamedTuple
+from itertools import accumulate, islice, pairwise
+from typing import IO, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.jobs import Running, first_pass, of_first_pass
-from wds_pipes.cli.reshaping.plan import Inputs, Places, Reader
 from wds_pipes.codecs.decoding import Decoding
-from wds_pipes.core.order import hash64
+from wds_pipes.core.order import hash64, order_of_samples
 from wds_pipes.errors import SampleError
-from wds_pipes.io.outputs import open_output
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
+from wds_pipes.io.compression import kind_of_name
+from wds_pipes.io.outputs import exists, open_output, target_of
 from wds_pipes.io.urls import local_path, redact
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
-from wds_pipes.tools.reading import Sample
+from wds_pipes.tar.listing import list_shards
+from wds_pipes.tar.writer import write_shard
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.inputs import Inputs, Order, Places, Reader, ReorderOptions, reorder, with_own_keys
+from wds_pipes.tools.jobs import Job, Place, Report, fingerprint
+from wds_pipes.tools.outputs import (
+    Running,
+    StorageOptions,
+    check_outputs,
+    marks,
+    of_first_pass,
+    shard_facts,
+    split_numbers,
+    unchanged,
+)
+from wds_pipes.tools.reading import Sample, Source
 
 _MOST_OPEN = 64  # files that are merged at a time
 _BLOCK = 1 << 13
@@ -42,16 +56,16 @@ Line = list[Any]  # a value, and the number of its sample
 
 
 def sorted_numbers(
-    inputs: Inputs, by: str | None, hidden: Place, memory: int, running: Running
+    by: str | None, inputs: Inputs, running: Running, hidden: Place, memory: int
 ) -> npt.NDArray[np.int64]:
     """Return the numbers of the samples in the order of their values.
 
     Args:
-        inputs: the samples.
         by: the field, with ``:`` and a path for a value in it; None: the keys.
-        hidden: where the first pass writes.
-        memory: how many bytes of samples are held.
+        inputs: the samples.
         running: how the first pass is run.
+        hidden: where it writes.
+        memory: how many bytes of samples are held.
 
     Raises:
         ShardError: a shard cannot be read; a sample has no such value.
@@ -61,7 +75,7 @@ def sorted_numbers(
         Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
     ]
     place = of_first_pass(Place(hidden.at("order"), hidden.storage_options), tasks)
-    facts = first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks), running)
+    facts = running.first_pass(Job("sort", place, partial(_write_values, inputs, by, memory), tasks))
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()
@@ -196,13 +210,6 @@ def _texts(lines: Iterable[Line]) -> Iterator[bytes]:
         yield b"".join(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n" for line in block)
 
 
-class Weighted(NamedTuple):
-    """A data set: its URLs, and its weight as a whole number."""
-
-    url: str
-    weight: int
-
-
 def is_weighted(text: str) -> bool:
     """Whether this is ``URLS=WEIGHT``."""
     url, equals, weight = text.rpartition("=")
@@ -213,23 +220,21 @@ def is_weighted(text: str) -> bool:
     return bool(url and equals)
 
 
-def read_sources(given: Sequence[str]) -> list[Weighted]:
-    """Read data sets with weights.
+def weights_of(given: Sequence[str]) -> dict[str, int]:
+    """Read data sets with weights: their URLs, and their weights as whole numbers.
 
     Raises:
         ValueError: one is not written as ``URLS=WEIGHT``.
     """
-    urls, weights = [], []
+    found: dict[str, float] = {}
     for text in given:
+        url, _, weight = text.rpartition("=")
         if not is_weighted(text):
             raise ValueError(f"a data set is written as URLS=WEIGHT, such as 'web/*.tar=0.7', not {text!r:.200}")
-        url, _, weight = text.rpartition("=")
-        urls.append(url)
-        weights.append(float(weight))
-    if len(set(urls)) < len(urls):
-        raise ValueError("a data set is named twice: name it once, with the sum of its weights")
-    whole = whole_weights(urls, weights)
-    return [Weighted(url, whole[url]) for url in urls]
+        if url in found:
+            raise ValueError("a data set is named twice: name it once, with the sum of its weights")
+        found[url] = float(weight)
+    return whole_weights(list(found), list(found.values()))
 
 
 def mixed_numbers(firsts: Sequence[int], weights: Sequence[int], exhausted: str) -> npt.NDArray[np.int64]:
@@ -258,3 +263,153 @@ def mixed_numbers(firsts: Sequence[int], weights: Sequence[int], exhausted: str)
                 return
 
     return np.fromiter(numbers(), np.int64)
+
+
+def reshard(urls: str | Sequence[str], dest: str, **options: Unpack[ReorderOptions]) -> Report:
+    """Write the samples of shards, in their order, into shards of another size.
+
+    Args:
+        urls: the shards, which may be compressed.
+        dest: the directory to write to.
+        options: the sizes, and how the job runs: see ``ReorderOptions`` and ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+    return reorder("reshard", urls, dest, options, lambda inputs, *_: {"": range(inputs.count)}, decided={})
+
+
+def concat(
+    urls: str | Sequence[str],
+    output: str,
+    *,
+    overwrite: bool = False,
+    md5: bool = False,
+    storage_options: StorageOptions = None,
+) -> Report:
+    """Write the samples of shards, in their order, into one shard, with its offsets beside it.
+
+    Args:
+        urls: the shards, which may be compressed; ``-`` is standard input.
+        output: the shard to write.
+        overwrite: replace an existing file.
+        md5: compute the MD5 of the shard.
+        storage_options: how to reach a store: a dict of options for fsspec.
+
+    Raises:
+        ValueError: ``output`` exists, or is no name of a shard.
+        WdsError: a shard cannot be read.
+    """
+    target, storage_options = target_of(output), storage_options or None
+    shards, known = list_shards(urls, storage_options)
+    if "*" in target or target.endswith("/") or os.path.isdir(local_path(target) or ""):
+        raise ValueError(f"OUTPUT is the shard to write, not {redact(target)!r}: name a file")
+    if kind_of_name(target):
+        raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(target)!r}")
+    check_outputs(shards, [target])
+    files = [url for url in shards if url != "-" and not url.startswith("pipe:")]
+    before = dict(zip(files, marks(files, storage_options, known), strict=True))
+    if not overwrite and exists(target, storage_options):
+        raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
+    samples = unchanged(with_own_keys(Source(shards, storage_options or {}).read()), before, storage_options)
+    facts = write_shard(target, samples, md5=md5, storage_options=storage_options)
+    shown = redact(target)
+    return Report("concat", shown, 1, written=[shown], facts={shown: shard_facts(shown, facts)})
+
+
+def split(
+    urls: str | Sequence[str], dest: str, *, shares: dict[str, float], **options: Unpack[ReorderOptions]
+) -> Report:
+    """Divide the samples of shards by the hashes of their keys, such as into train and val.
+
+    Args:
+        urls: the shards.
+        dest: the directory to write to: a directory in it for each split.
+        shares: the splits and their shares, such as ``{"train": 0.9, "val": 0.1}``.
+        options: the sizes, and how the job runs: see ``ReorderOptions`` and ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or a split would have no sample.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+
+    def orders(inputs: Inputs, *_: object) -> dict[str, Order]:
+        return dict(split_numbers(inputs.hashes(), shares))
+
+    return reorder("split", urls, dest, options, orders, decided={"shares": shares}, of_sample=24, keys=True)
+
+
+def shuffle(urls: str | Sequence[str], dest: str, *, seed: int = 0, **options: Unpack[ReorderOptions]) -> Report:
+    """Write the samples of all shards in a random order, which depends only on the seed and the
+    number of samples.
+
+    Args:
+        urls: the shards, uncompressed.
+        dest: the directory to write to.
+        seed: another seed is another order.
+        options: the sizes, and how the job runs: see ``ReorderOptions`` and ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+
+    def orders(inputs: Inputs, *_: object) -> dict[str, Order]:
+        return {"": order_of_samples(inputs.count, seed, 0)}
+
+    return reorder("shuffle", urls, dest, options, orders, decided={"seed": seed}, of_sample=4, one_by_one=True)
+
+
+def sort(urls: str | Sequence[str], dest: str, *, by: str | None = None, **options: Unpack[ReorderOptions]) -> Report:
+    """Write the samples of all shards in the order of their keys, or of a field.
+
+    Args:
+        urls: the shards, uncompressed.
+        dest: the directory to write to.
+        by: the field, or a value in its JSON, such as ``"json:width"``; None: the key.
+        options: the sizes, and how the job runs: see ``ReorderOptions`` and ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or values are of several kinds.
+        WdsError: a shard or the store cannot be read, or has other outputs; a sample has no such
+            value.
+    """
+
+    def orders(inputs: Inputs, running: Running, hidden: Place, memory: int) -> dict[str, Order]:
+        return {"": sorted_numbers(by, inputs, running, hidden, memory)}
+
+    return reorder("sort", urls, dest, options, orders, decided={"by": by}, of_sample=12, one_by_one=True)
+
+
+def mix(sources: Sequence[str], dest: str, *, exhausted: str = "stop", **options: Unpack[ReorderOptions]) -> Report:
+    """Mix the samples of several data sets in exact proportions, as the step ``mix`` does.
+
+    Args:
+        sources: the data sets with their weights, such as ``["web/*.tar=0.7", "books/*.tar=0.3"]``.
+        dest: the directory to write to.
+        exhausted: when the data set that comes next has no more samples: ``"stop"``; ``"drop"``: go
+            on with the others.
+        options: the sizes, and how the job runs: see ``ReorderOptions`` and ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or there is no sample.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+    if is_weighted(dest):
+        raise ValueError(f"DEST is the directory to write to, and {dest!r} has a weight: name one at the end")
+    weights, each = weights_of(sources), []
+    for url in weights:
+        shards, known = list_shards(url, options.get("storage_options"))
+        if known is not None:
+            marks(shards, options.get("storage_options"), known)  # whether they are those of the index
+        each.append(shards)
+
+    def orders(inputs: Inputs, *_: object) -> dict[str, Order]:
+        numbers = [0, *accumulate(len(shards) for shards in each)]
+        firsts = [inputs.located.starts[number] for number in numbers]
+        return {"": mixed_numbers(firsts, list(weights.values()), exhausted)}
+
+    decided = {"weights": list(weights.values()), "exhausted": exhausted}
+    given = [url for shards in each for url in shards]
+    return reorder("mix", given, dest, options, orders, decided=decided, of_sample=12, named=list(weights))

@@ -1,38 +1,293 @@
-"""Run a job, or a share of it, and write down what is finished.
+"""Jobs that write files: independent tasks, on one machine or on many.
 
-The plan and the receipts of a job: see the rules of this package.
+Rules:
+1. The outputs of a task are known before it runs. Each appears when it is complete, and running a
+   task again gives the same bytes.
+2. ``.wds-pipes/plan.json`` in the directory of the outputs says which job it is: the options, and
+   for each task its outputs and a fingerprint of what it is made from. It is written before the
+   first output. Another plan there is refused, and so are outputs without a plan.
+3. When all outputs of a task have their names, its receipt is written: its fingerprint, the sizes
+   of the outputs, and what it found. A task is finished if it has a receipt with its fingerprint,
+   and its outputs have these sizes. A task that was killed before its receipt is run again.
+4. Outputs may be lists of more files that the tasks write into a directory. Another job does not
+   begin while anything is there: its plan would not say which of these files are whose.
+5. Tasks share nothing but this directory. So each share of them can run anywhere and at any time;
+   the one that finds all receipts writes what belongs to the whole, such as ``index.json``.
+6. A job may also run twice at once: a task that has a receipt by now is not run, and one whose file
+   another process is writing is waited for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from wds_pipes.core.importing import library
-from wds_pipes.core.words import plural, shown
+from wds_pipes.core.words import bytes_shown, plural, shown
 from wds_pipes.errors import StateError
-from wds_pipes.io.tasks.engines import in_processes, in_this_process
-from wds_pipes.io.tasks.task import (
-    Engine,
-    Facts,
-    Job,
-    Outcome,
-    Place,
-    Report,
-    Task,
-    Work,
-    fingerprint,
-    is_inside,
-    shown_place,
-)
+from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
+from wds_pipes.io.urls import below, is_below, local_path, redact
 from wds_pipes.io.versions import Version, version_of
+from wds_pipes.tools.engines import Engine, Facts, Outcome, Task, engine_of
+from wds_pipes.tools.progress import progress as shown_progress
+
+
+@dataclass(frozen=True)
+class Place:
+    """The directory where a job writes, on a local disk or in a store.
+
+    Args:
+        url: its path or URL.
+        storage_options: how to reach the storage: a dict of options for fsspec.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+
+    url: str
+    storage_options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", target_of(self.url).rstrip("/") or "/")
+
+    def at(self, name: str) -> str:
+        """The path or URL of a file in it.
+
+        Raises:
+            ValueError: the name leads out of it.
+        """
+        return below(self.url, name)
+
+    def make(self, names: Sequence[str]) -> None:
+        """Make the directories of files; stores have none."""
+        if local_path(self.url) is not None:
+            for folder in sorted({os.path.dirname(self.at(name)) for name in names}):
+                os.makedirs(folder, exist_ok=True)
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a small file; None: it does not exist."""
+        return read_small(self.at(name), self.storage_options)
+
+    def write(self, name: str, content: bytes, *, overwrite: bool = True) -> None:
+        """Write a small file; it appears when it is complete. FileExistsError: it is there, and
+        ``overwrite`` is not set.
+        """
+        self.make([name])
+        write_small(self.at(name), content, self.storage_options, overwrite=overwrite)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+        remove(self.at(name), self.storage_options)
+
+    def has_file(self, name: str) -> bool:
+        """Whether it may have a file of this name: on a disk one that is no directory, and in no
+        directory that is a link to another place.
+        """
+        root = local_path(self.url)
+        if root is None:
+            return True
+        path, root = os.path.join(root, name), os.path.realpath(root)
+        inside = os.path.realpath(os.path.dirname(path)) == os.path.join(root, os.path.dirname(name)).rstrip("/")
+        return inside and not os.path.isdir(path)
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int]:
+        """The sizes in bytes of those of these files that exist."""
+        if local_path(self.url) is not None:
+            found = {name: size_of(self.at(name)) for name in names}
+            return {name: size for name, size in found.items() if size is not None}
+        sizes: dict[str, int] = {}
+        for folder in sorted({name.rpartition("/")[0] for name in names}):
+            for entry in self._listed(folder):
+                if entry["type"] == "file":
+                    name = entry["name"].rstrip("/").rpartition("/")[2]
+                    sizes[f"{folder}/{name}" if folder else name] = int(entry["size"] or 0)
+        return {name: sizes[name] for name in names if name in sizes}
+
+    def has_any(self, folder: str) -> bool:
+        """Whether there is anything in a directory."""
+        path = local_path(self.at(folder))
+        if path is None:
+            return bool(self._listed(folder))
+        try:
+            return bool(os.listdir(path))
+        except FileNotFoundError:
+            return False
+
+    def _listed(self, folder: str) -> list[dict[str, Any]]:
+        """What is in a directory of a store, in one request for a thousand files."""
+        from wds_pipes.io.remote.metadata import ask
+
+        url = self.at(folder) if folder else self.url
+        try:
+            return list(ask(url, self.storage_options, lambda fs, path: fs.ls(path, detail=True)))
+        except FileNotFoundError:
+            return []
+        except Exception as error:
+            refuse(url, error, self.storage_options, "listed")
+
+
+# What a task does: it writes its outputs to the place, replacing what is there, and returns facts
+# that JSON can represent.
+Work: TypeAlias = Callable[[Task, Place], Facts]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command that writes files: what is run, and where its outputs are.
+
+    Attributes:
+        command: its name in messages and in the plan.
+        place: the directory of the outputs. It belongs to one job.
+        work: a function of a module (processes import it), called with a task and the place. It
+            writes the outputs of the task, each under its name only when it is complete, replaces
+            what is there, and returns facts that JSON can represent.
+        tasks: the parts; their order decides how they are shared.
+        options: what the outputs depend on, as JSON values. They are named where a plan differs.
+        finish: called with the place and the facts of all tasks in order when all are finished: it
+            writes what belongs to the whole. It may be called again.
+        extras: the files that ``finish`` writes. If nothing was left to do and all are there, it is
+            not called.
+        unit: what the sizes of the tasks count, in the progress bar; ``"B"`` for bytes.
+        lists: if the outputs are lists of more files that the tasks write, the directory of these.
+            If anything is there, no other job begins, also with ``overwrite``.
+    """
+
+    command: str
+    place: Place
+    work: Work
+    tasks: Sequence[Task]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    finish: Callable[[Place, list[Facts]], None] | None = None
+    extras: tuple[str, ...] = ()
+    unit: str = "task"
+    lists: str = ""
+
+    def __post_init__(self) -> None:
+        outputs = [name for task in self.tasks for name in task.outputs] + list(self.extras)
+        tasks = [task.name for task in self.tasks]
+        for name in [*outputs, *tasks]:
+            if not is_inside(name):
+                raise ValueError(f"an output is named relative to its directory, and not {name!r}")
+        for what, names in (("output", outputs), ("task", tasks)):
+            if len(set(names)) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
+                raise ValueError(f"two tasks have one {what}, {twice!r}: give each its own")
+
+
+@dataclass
+class Report:
+    """What is known after a job, or a share of it, has run.
+
+    Attributes:
+        command: the name of the job.
+        place: the directory of the outputs, without credentials.
+        total: the number of tasks of the job.
+        dry_run: whether nothing was written.
+        written: the names of the tasks that ran; with ``dry_run``, of those that would.
+        skipped: the names of the tasks of this share that were finished before.
+        failed: why tasks failed, by their names.
+        facts: what the finished tasks of the job found, by their names, in order.
+        says: with ``dry_run``, what each task would write, in words.
+    """
+
+    command: str
+    place: str
+    total: int
+    dry_run: bool = False
+    written: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)
+    says: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tasks of the job are finished, also those of other shares."""
+        return len(self.facts) == self.total
+
+    def __str__(self) -> str:
+        there = f" ({len(self.skipped):,} of {self.total:,} there already)" if self.skipped else ""
+        if self.dry_run:
+            lines = [f"would write {name}: {says}" for name, says in self.says.items()]
+            return "\n".join([*lines, f"{self.place}: {plural(len(lines), 'task')} to do{there}"])
+        if not self.complete:
+            return f"written to {self.place}: {len(self.facts):,} of {plural(self.total, 'task')}{there}"
+        return f"written to {self.place}: {summary(list(self.facts.values()))}{there}"
+
+
+# What the facts of tasks count besides samples and bytes, in words.
+_COUNTED = {
+    "skipped": "skipped because of errors",
+    "missing": "without a partner",
+    "without_fields": "left out, which had none of the fields",
+    "joined": "joined from pieces",
+}
+
+
+def summary(facts: Sequence[Facts]) -> str:
+    """What the tasks of a job have found, in words."""
+
+    def total(name: str) -> int:
+        return sum(fact.get(name) or 0 for fact in facts)
+
+    shards = [fact for fact in facts if "shard" in fact]
+    words = plural(len(shards), "shard") if shards else plural(len(facts), "file")
+    if any(fact.get("samples") is not None for fact in facts):
+        words += f", {plural(total('samples'), 'sample')}"
+    if any("size" in fact for fact in facts):
+        words += f", {bytes_shown(total('size'))}"
+    if any("read" in fact for fact in facts):
+        words += f", of {plural(total('read'), 'sample')}"
+    parts = [words]
+    parts += [f"{plural(total(name), 'sample')} {what}" for name, what in _COUNTED.items() if total(name)]
+    if first := [fact["first_error"] for fact in facts if "first_error" in fact]:
+        parts.append(f"the first error: {first[0].rstrip('.')}")
+    if empty := sum(fact["samples"] == 0 for fact in shards):
+        parts.append(f"{plural(empty, 'shard')} without samples")
+    if facts and (absent := set.intersection(*(set(fact.get("absent", ())) for fact in facts))):
+        parts.append(f"no sample has the field {', '.join(sorted(absent))}")
+    if any("lost" in fact for fact in facts):
+        parts.append(_lost([entry for fact in facts for entry in fact["lost"]]))
+    return "; ".join(parts)
+
+
+def _lost(entries: Sequence[Mapping[str, Any]]) -> str:
+    """What was lost of damaged shards, in words."""
+    if not entries:
+        return "nothing is lost"
+    files = sum("file" in entry for entry in entries)
+    places = sum(entry["key"] is None for entry in entries)
+    samples = len({(one["shard"], one["key"]) for one in entries if one["key"] is not None and "file" not in one})
+    counts = {"sample": samples, "single file": files, "damaged place": places}
+    what = ", ".join(plural(count, noun) for noun, count in counts.items() if count)
+    return f"lost: {what}; in {plural(len({one['shard'] for one in entries}), 'shard')}, see lost.jsonl"
+
+
+def is_inside(name: str) -> bool:
+    """Whether a name is that of a file in the directory of a job, besides its journal."""
+    return is_below(name) and not name.startswith(".wds-pipes")
+
+
+def fingerprint(*values: Any) -> str:
+    """Return a hash of JSON values, as 32 hexadecimal digits."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return blake2b(text.encode("ascii"), digest_size=16).hexdigest()
+
+
+def shown_place(place: Place) -> str:
+    """A place without credentials, for messages."""
+    return redact(place.url)
+
 
 logger = logging.getLogger("wds_pipes")
 
@@ -50,7 +305,7 @@ def run(
     overwrite: bool = False,
     dry_run: bool = False,
     on_task: Callable[[Outcome], None] | None = None,
-    progress: bool = False,
+    progress: bool | None = False,
 ) -> Report:
     """Run the tasks of a job that are not finished yet.
 
@@ -71,7 +326,7 @@ def run(
             Tasks that are finished from the same inputs are kept.
         dry_run: write nothing, and report what would be written.
         on_task: called with the outcome of each task.
-        progress: show a progress bar; needs tqdm.
+        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
 
     Returns:
         What was written, skipped and failed.
@@ -93,36 +348,30 @@ def run(
             pickle.dumps(job.work)
         except Exception as error:
             raise TypeError(f"work is a function of a module, which other processes can import: {error}") from error
-    engine = engine or (partial(in_processes, jobs) if jobs > 1 else in_this_process)
-    tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress and not dry_run else None
-
+    engine = engine or engine_of(jobs)
     _start(job, overwrite=overwrite, dry_run=dry_run)
     facts = _finished(job.place, job.tasks, overwrite=overwrite)
     own = job.tasks[index::shares]
-    report = Report(shown_place(job.place), len(job.tasks), skipped=[task.name for task in own if task.name in facts])
     pending = [task for task in own if task.name not in facts]
+    skipped = [task.name for task in own if task.name in facts]
+    report = Report(job.command, shown_place(job.place), len(job.tasks), dry_run, skipped=skipped)
     if dry_run:
         report.written, report.facts = [task.name for task in pending], _in_order(job, facts)
+        report.says = {task.name: task.says for task in pending}
         return report
     plan, left = plan_of(job), len(facts) < len(job.tasks)
     call = partial(attempt, job.work, job.place, plan)
-    bar = None
-    if tqdm is not None:
-        total, rest = sum(task.size for task in own), sum(task.size for task in pending)
-        bar = tqdm(total=total, initial=total - rest, unit=job.unit, unit_scale=job.unit != "task")
-    try:
+    total, rest = sum(task.size for task in own), sum(task.size for task in pending)
+    with shown_progress(total, job.unit, show=progress, done=total - rest) as advance:
         for number in count():
-            pending = _round(engine, call, pending, report, last=number + 1 >= attempts, on_task=on_task, bar=bar)
+            last = number + 1 >= attempts
+            pending = _round(engine, call, pending, report, last=last, on_task=on_task, advance=advance)
             if not pending:
                 break
             time.sleep(_PAUSE_SECONDS * 2 ** min(number, _MOST_DOUBLED))
-    finally:
-        if bar is not None:
-            bar.close()
-    order = {task.name: place for place, task in enumerate(job.tasks)}
-    report.written.sort(key=order.__getitem__)
-    report.failed = {name: report.failed[name] for name in sorted(report.failed, key=order.__getitem__)}
     facts |= report.facts
+    report.written = [task.name for task in own if task.name in report.facts]
+    report.failed = {task.name: report.failed[task.name] for task in own if task.name in report.failed}
     others = [task for task in job.tasks if task.name not in facts and task.name not in report.failed]
     if not report.failed:
         facts |= _finished(job.place, others, overwrite=overwrite)
@@ -144,14 +393,16 @@ def _round(
     *,
     last: bool,
     on_task: Callable[[Outcome], None] | None,
-    bar: object,
+    advance: Callable[[int], object],
 ) -> list[Task]:
     """Run tasks once, and return those that are to be tried again. If the disk is full, the rest is
     not run.
     """
     named, again = {task.name: task for task in tasks}, []
-    outcomes = engine(call, tasks)
-    try:
+    with contextlib.ExitStack() as stack:
+        outcomes = engine(call, tasks)
+        if hasattr(outcomes, "close"):
+            stack.callback(outcomes.close)
         for outcome in outcomes:
             task = named.pop(outcome.name)
             if outcome.facts is None and (outcome.busy or (outcome.again and not last)):
@@ -162,17 +413,12 @@ def _round(
             if outcome.facts is None:
                 report.failed[task.name] = outcome.error
             else:
-                report.written.append(task.name)
                 report.facts[task.name] = outcome.facts
             if on_task is not None:
                 on_task(outcome)
-            if bar is not None:
-                bar.update(task.size)  # type: ignore[attr-defined]
+            advance(task.size)
             if outcome.full:
                 return []
-    finally:
-        if (close := getattr(outcomes, "close", None)) is not None:
-            close()
     for name in named:
         report.failed[name] = "the engine returned no outcome for it"
     return again

@@ -17,22 +17,22 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, BinaryIO
 
-from wds_pipes.cli.converting.rows import Row
-from wds_pipes.cli.converting.source import Run, Shard, found_files
-from wds_pipes.cli.jobs import Options
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import damage, unpacked
 from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.keys import without_dots
+from wds_pipes.tools.outputs import StorageOptions
+from wds_pipes.tools.rows import Row
+from wds_pipes.tools.sources import Run, Shard, found_files
 
 _ENDINGS = (".tfrecord", ".tfrec")
 _MOST = 1 << 31  # bytes of a record, which protobuf cannot exceed
 _MASK = 0xA282EAD8
 
 
-def shards(source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+def shards(source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
     """Each file is a shard."""
     example()  # whether the libraries are installed
     found: dict[str, Shard] = {}
@@ -44,7 +44,7 @@ def shards(source: str, max_samples: int, storage_options: Options) -> list[Shar
     return list(found.values())
 
 
-def rows(run: Run, storage_options: Options) -> Iterator[Row]:
+def rows(run: Run, storage_options: StorageOptions) -> Iterator[Row]:
     """Read the records of a file."""
     message, byte = example()(), 0
     decode_error = library("google.protobuf.message", "protobuf", "TFRecord", extra="convert").DecodeError

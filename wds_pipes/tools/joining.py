@@ -1,4 +1,4 @@
-"""``join``: the samples of one data set with the fields that others have under the same keys."""
+"""The samples of one data set with the fields that others have under the same keys."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any
+from typing import Any, Unpack
 
-import click
 import numpy as np
 
-from wds_pipes.cli.jobs import Options, Running, marks, runs
-from wds_pipes.cli.options import dest, example, urls
-from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite, summed
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
@@ -25,7 +20,11 @@ from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.views import among
+from wds_pipes.tools.engines import Facts
+from wds_pipes.tools.jobs import Report, fingerprint
+from wds_pipes.tools.outputs import JobOptions, Running, StorageOptions, marks
 from wds_pipes.tools.reading import CONNECTIONS, Sample, ShardWalk
+from wds_pipes.tools.rewriting import Reading, changed_by, find_shards, rewrite
 
 _TOGETHER = 64  # samples of which the partners are read at a time
 
@@ -42,7 +41,7 @@ class Partner:
         ShardError: a store cannot be listed.
     """
 
-    def __init__(self, url: str, storage_options: Options) -> None:
+    def __init__(self, url: str, storage_options: StorageOptions) -> None:
         from wds_pipes.indexed import IndexedShards  # imports torch
 
         self.urls = list_indexed(url, True, storage_options).urls
@@ -124,7 +123,7 @@ class Join:
     partners: tuple[str, ...]
     missing: str
     prefer: str | None
-    storage_options: Options
+    storage_options: StorageOptions
 
     @cached_property
     def _partners(self) -> list[Partner]:
@@ -177,59 +176,44 @@ class Join:
                 sample[name] = data
 
 
-@click.command(
-    epilog=example(
-        "wds-pipes join 'images/*.tar' both/ --with 'captions/*.tar' -j 4\n"
-        "wds-pipes join 'images/*.tar' all/ --with captions/ --with s3://bucket/features/index.json --missing drop"
-    )
-)
-@urls
-@dest
-@click.option(
-    "--with",
-    "partners",
-    multiple=True,
-    required=True,
-    metavar="SHARDS",
-    help="Another data set: its shards, in quotes, a directory or an index.json; repeatable.",
-)
-@click.option(
-    "--missing",
-    type=click.Choice(["raise", "drop", "keep"]),
-    default="raise",
-    show_default=True,
-    help="For a sample whose key another data set does not have: stop, leave it out, or write it without.",
-)
-@click.option(
-    "--prefer",
-    type=click.Choice(["first", "last"]),
-    help="Which field is kept if several have one of the same name.  [default: that is an error]",
-)
-@runs(summed)
 def join(
+    urls: str | Sequence[str],
+    dest: str,
     *,
-    urls: Sequence[str],
-    place: Place,
-    running: Running,
-    partners: tuple[str, ...],
-    missing: str,
-    prefer: str | None,
-) -> Job:
-    """Write samples with the fields that other data sets have for their keys to the directory DEST.
+    partners: Sequence[str],
+    missing: str = "raise",
+    prefer: str | None = None,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write samples with the fields that other data sets have for their keys.
 
-    URLS are the shards whose samples, names and order stay. The other data sets may be sharded and
-    ordered in any way: their samples are found by their indexes, which wds-pipes index SHARDS
-    --offsets writes, so they must be uncompressed. It is quickest if their order is the same.
+    Args:
+        urls: the shards whose samples, names and order stay.
+        dest: the directory to write to.
+        partners: the other data sets, each as its shards, a directory or an ``index.json``. They
+            may be sharded and ordered in any way, and need indexes of offsets and keys.
+        missing: for a sample whose key another data set does not have: ``"raise"``; ``"drop"``:
+            leave it out; ``"keep"``: write it without.
+        prefer: which field is kept if several have one name: ``"first"``, ``"last"``; None: that is
+            an error.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit.
+        WdsError: a shard, an index or the store cannot be read, or has other outputs.
     """
-    storage_options = place.storage_options
-    shards = find_shards(urls, place, storage_options)
-    contents = []
+    running, contents = Running(dest, options), []
+    shards = find_shards(urls, running.place)
     for partner in partners:
-        found = Partner(partner, storage_options)
-        contents.append(fingerprint(marks(found.urls, storage_options)))
+        found = Partner(partner, running.storage_options)
+        contents.append(fingerprint(marks(found.urls, running.storage_options)))
         found.check_indexed()
-    join = Join(tuple(partners), missing, prefer, storage_options)
-    options = {"what --with names, as a hash,": contents, "missing": missing, "prefer": prefer}
-    return plan_rewrite(
-        "join", shards, place, join.samples, reading=Reading(storage_options, "first-dot"), options=options
-    )
+    join = Join(tuple(partners), missing, prefer, running.storage_options)
+    decided = {
+        "what --with names, as a hash,": contents,
+        "missing": missing,
+        "prefer": prefer,
+        "key_split": "first-dot",
+    }
+    work = changed_by(join.samples, Reading(running.storage_options))
+    return running.run(rewrite("join", shards, running.place, work, decided))

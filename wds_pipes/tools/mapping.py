@@ -1,4 +1,4 @@
-"""``map``: samples as a function returns them."""
+"""Samples as a function returns them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from hashlib import blake2b
 from importlib import import_module
-from typing import Any
+from typing import Any, Unpack
 
-import click
-
-from wds_pipes.cli.jobs import Running, runs, write_indexes
-from wds_pipes.cli.options import dest, example, key_split, urls
-from wds_pipes.cli.rewriting.spine import Reading, find_shards, plan_rewrite, summed
 from wds_pipes.codecs.table import encode
 from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
-from wds_pipes.io.tasks.task import Facts, Job, Place
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.map_samples import OF_CODE
 from wds_pipes.tar.encoded import check_name
 from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tools.engines import Facts
+from wds_pipes.tools.jobs import Place, Report
+from wds_pipes.tools.outputs import JobOptions, Running, write_indexes
 from wds_pipes.tools.reading import Sample
+from wds_pipes.tools.rewriting import Reading, changed_by, find_shards, rewrite
 
 
 @dataclass(frozen=True)
@@ -133,133 +131,89 @@ def function_of(named: str) -> Callable[[Any], Any]:
     return found  # type: ignore[no-any-return]
 
 
-def call(named: str, value: Any) -> Any:
-    """Call a function. What it prints goes to standard error: standard output is for the report.
-
-    Raises:
-        RuntimeError: it ends the process, as sys.exit does.
-        Exception: whatever it raises.
-    """
-    try:
-        with redirect_stdout(sys.stderr):
-            return function_of(named)(value)
-    except SystemExit as error:
-        raise RuntimeError("it called sys.exit: let it raise an error, or return") from error
-
-
-@dataclass(frozen=True)
 class Function:
     """A function of samples, which it may get decoded; it can be sent to other processes.
 
-    Attributes:
+    Args:
         named: ``module:function``.
-        decode: how samples are decoded for it.
+        decode: how samples are decoded for it: specs of ``decode_by_ext``, with commas, or
+            ``basic``; None: they are not.
+
+    Raises:
+        ValueError: there is no such function, or a spec is unknown.
+
+    Attributes:
+        identity: its name, and a hash of the file of its module.
     """
 
-    named: str
-    decode: str | None
+    def __init__(self, named: str, decode: str | None) -> None:
+        self.named, self._decode = named, decode
+        function_of(named)
+        path, code = getattr(sys.modules[named.partition(":")[0]], "__file__", None), ""
+        if path:
+            with open(path, "rb") as file:
+                code = blake2b(file.read(), digest_size=16).hexdigest()
+        self.identity = f"{named}, code {code}"
+        _decoder(decode)  # whether the specs are known
 
-    @cached_property
-    def _decoder(self) -> Any:
-        return decoder_of(self.decode)
-
-    def of(self, sample: dict[str, Any]) -> Any:
-        """Return what the function returns for a sample.
+    def of(self, sample: Sample) -> Any:
+        """Return what the function returns for a sample. What it prints goes to standard error:
+        standard output is for the report.
 
         Raises:
             SampleError: it has raised, or the sample cannot be decoded.
         """
-        given = dict(sample) if self._decoder is None else self._decoder(sample)
+        decoder = _decoder(self._decode)
+        given = dict(sample) if decoder is None else decoder(sample)
         try:
-            return call(self.named, given)
-        except Exception as error:
+            with redirect_stdout(sys.stderr):
+                return function_of(self.named)(given)
+        except (Exception, SystemExit) as error:
             key, url = named = identity(sample)
             what = f"raised {type(error).__name__} on {named.name()}: {hide(words(error))}".rstrip(": ")
             raise SampleError(f"{self.named} {what}", url=url, key=key) from error
 
 
-def code_of(named: str) -> str:
-    """Return a hash of the file of a function's module; "": it has none."""
-    function_of(named)
-    path = getattr(sys.modules[named.partition(":")[0]], "__file__", None)
-    if not path:
-        return ""
-    with open(path, "rb") as file:
-        return blake2b(file.read(), digest_size=16).hexdigest()
-
-
-def decoder_of(specs: str | None) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-    """Return what decodes samples; ``specs`` are those of ``decode_by_ext``, with commas, or
-    ``basic``. None: nothing is decoded.
-
-    Raises:
-        ValueError: a spec is unknown.
-    """
+@cache
+def _decoder(specs: str | None) -> Callable[[Sample], Sample] | None:
     if specs is None:
         return None
     return DecodeByExt(None, *(spec for spec in specs.split(",") if spec != BASIC)).decoder()  # type: ignore[arg-type]
 
 
-decode = click.option(
-    "--decode",
-    metavar="SPEC",
-    help="Decode the samples for the function, as decode_by_ext does with this spec, such as rgb8; 'basic' leaves "
-    "images as bytes.  [default: all fields are bytes]",
-)
-
-
-@click.command(
-    name="map",
-    epilog=example(
-        "wds-pipes map changes:smaller 'raw/*.tar' small/ -j 4\n"
-        "wds-pipes map changes:with_caption 'raw/*.tar' captioned/ --decode basic --on-error skip"
-    ),
-)
-@click.argument("function", metavar="MODULE:FUNCTION")
-@urls
-@dest
-@decode
-@click.option(
-    "--on-error",
-    type=click.Choice(["raise", "skip"]),
-    default="raise",
-    show_default=True,
-    help="For a sample on which the function raises, or which cannot be decoded or encoded: stop, or leave it out and "
-    "count it. A NameError, TypeError and the like always stop.",
-)
-@key_split
-@runs(summed)
-def map_(
-    *,
+def map(  # noqa: A001
     function: str,
-    urls: Sequence[str],
-    place: Place,
-    running: Running,
-    key_split: str,
-    decode: str | None,
-    on_error: str,
-) -> Job:
-    """Write the samples that a function returns for those of shards to the directory DEST.
+    urls: str | Sequence[str],
+    dest: str,
+    *,
+    decode: str | None = None,
+    on_error: str = "raise",
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write the samples that a function returns for those of shards.
 
-    The function gets a sample as a dict with __key__, __url__ and its fields as bytes, and returns
-    a dict of fields to write, or None to leave the sample out. It may change __key__. Values that
-    are not bytes are encoded by the extension of their field: numbers, text, json, npy, images.
-    With --decode the values are decoded, and what it returns is encoded again, images too: with
-    '--decode basic' images stay the bytes that they are.
+    The function gets a sample as a dict with ``__key__``, ``__url__`` and its fields, and returns a
+    dict of fields to write, or None to leave the sample out. It must return the same for the same
+    sample, since a shard may be written twice.
 
-    \b
-    # changes.py, in the current directory
-    def with_caption(sample):
-        sample["json"]["caption"] = sample["txt"].strip()
-        return {"jpg": sample["jpg"], "json": sample["json"]}
+    Args:
+        function: ``"module:function"``; the module may be a file in the current directory.
+        urls: the shards.
+        dest: the directory to write to.
+        decode: how samples are decoded for it, as by ``decode_by_ext``; None: fields are bytes.
+        on_error: ``"skip"``: leave out a sample on which the function raises, or which cannot be
+            decoded or encoded, and count it; ``"raise"``.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
 
-    The function must return the same for the same sample, since a shard may be written twice. Each
-    shard becomes one of the same name, uncompressed. If the file of the function changes, the
-    outputs are others, and --overwrite is needed; what the file imports is not looked at.
-    """  # noqa: D301
-    reading = Reading(place.storage_options, key_split)
-    change = Map(Function(function, decode), on_error == "skip")
-    decoder_of(decode)
-    options = {"function": f"{function}, code {code_of(function)}", "decode": decode, "on_error": on_error}
-    shards = find_shards(urls, place, place.storage_options)
-    return plan_rewrite("map", shards, place, change.samples, reading=reading, options=options, finish=_finish)
+    Raises:
+        ValueError: the options do not fit, or there is no such function.
+        WdsError: a shard or the store cannot be read, or has other outputs; all were skipped.
+    """
+    running = Running(dest, options)
+    called = Function(function, decode)
+    decided = {"function": called.identity, "decode": decode, "on_error": on_error, "key_split": key_split}
+    shards = find_shards(urls, running.place)
+    work = changed_by(Map(called, on_error == "skip").samples, Reading(running.storage_options, key_split))
+    return running.run(rewrite("map", shards, running.place, work, decided, finish=_finish))

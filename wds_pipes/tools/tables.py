@@ -14,10 +14,6 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import IO, cast
 
-from wds_pipes.cli.converting.rows import Row, add_chosen, add_field, check_known, key_of, plain_value
-from wds_pipes.cli.converting.source import check_columns, opened, values_of
-from wds_pipes.cli.creating.records import LABEL, Content, Grouping, Problems, Record, add_labels
-from wds_pipes.cli.jobs import REQUESTS, Options
 from wds_pipes.codecs.table import encode
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
@@ -25,6 +21,10 @@ from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import without_dots
+from wds_pipes.tools.files import LABEL, Content, Grouping, Problems, Record, add_labels
+from wds_pipes.tools.outputs import REQUESTS, StorageOptions
+from wds_pipes.tools.rows import Row, add_chosen, add_field, check_known, key_of, plain_value
+from wds_pipes.tools.sources import check_columns, opened, values_of
 
 _AHEAD = 1024  # rows
 _MOST_OF_FIELD = 1 << 30  # characters
@@ -54,7 +54,7 @@ class Columns:
 
 
 def of_list(
-    source: str, root: str | None, key_split: str | None, problems: Problems, storage_options: Options
+    source: str, root: str | None, key_split: str | None, problems: Problems, storage_options: StorageOptions
 ) -> tuple[list[Record], list[str]]:
     """The samples of a list: lines with a path or URL, and a label after a tab or the last blank.
     The label is the field ``cls``: the integer, or the number of the name.
@@ -87,7 +87,7 @@ def of_list(
 
 
 def of_table(
-    source: str, kind: str, columns: Columns, problems: Problems, storage_options: Options
+    source: str, kind: str, columns: Columns, problems: Problems, storage_options: StorageOptions
 ) -> tuple[list[Record], list[str]]:
     """The samples of a table, one for each row. Labels, which are values for the field ``cls``, are
     numbers of names as in ``of_list``.
@@ -163,7 +163,7 @@ def grouped(records: Sequence[Record], count: int) -> list[Record]:
     ]
 
 
-def _rows(source: str, kind: str, storage_options: Options) -> Iterator[Row]:
+def _rows(source: str, kind: str, storage_options: StorageOptions) -> Iterator[Row]:
     if kind == "parquet":
         pyarrow = library("pyarrow.parquet", "pyarrow", "parquet")
         with opened(source, storage_options) if source != "-" else io.BytesIO(sys.stdin.buffer.read()) as file:
@@ -212,7 +212,7 @@ def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
 
 
 @contextmanager
-def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
+def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
 
     owned = source != "-"
     file = open_url(source, storage_options=storage_options) if owned else sys.stdin.buffer
@@ -230,7 +230,7 @@ def _text(source: str, storage_options: Options) -> Iterator[IO[str]]:
             file.close()
 
 
-def _contents(names: list[str], source: str, base: str, storage_options: Options) -> list[Content | None]:
+def _contents(names: list[str], source: str, base: str, storage_options: StorageOptions) -> list[Content | None]:
     """What is known of the files that a list or table names; None: there is none.
 
     Raises:

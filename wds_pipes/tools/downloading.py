@@ -1,4 +1,4 @@
-"""``wds-pipes download``: copies shards.
+"""Copying shards.
 
 Rules:
 1. On a local disk a shard is written to ``.wds-pipes/parts``, under a name that is made of its URL,
@@ -11,80 +11,66 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import md5
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
-import click
-
-from wds_pipes.cli.creating.records import Content, file_of
-from wds_pipes.cli.jobs import (
-    REQUESTS,
-    Options,
-    Running,
-    check_names,
-    check_outputs,
-    check_size,
-    index_names,
-    names_of,
-    runs,
-    shard_facts,
-    write_indexes,
-)
-from wds_pipes.cli.options import dest, echo, example, urls
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
 from wds_pipes.io.partial import put_in_place
-from wds_pipes.io.tasks.running import FOLDER
-from wds_pipes.io.tasks.task import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, is_header, no_tar
 from wds_pipes.tar.index import ShardFacts, dali_name, first_dot, folder_of, make_opener
 from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.files import Content, file_of
+from wds_pipes.tools.jobs import FOLDER, Job, Place, Report, fingerprint
+from wds_pipes.tools.outputs import (
+    REQUESTS,
+    JobOptions,
+    Running,
+    StorageOptions,
+    check_names,
+    check_outputs,
+    check_size,
+    index_names,
+    names_of,
+    shard_facts,
+    write_indexes,
+)
 
 _PARTS = f"{FOLDER}/parts"
 _CHUNK = 1 << 20
 _OF_FOLDER = ("classes.json", "sizes.json", "_info.json", "info.json", "__len__")
 
 
-def _summed(report: Report) -> str:
-    facts = report.facts.values()
-    shards = sum("shard" in fact for fact in facts)
-    return f"{plural(shards, 'shard')}, {plural(sum(fact['size'] for fact in facts), 'byte')}"
+def download(urls: str | Sequence[str], dest: str, **options: Unpack[JobOptions]) -> Report:
+    """Copy shards, and what is beside them: indexes, tables of metadata, names of classes.
 
+    Sizes are compared, and MD5s if the ``index.json`` beside the shards has them. What was begun on
+    a local disk is continued at its byte, if the store names versions.
 
-@click.command(
-    epilog=example(
-        "wds-pipes download 's3://bucket/train-{000000..000099}.tar' data/ -j 4\n"
-        "wds-pipes download https://example.com/train/index.json data/\n"
-        "wds-pipes download 'data/*.tar' s3://bucket/copy --task 0 --tasks 8"
-    )
-)
-@urls
-@dest
-@runs(_summed)
-def download(*, urls: tuple[str, ...], place: Place, running: Running) -> Job:
-    """Copy shards into the directory DEST, which may be in a store.
+    Args:
+        urls: the shards.
+        dest: the directory to write to, which may be in a store.
+        options: how the job runs: see ``JobOptions``.
 
-    What is beside a shard is copied too: indexes of offsets, of keys and of DALI, and tables of
-    metadata (X.parquet, X.jsonl, X_stats.json); and classes.json, sizes.json, _info.json and
-    __len__ of their directories. An index.json is written of the shards that were copied. Sizes are
-    compared, and MD5s if the index.json beside the shards has them; a shard that is changed
-    meanwhile is an error.
-
-    Run the same command again after an interruption: a shard that is finished is kept, and one that
-    was begun on a local disk continues at its byte, if the store names versions (ETags).
+    Raises:
+        ValueError: the options do not fit.
+        WdsError: a shard or the store cannot be read, or has other outputs.
     """
-    storage_options = place.storage_options
+    running = Running(dest, options)
+    place, storage_options = running.place, running.storage_options
     shards, known = list_shards(list(urls), storage_options)
     names = names_of(shards)
     check_names(shards, names)
@@ -107,7 +93,7 @@ def download(*, urls: tuple[str, ...], place: Place, running: Running) -> Job:
                 file, name = file_of(folder + known_name, storage_options), into + known_name
                 tasks.append(_task((name,), Copy(file, None), fingerprint(file.size, file.identity)))
     indexed = index_names([name for name, of in zip(names, facts, strict=True) if of.samples is not None])
-    return Job("download", place, partial(copy, storage_options), tasks, {}, finish, indexed, unit="B")
+    return running.run(Job("download", place, partial(copy, storage_options), tasks, {}, finish, indexed, unit="B"))
 
 
 def _task(outputs: tuple[str, ...], wanted: Copy, mark: str) -> Task:
@@ -129,7 +115,7 @@ class Copy(NamedTuple):
     beside: tuple[tuple[str, str], ...] = ()
 
 
-def copy(storage_options: Options, task: Task, place: Place) -> Facts:
+def copy(storage_options: StorageOptions, task: Task, place: Place) -> Facts:
     """Copy a shard and what is beside it, or another file."""
     wanted: Copy = task.arguments
     if wanted.facts is None:
@@ -148,7 +134,7 @@ def finish(place: Place, facts: list[Facts]) -> None:
         shutil.rmtree(place.at(_PARTS), ignore_errors=True)
 
 
-def _facts_of(shards: Sequence[str], storage_options: Options) -> list[ShardFacts]:
+def _facts_of(shards: Sequence[str], storage_options: StorageOptions) -> list[ShardFacts]:
     """What the ``index.json`` in the directory of each shard says of it."""
     found: dict[str, ShardFacts] = {}
     for folder in dict.fromkeys(map(folder_of, shards)):
@@ -158,11 +144,11 @@ def _facts_of(shards: Sequence[str], storage_options: Options) -> list[ShardFact
             try:
                 found |= dict(zip(inside, find_facts(inside, index, storage_options), strict=True))
             except ValueError as error:
-                echo(f"note: {error} So MD5s are not compared", err=True)
+                warnings.warn(f"{error} So MD5s are not compared", ShardWarning, stacklevel=3)
     return [found.get(url, ShardFacts()) for url in shards]
 
 
-def _beside(shard: str, storage_options: Options) -> list[str]:
+def _beside(shard: str, storage_options: StorageOptions) -> list[str]:
     """The files that belong to a shard and exist."""
     folder, stem = folder_of(shard), first_dot(shard)
     base = os.path.basename(shard.partition("?")[0] if local_path(shard) is None else shard)
@@ -170,7 +156,7 @@ def _beside(shard: str, storage_options: Options) -> list[str]:
     return [folder + name for name in names if exists(folder + name, storage_options)]
 
 
-def _copy_shard(file: Content, expected: str | None, name: str, place: Place, storage_options: Options) -> str:
+def _copy_shard(file: Content, expected: str | None, name: str, place: Place, storage_options: StorageOptions) -> str:
     """Copy a shard; return its MD5."""
     target = place.at(name)
     if local_path(target) is None:
@@ -210,7 +196,7 @@ def _check_head(head: bytes, url: str) -> None:
 def _transfer(
     file: Content,
     write: Callable[[bytes], object],
-    storage_options: Options,
+    storage_options: StorageOptions,
     expected: str | None,
     part: LockedFile | None = None,
 ) -> tuple[int, str]:
@@ -240,7 +226,7 @@ def _transfer(
     return size, digest.hexdigest()
 
 
-def _check(file: Content, size: int, digest: str, expected: str | None, storage_options: Options) -> None:
+def _check(file: Content, size: int, digest: str, expected: str | None, storage_options: StorageOptions) -> None:
     """Compare what arrived with what is known of a file.
 
     Raises:
@@ -266,7 +252,7 @@ def _append(fd: int, data: bytes) -> None:
 
 
 @contextmanager
-def _part(file: Content, place: Place, storage_options: Options) -> Iterator[LockedFile]:
+def _part(file: Content, place: Place, storage_options: StorageOptions) -> Iterator[LockedFile]:
     """The part of a shard that is there already, locked."""
     path = _part_path(file, place)
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -285,7 +271,7 @@ def _part_path(file: Content, place: Place) -> str:
     return place.at(f"{_PARTS}/{fingerprint(identify(file.url), file.size, file.mark, boot())}")
 
 
-def _copy_small(url: str, name: str, place: Place, storage_options: Options) -> None:
+def _copy_small(url: str, name: str, place: Place, storage_options: StorageOptions) -> None:
     content = read_small(url, storage_options)
     if content is None:
         raise ShardError(f"{redact(url)} was removed meanwhile: run the command again", url=redact(url))

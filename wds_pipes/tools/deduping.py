@@ -1,4 +1,4 @@
-"""``dedup``: the first of several samples with one key, content or field.
+"""The first of several samples with one key, content or field.
 
 The shards are read twice. First a hash of 16 bytes of each sample is written, a file for each
 shard. Two contents have one hash of 128 bits with a probability that need not be considered (one in
@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Unpack
 
-import click
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.cli.jobs import Running, check_same, first_pass, of_first_pass, runs
-from wds_pipes.cli.options import dest, example, key_split, urls
-from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.errors import SampleError, StateError
-from wds_pipes.io.tasks.running import check_plan, run
-from wds_pipes.io.tasks.task import Facts, Job, Place, Task, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import splitter, without_dots
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.jobs import Job, Place, Report, check_plan, fingerprint, run
+from wds_pipes.tools.outputs import JobOptions, Running, check_same, of_first_pass
 from wds_pipes.tools.reading import Found, Sample, ShardWalk
+from wds_pipes.tools.rewriting import Reading, Shard, changed_by, find_shards, rewrite
 
 KEY, CONTENT = "key", "content"
 _FOLDER, _ENDING = ".wds-pipes/hashes", ".hashes"
@@ -127,49 +125,45 @@ def _repeated(shards: Sequence[Shard], hashes: Place) -> list[npt.NDArray[np.boo
     return np.split(repeated, np.cumsum([len(part) for part in parts])[:-1])
 
 
-@click.command(
-    epilog=example("wds-pipes dedup 'raw/*.tar' unique/ --by content -j 4\nwds-pipes dedup a.tar b.tar u/ --by jpg")
-)
-@urls
-@dest
-@click.option(
-    "--by",
-    default="key",
-    show_default=True,
-    metavar="key|content|FIELD",
-    help="What is compared: keys, all fields of samples, or one field, such as jpg.",
-)
-@key_split
-@runs(summed)
-def dedup(*, urls: Sequence[str], place: Place, running: Running, key_split: str, by: str) -> Job:
-    """Write shards in which each sample comes once to the directory DEST.
+def dedup(
+    urls: str | Sequence[str],
+    dest: str,
+    *,
+    by: str = "key",
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write shards in which each sample comes once: of equal ones the first stays.
 
-    Of samples with the same key, the same fields, or the same bytes of one field, the first one
-    stays, in the order of the shards as they are named. Samples without that field all stay.
-    Fields are compared by hashes of 128 bits. If several shards have one name, DEST has a directory
-    for each of theirs.
+    Args:
+        urls: the shards; their order says which sample is the first.
+        dest: the directory to write to. ``.wds-pipes/hashes`` in it has a hash of each sample.
+        by: what is compared: ``"key"``; ``"content"``, all fields; or one field, such as ``"jpg"``.
+            Samples without that field all stay.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
 
-    The shards are read twice (with --by key, the first time without their data): first a hash of
-    each sample goes to DEST/.wds-pipes/hashes, 16 bytes a sample. When all are there, they are
-    compared in memory, about 70 bytes a sample. With --task, each share hashes its own shards, and
-    then those that no other share has hashed yet.
+    Raises:
+        ValueError: the options do not fit, or no sample has the field.
+        WdsError: a shard or the store cannot be read, or has other outputs.
     """
-    by = by.lower()  # as fields are
-    reading = Reading(place.storage_options, key_split, "ignore")  # what comes again in a shard is compared too
-    options = {"by": by, "key_split": reading.key_split}
+    running, by = Running(dest, options), by.lower()  # as fields are
+    place, decided = running.place, {"by": by, "key_split": key_split}
     if not running.overwrite:
-        check_plan(place, "dedup", options)
-    shards = find_shards(urls, place, reading.storage_options)
+        check_plan(place, "dedup", decided)
+    shards = find_shards(urls, place)
     tasks = [
-        Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, options)) for shard in shards
+        Task(shard.name, (shard.name + _ENDING,), (shard, None), fingerprint(shard.mark, decided)) for shard in shards
     ]
+    reading = Reading(place.storage_options, key_split, "ignore")  # what comes again in a shard is compared too
     hidden = of_first_pass(Place(place.at(_FOLDER), place.storage_options), tasks)
-    hashes = Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, options)
+    hashes = Job("dedup (hashes)", hidden, partial(_hash, reading, by), tasks, decided)
     if not running.dry_run:
-        first_pass(hashes, running)
-    of_shards = None  # only for its names
-    if not running.dry_run or run(hashes, overwrite=True, dry_run=True).complete:
-        of_shards = [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hashes.place)]
-    return plan_rewrite(
-        "dedup", shards, place, _without_repeated, reading=reading, options=options, of_shards=of_shards
+        running.first_pass(hashes)
+    hashed = not running.dry_run or run(hashes, overwrite=True, dry_run=True).complete
+    # without hashes, only for its names
+    of_shards = (
+        [[len(places), places.nonzero()[0].tolist()] for places in _repeated(shards, hidden)] if hashed else None
     )
+    work = changed_by(_without_repeated, reading)
+    return running.run(rewrite("dedup", shards, place, work, decided, of_shards=of_shards))

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.cli.converting.rows import KEY, Row, extension_of, is_text
-from wds_pipes.cli.converting.source import Run, Shard, local_only
-from wds_pipes.cli.converting.tfrecord import tensor_protos
-from wds_pipes.cli.creating.records import file_of
-from wds_pipes.cli.jobs import Options
 from wds_pipes.core.importing import library
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.keys import without_dots
+from wds_pipes.tools.files import file_of
+from wds_pipes.tools.outputs import StorageOptions
+from wds_pipes.tools.rows import KEY, Row, extension_of, is_text
+from wds_pipes.tools.sources import Run, Shard, local_only
+from wds_pipes.tools.tfrecord import tensor_protos
 
 _DATA = "data.mdb"
 # The fields of a TensorProto with its data, by its type, and their types in numpy.
@@ -44,11 +44,11 @@ _NUMBERS = {
 class Database:
     """A database of keys and bytes: its key is the key of a sample, and its value is a field."""
 
-    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
         """Divide the entries into shards; only the keys are read."""
         return _divided([local_only(source, "an LMDB")], max_samples)
 
-    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+    def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read entries."""
         for key, value in _entries(run):
             yield {"key": key, "value": value}
@@ -64,7 +64,7 @@ class Database:
 class TorchRecord:
     """A directory of databases ``db0``, ``db1`` and so on, or one of them, of ``TensorProtos``."""
 
-    def shards(self, source: str, max_samples: int, storage_options: Options) -> list[Shard]:
+    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
         """Divide the entries into shards, in the order of the databases and of their numbers."""
         tensor_protos()  # whether the library is installed
         folder = local_only(source, "a TorchRecord")
@@ -72,7 +72,7 @@ class TorchRecord:
         paths = [os.path.join(folder, name) for name in sorted(parts, key=lambda name: int(name[2:]))]
         return _divided(paths or [folder], max_samples)
 
-    def rows(self, run: Run, storage_options: Options) -> Iterator[Row]:
+    def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read entries: their tensors by name, or by number."""
         message = tensor_protos()()
         for key, value in _entries(run):

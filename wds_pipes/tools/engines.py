@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, or in several processes of this machine.
+"""Tasks, and where they run: in this process, or in several processes of this machine.
 
 Rules:
 1. Processes are spawned, not forked: a fork copies locks of threads that it does not have.
@@ -13,6 +13,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import signal
@@ -20,20 +21,81 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeAlias
 
-from wds_pipes.io.tasks.task import Outcome, Task
+from wds_pipes.errors import SampleError, StateError, WdsError
+from wds_pipes.io.secret import hide, words
 
 _PATIENCE_SECONDS = 10.0  # in which a process must have discarded what it was writing
 _AGAIN_SECONDS = 0.5  # how long to wait at a time
 
-Call = Callable[[Task], Outcome]
+Facts: TypeAlias = dict[str, Any]
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or a quota used up
 
 
-def in_this_process(call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
-    """Run tasks one after the other."""
-    yield from map(call, tasks)
+@dataclass(frozen=True)
+class Task:
+    """A part of a job that can be run by itself, also more than once.
+
+    Attributes:
+        name: its name in messages, which no other task of the job has.
+        outputs: the files that it writes, relative to the directory of the job.
+        arguments: what it is made from; it can be pickled.
+        fingerprint: a hash of the inputs, such as ``fingerprint(...)`` returns.
+        size: how much of the progress bar it is, in the units of the job.
+        says: what it writes, in words.
+    """
+
+    name: str
+    outputs: tuple[str, ...]
+    arguments: Any = None
+    fingerprint: str = ""
+    size: int = 1
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a task.
+
+    Attributes:
+        name: that of the task.
+        facts: what ``work`` returned; None: it failed.
+        error: why it failed.
+        again: whether it makes sense to try again.
+        busy: another process writes its outputs.
+        full: the disk is full, so other tasks would fail too.
+    """
+
+    name: str
+    facts: Facts | None = None
+    error: str = ""
+    again: bool = False
+    busy: bool = False
+    full: bool = False
+
+    @classmethod
+    def failed(cls, name: str, error: Exception) -> Outcome:
+        """The outcome of a task that raised."""
+        told = hide(words(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {words(error)}")
+        again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
+        full = isinstance(error, OSError) and error.errno in FULL
+        return cls(name, error=told, again=again and not full, busy=isinstance(error, BlockingIOError), full=full)
+
+
+Call: TypeAlias = Callable[[Task], Outcome]
+# Runs tasks anywhere: it is called with a function that can be pickled, and with tasks, and yields
+# what the function returns for each task, in any order. Where the process of a task dies, it yields
+# an Outcome that says so. If it is closed early, it ends what it has started.
+Engine: TypeAlias = Callable[[Call, Sequence[Task]], Iterator[Outcome]]
+
+
+def engine_of(jobs: int) -> Engine:
+    """What runs so many tasks at a time on this machine; 1: in this process."""
+    return partial(in_processes, jobs) if jobs > 1 else map
 
 
 def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:

@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, NamedTuple
 
-from wds_pipes.cli.jobs import REQUESTS, Options
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.outputs import exists, refuse
@@ -23,6 +22,7 @@ from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.keys import split_key, without_dots
+from wds_pipes.tools.outputs import REQUESTS, StorageOptions
 
 _SHOWN = 10
 _AHEAD = 64  # samples
@@ -265,7 +265,7 @@ class Files:
     links: str = ""
     of_shards: list[str] = dataclasses.field(default_factory=list)
 
-    def chosen(self, source: str, problems: Problems, storage_options: Options) -> Iterator[tuple[str, Content]]:
+    def chosen(self, source: str, problems: Problems, storage_options: StorageOptions) -> Iterator[tuple[str, Content]]:
         """The files that are packed; ValueError if there are only shards."""
         found = False
         for name, content in listed(source, self.ignore, self.links, problems, storage_options):
@@ -285,13 +285,11 @@ class Files:
         if not self.of_shards:
             return None
         left, first = plural(len(self.of_shards), "file"), self.of_shards[0]
-        return (
-            f"note: {left} of shards left out, such as {first}: pass --include {os.path.basename(first)!r} to pack it"
-        )
+        return f"{left} of shards left out, such as {first}: pass --include {os.path.basename(first)!r} to pack it"
 
 
 def of_directory(
-    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: Options
+    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: StorageOptions
 ) -> list[Record]:
     """The samples of a directory and those below: files whose names differ only in what follows
     the key. They are sorted by their names. Hidden files are left out.
@@ -303,7 +301,7 @@ def of_directory(
 
 
 def of_classes(
-    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: Options
+    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: StorageOptions
 ) -> tuple[list[Record], list[str]]:
     """The samples of a directory whose directories are classes, as torchvision's ImageFolder reads
     it; each gets a field ``cls``, the number of its class.
@@ -351,7 +349,7 @@ def is_in(path: str, folder: str) -> bool:
 
 
 def listed(
-    source: str, ignore: Sequence[str], links: str, problems: Problems, storage_options: Options
+    source: str, ignore: Sequence[str], links: str, problems: Problems, storage_options: StorageOptions
 ) -> Iterator[tuple[str, Content]]:
     """The files in a directory and those below, in the order of their names relative to it.
 
@@ -399,7 +397,7 @@ def _local(
             problems.add(f"{entry.path} is neither a file nor a directory, or a link to nothing: remove it")
 
 
-def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Content]]:
+def _remote(source: str, storage_options: StorageOptions) -> Iterator[tuple[str, Content]]:
 
     if source.startswith(("http://", "https://")):
         raise ValueError(f"{redact(source)} is on a web server, which lists no files: name them in a list, --from list")
@@ -419,7 +417,7 @@ def _remote(source: str, storage_options: Options) -> Iterator[tuple[str, Conten
         yield name[start:], Content(fs.unstrip_protocol(name), int(entry["size"] or 0), mark)
 
 
-def file_of(url: str, storage_options: Options = None) -> Content:
+def file_of(url: str, storage_options: StorageOptions = None) -> Content:
     """What is known of a file.
 
     Raises:

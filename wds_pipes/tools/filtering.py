@@ -1,4 +1,4 @@
-"""``filter``: some of the samples of shards, or some of their fields."""
+"""Some of the samples of shards, or some of their fields."""
 
 from __future__ import annotations
 
@@ -6,26 +6,21 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
-import click
-
-from wds_pipes.cli.jobs import Options, Running, marks, runs, write_indexes
-from wds_pipes.cli.options import dest, example, key_split, names_option, urls
-from wds_pipes.cli.options import fields as fields_option
-from wds_pipes.cli.options import metadata as metadata_option
-from wds_pipes.cli.rewriting.mapping import Function, code_of, decoder_of
-from wds_pipes.cli.rewriting.mapping import decode as decode_option
-from wds_pipes.cli.rewriting.spine import Reading, Shard, find_shards, plan_rewrite, summed
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, ShardWarning
-from wds_pipes.io.tasks.task import Facts, Job, Place, fingerprint
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.views import example_of, read_keys
+from wds_pipes.tools.engines import Facts
+from wds_pipes.tools.jobs import Place, Report, fingerprint
+from wds_pipes.tools.mapping import Function
+from wds_pipes.tools.outputs import JobOptions, Running, StorageOptions, marks, write_indexes
 from wds_pipes.tools.reading import Sample
+from wds_pipes.tools.rewriting import Reading, Shard, changed_by, find_shards, rewrite
 from wds_pipes.tools.selecting import find_tables, keys_where, unfulfilled
 
 
@@ -51,12 +46,7 @@ class Filter:
     every: int = 1
     kept_fields: tuple[str, ...] | None = None
     left_fields: frozenset[str] = frozenset()
-    storage_options: Options = None
-
-    @property
-    def fields(self) -> Sequence[str] | None:
-        """The fields that are read: a function sees all of a sample."""
-        return None if self.keep is not None else self.kept_fields
+    storage_options: StorageOptions = None
 
     def samples(self, samples: Iterator[Sample], shard: str, of_shard: Any, facts: Facts) -> Iterator[Sample]:
         """Yield the samples that are kept, with their kept fields."""
@@ -143,7 +133,9 @@ def _finish(chosen: Filter, place: Place, facts: Sequence[Facts]) -> None:
     write_indexes(place, facts)
 
 
-def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_options: Options) -> list[list[str]]:
+def _tables(
+    shards: Sequence[Shard], where: str, metadata: str | None, storage_options: StorageOptions
+) -> list[list[str]]:
     """Return the table of each shard, and what distinguishes its content."""
     # shards of one name have tables in directories, as what is written
     names = [shard.name.removesuffix(".tar") for shard in shards]
@@ -160,96 +152,77 @@ def _tables(shards: Sequence[Shard], where: str, metadata: str | None, storage_o
     return found if len(found) == len(shards) else [found[0] for _ in shards]
 
 
-@click.command(
-    name="filter",
-    epilog=example(
-        "wds-pipes filter 'raw/*.tar' good/ --where 'clip > 0.28 and width >= 256' -j 4\n"
-        "wds-pipes filter 'raw/*.tar' good/ --exclude bad-keys.txt --fields jpg,cls\n"
-        "wds-pipes filter 'raw/*.tar' good/ --keep rules:is_photo --decode rgb8"
-    ),
-)
-@urls
-@dest
-@click.option(
-    "--where", metavar="SQL", help="Samples whose row of metadata fulfils this; SQL as it stands after WHERE."
-)
-@metadata_option
-@click.option("--keys", metavar="FILE", help="Samples whose key is in this file, which has a key on each line.")
-@click.option("--exclude", metavar="FILE", help="Leave out samples whose key is in this file.")
-@click.option("--keep", metavar="MODULE:FUNCTION", help="Samples for which this function returns true.")
-@decode_option
-@click.option(
-    "--every",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Of what is left of each shard, samples 0, N, 2N and so on.",
-)
-@fields_option
-@names_option("--drop-fields", "All fields but these.")
-@key_split
-@runs(summed)
-def filter_(
+def filter(  # noqa: A001
+    urls: str | Sequence[str],
+    dest: str,
     *,
-    urls: Sequence[str],
-    place: Place,
-    running: Running,
-    key_split: str,
-    where: str | None,
-    metadata: str | None,
-    keys: str | None,
-    exclude: str | None,
-    keep: str | None,
-    decode: str | None,
-    every: int,
-    fields: list[str] | None,
-    drop_fields: list[str] | None,
-) -> Job:
-    """Write some of the samples of shards, or some of their fields, to the directory DEST.
+    where: str | None = None,
+    metadata: str | None = None,
+    keys: str | None = None,
+    exclude: str | None = None,
+    keep: str | None = None,
+    decode: str | None = None,
+    every: int = 1,
+    fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] | None = None,
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write some of the samples of shards, or some of their fields. All conditions must hold.
 
-    All conditions must hold. Each shard becomes one of the same name, uncompressed, with its
-    offsets; index.json lists all of them. A shard of which no sample is left is a tar without
-    samples: wds-pipes reshard makes even shards. A sample of which no field is left is left out.
+    Args:
+        urls: the shards.
+        dest: the directory to write to.
+        where: samples whose row of metadata fulfils this; SQL as it stands after WHERE.
+        metadata: the table for ``where``, or a directory of tables; None: beside the shards.
+        keys: samples whose key is in this file, which has a key on each line.
+        exclude: leave out samples whose key is in this file.
+        keep: samples for which this function, ``"module:function"``, returns true.
+        decode: how samples are decoded for it, as by ``decode_by_ext``; None: fields are bytes.
+        every: of what is left of each shard, samples 0, N, 2N and so on.
+        fields: only these fields.
+        drop_fields: all fields but these.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
 
-    The function of --keep gets a sample as a dict of bytes with __key__ and __url__, or decoded
-    with --decode; what is written are the bytes as they were. Its module may be a file in the
-    current directory. If that file changes, the outputs are others, and --overwrite is needed.
+    Raises:
+        ValueError: the options do not fit, or no sample fulfils them.
+        WdsError: a shard, a table or the store cannot be read, or has other outputs.
     """
+    running = Running(dest, options)
     if where is not None and (not where.strip() or where.startswith("@")):
-        raise click.UsageError("--where is a condition such as 'clip > 0.28'; a file of keys is for --keys")
+        raise ValueError("--where is a condition such as 'clip > 0.28'; a file of keys is for --keys")
     if metadata and not where:
-        raise click.UsageError("--metadata is for --where, a condition such as 'clip > 0.28'")
+        raise ValueError("--metadata is for --where, a condition such as 'clip > 0.28'")
     if decode and not keep:
-        raise click.UsageError("--decode is for the function of --keep")
+        raise ValueError("--decode is for the function of --keep")
     if fields and drop_fields:
-        raise click.UsageError("--fields says what stays and --drop-fields what goes: pass one of the two")
+        raise ValueError("--fields says what stays and --drop-fields what goes: pass one of the two")
     if not (where or keys or exclude or keep or fields or drop_fields or every > 1):
-        raise click.UsageError(
+        raise ValueError(
             "say what to keep: --where, --keys, --exclude, --keep, --every (more than 1), --fields or --drop-fields"
         )
-    storage_options = place.storage_options
-    opener = make_opener(storage_options)
+    opener = make_opener(running.storage_options)
     only = None if keys is None else frozenset(read_keys(keys, opener))
     without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
-    shards = find_shards(urls, place, storage_options)
-    chosen = Filter(
-        where, only, without, None if keep is None else Function(keep, decode), every,
-        None if fields is None else tuple(fields), frozenset(drop_fields or ()), storage_options,
-    )  # fmt: skip
-    decoder_of(decode)
-    options = {
+    shards = find_shards(urls, running.place)
+    function = None if keep is None else Function(keep, decode)
+    kept, left = None if fields is None else tuple(fields), frozenset(drop_fields or ())
+    chosen = Filter(where, only, without, function, every, kept, left, running.storage_options)
+    decided = {
         "where": where,
         "metadata": None if metadata is None else redact(metadata),
         "keys": None if only is None else fingerprint(sorted(only)),
         "exclude": fingerprint(sorted(without)) if without else None,
-        "keep": keep and f"{keep}, code {code_of(keep)}",
+        "keep": function and function.identity,
         "decode": decode,
         "every": every,
-        "fields": None if fields is None else sorted(fields),
-        "drop_fields": sorted(drop_fields or ()),
+        "fields": None if kept is None else sorted(kept),
+        "drop_fields": sorted(left),
+        "key_split": key_split,
     }
-    of_shards = None if where is None else _tables(shards, where, metadata, storage_options)
-    return plan_rewrite(
-        "filter", shards, place, chosen.samples, reading=Reading(storage_options, key_split), options=options,
-        fields=chosen.fields, of_shards=of_shards, finish=partial(_finish, chosen),
-    )  # fmt: skip
+    of_shards = None if where is None else _tables(shards, where, metadata, running.storage_options)
+    # a function sees all fields of a sample
+    reading = Reading(running.storage_options, key_split, fields=None if keep is not None else kept)
+    work, finish = changed_by(chosen.samples, reading), partial(_finish, chosen)
+    return running.run(rewrite("filter", shards, running.place, work, decided, of_shards=of_shards, finish=finish))

@@ -1,0 +1,347 @@
+"""The whole samples of damaged shards, and a list of what was lost.
+
+Members are read as ``load_tar`` reads them with ``on_error="skip"``: what is next to damage, and
+may be incomplete, is lost. Neighbouring files of one key, none of which has the field of another
+one, are a piece of a sample. Each shard is read twice: after the first time, ``decide`` says which
+pieces become samples:
+
+1. If a piece of a key is lost, its sample is lost.
+2. Pieces of a key with different fields are joined.
+3. A piece whose fields have all come before is another sample, which is left out if that is asked
+   for, and else is an error.
+4. If it also has other fields, or other pieces follow it, it is not clear which of them belong
+   together, and all of them are lost.
+5. If there is damage, and most samples come in pieces, a sample that lacks some of the usual
+   fields, and has no others, is lost too: a piece of it may have been in the damage.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import Any, NamedTuple, Unpack
+
+from wds_pipes.errors import SampleError
+from wds_pipes.io.compression import unpacked
+from wds_pipes.io.urls import redact
+from wds_pipes.tar.headers import MAX_SIZE
+from wds_pipes.tar.index import make_opener
+from wds_pipes.tar.keys import is_metadata, splitter
+from wds_pipes.tar.members import Link
+from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.scanning import readable
+from wds_pipes.tools.describing import Decoders, fault_of, of_all_fields
+from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.jobs import Place, Report
+from wds_pipes.tools.outputs import JobOptions, Running, changed, check_same, unchanged, write_indexes, write_task
+from wds_pipes.tools.reading import Sample
+from wds_pipes.tools.rewriting import Reading, find_shards, rewrite, with_writable_keys
+
+_LOST = "lost.jsonl"
+
+
+class Repair(NamedTuple):
+    """How shards are repaired; it is sent to other processes.
+
+    Attributes:
+        reading: how they are read.
+        drop_repeated: leave out a sample whose key came before in the shard.
+        decode: leave out samples with a field that cannot be decoded.
+        concatenated: shards may be several archives, one after another.
+    """
+
+    reading: Reading
+    drop_repeated: bool
+    decode: bool
+    concatenated: bool
+
+
+@dataclass
+class Piece:
+    """A part of a shard: files of one key beside each other, none of which has the field of another
+    one; a damaged place; or a file that no sample can have.
+
+    Attributes:
+        start: its first byte.
+        key: the key; None: it is a damaged place.
+        follows: whether it comes directly after another piece of its key.
+        why: why it is lost; None: it is not.
+        file: the name of a file that no sample can have.
+        end: the byte after such a file.
+        fields: the names of the fields.
+        data: the fields, until they are used.
+    """
+
+    start: int
+    key: str | None
+    follows: bool = False
+    why: str | None = None
+    file: str | None = None
+    end: int | None = None
+    fields: frozenset[str] = frozenset()
+    data: dict[str, bytes] = field(default_factory=dict)
+
+
+def _finish(place: Place, facts: list[Facts]) -> None:
+    write_indexes(place, facts)
+    lines = [json.dumps(entry) + "\n" for fact in facts for entry in fact["lost"]]
+    place.write(_LOST, "".join(lines).encode())
+
+
+def _write(repair: Repair, task: Task, place: Place) -> Facts:
+    shard, _ = task.arguments
+    url, storage_options, key_split = shard.url, repair.reading.storage_options, repair.reading.key_split
+    check_same(url, shard.mark, storage_options)
+    found: list[Piece] = []
+    sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
+    with _quiet():
+        for piece in _pieces(repair, url):
+            names = frozenset(piece.data)
+            piece.fields, piece.data = sets.setdefault(names, names), {}
+            found.append(piece)
+        read = len({piece.key for piece in found if piece.why is None})
+        joined = decide(found, redact(url), drop_repeated=repair.drop_repeated)
+        samples = with_writable_keys(_whole(repair, url, found, joined), key_split)
+        written = write_task(task, place, unchanged(samples, {url: shard.mark}, storage_options))
+    return {**written, "read": read, "joined": len(joined), "lost": _lost(found, redact(url))}
+
+
+def _pieces(repair: Repair, url: str) -> Iterator[Piece]:
+    """Read a shard, and yield its pieces when all their files have come."""
+    errors: list[Exception] = []
+    links: list[Link] = []
+    split = splitter(repair.reading.key_split)
+    piece: Piece | None = None
+    gap: Piece | None = None  # the damage before the next piece
+    with readable(url), make_opener(repair.reading.storage_options).open(url) as raw:
+        reader = TarReader(
+            unpacked(raw)[0],
+            url=url,
+            max_member_bytes=MAX_SIZE,
+            on_error=errors.append,
+            on_link=links.append,
+            concatenated=repair.concatenated,
+            named=False,
+        )
+        for _, name, data, offset in reader:
+            if not name:
+                why = str(errors.pop()) if errors else "members were lost there"
+                gap = Piece(offset, None, why=why)
+                if piece is not None:
+                    piece.why = piece.why or _beside(gap)
+                    yield piece
+                yield gap
+                piece = None
+                continue
+            parts = split(name)
+            if parts is None:
+                continue
+            key, field = parts[0], parts[1].lower()
+            if is_metadata(field):
+                yield Piece(offset, key, why=_reserved(url, key, field, name, offset), file=name, end=reader.offset)
+                continue
+            if piece is None or piece.key != key or field in piece.data:
+                follows = piece is not None and piece.key == key
+                if piece is not None:
+                    yield piece
+                piece = Piece(offset, key, follows, None if gap is None else _beside(gap))
+                gap = None
+            piece.data[field] = data or b""
+        if piece is not None:
+            yield piece
+    for link in links:
+        if (parts := split(link.name)) is not None:
+            yield Piece(link.offset, parts[0], why=link.describe(redact(url)), file=link.name, end=link.end)
+
+
+def _beside(gap: Piece) -> str:
+    return f"it is next to the damage at byte {gap.start}, and may be incomplete"
+
+
+def _reserved(url: str, key: str, field: str, name: str, offset: int) -> str:
+    return (
+        f"sample {key!r} of shard {redact(url)} has the reserved field name {field!r} (byte {offset}): names that "
+        f"begin and end with two underscores are kept for metadata. Rename the file {name!r}"
+    )
+
+
+def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str, Sequence[Piece]]) -> Iterator[Sample]:
+    """Read a shard again, and yield the samples to write, each when its last piece has come.
+
+    Args:
+        repair: how it is read.
+        url: the shard.
+        found: the pieces that came the first time.
+        joined: the pieces of the samples that have several.
+    """
+    decoders = of_all_fields() if repair.decode else None
+    by_start = {piece.start: piece for piece in found if piece.key is not None and piece.file is None}
+    held: dict[str, Sample] = {}
+    for piece in _pieces(repair, url):
+        if piece.key is None or piece.file is not None:
+            continue
+        known = by_start.get(piece.start)
+        if known is None:
+            raise changed(url)
+        if known.why is not None:
+            continue
+        sample = held.setdefault(piece.key, {"__key__": piece.key, "__url__": url})
+        sample.update(piece.data)
+        pieces = joined.get(piece.key, [known])
+        if known is pieces[-1]:
+            del held[piece.key]
+            why = None if decoders is None else _fault(sample, decoders)
+            if why is None:
+                yield sample
+            for one in pieces:
+                one.why = why
+
+
+def _fault(sample: Sample, decoders: Decoders) -> str | None:
+    """Return why a field cannot be decoded; None: all can."""
+    for name, data in sample.items():
+        if not is_metadata(name) and (why := fault_of(decoders, name, data)) is not None:
+            return f"field {name!r} cannot be decoded: {why}"
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what is logged of damage, which the list of what was lost says."""
+    logger = logging.getLogger("wds_pipes")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _lost(found: Sequence[Piece], shown: str) -> list[dict[str, Any]]:
+    """What was lost of a shard, in its order, as entries of the list."""
+    lost: list[dict[str, Any]] = []
+    pieces = [piece for piece in found if piece.file is None]
+    for piece, after in zip_longest(pieces, pieces[1:]):
+        piece.end = None if after is None else after.start
+    for piece in sorted(found, key=lambda piece: piece.start):
+        if piece.why is not None:
+            name = {} if piece.file is None else {"file": piece.file}
+            entry = {"shard": shown, "start": piece.start, "end": piece.end, "key": piece.key, **name}
+            lost.append({**entry, "why": piece.why})
+    return lost
+
+
+def decide(found: Iterable[Piece], shown: str, *, drop_repeated: bool) -> dict[str, list[Piece]]:
+    """Decide which pieces become samples: note at the others why they are lost, and return those
+    that are joined, by their keys.
+
+    Args:
+        found: all pieces of a shard.
+        shown: the shard, for messages.
+        drop_repeated: whether samples whose keys came before are left out.
+
+    Raises:
+        SampleError: a sample has the key of another one, and is not left out.
+    """
+    of_key: dict[str, list[Piece]] = {}
+    damaged = False
+    for piece in found:
+        if piece.key is None:
+            damaged = True
+        elif piece.file is None:
+            of_key.setdefault(piece.key, []).append(piece)
+    kept = {key: _joined(pieces, shown, drop_repeated) for key, pieces in of_key.items() if len(pieces) > 1}
+    if damaged and of_key:
+        _lose_halves(of_key)
+    return {key: pieces for key, pieces in kept.items() if len(pieces) > 1 and pieces[0].why is None}
+
+
+def _joined(pieces: Sequence[Piece], shown: str, drop_repeated: bool) -> list[Piece]:
+    """Decide about the pieces of a key, and return those that are its sample."""
+    gone = next((piece for piece in pieces if piece.why is not None), None)
+    if gone is not None:
+        _lose(pieces, f"the files of its key at byte {gone.start} are lost, and may be a piece of it")
+        return []
+    kept, fields, dropped = [pieces[0]], pieces[0].fields, list[Piece]()
+    for piece in pieces[1:]:
+        twice = sorted(piece.fields & fields)
+        if twice and not drop_repeated:
+            raise SampleError(
+                f"two samples of shard {shown} have the key {piece.key!r} and field {twice[0]!r}: pass "
+                "--drop-repeated to keep the first one, where that is clear",
+                url=shown,
+                key=piece.key,
+            )
+        # Beside each other, a smaller one may begin in the middle of the second sample.
+        if piece.fields == fields if piece.follows else piece.fields <= fields:
+            dropped.append(piece)
+        elif twice or dropped:
+            _lose(
+                pieces,
+                f"files of its key come again, at byte {piece.start} with other fields than before, so it is not clear "
+                "which of them belong together",
+            )
+            return []
+        else:
+            kept.append(piece)
+            fields |= piece.fields
+    for piece in dropped:
+        piece.why = f"a sample with its key, and field {min(piece.fields & fields)!r}, came before"
+    return kept
+
+
+def _lose(pieces: Sequence[Piece], why: str) -> None:
+    for piece in pieces:
+        piece.why = piece.why or why
+
+
+def _lose_halves(of_key: Mapping[str, Sequence[Piece]]) -> None:
+    """Lose samples that may lack a piece, if most samples come in pieces."""
+    fields = {key: frozenset[str]().union(*(one.fields for one in pieces)) for key, pieces in of_key.items()}
+    counts = Counter(fields.values())
+    usual = max(counts, key=lambda names: (counts[names], len(names)))
+    in_pieces = [usual not in {one.fields for one in of_key[key]} for key, names in fields.items() if names == usual]
+    if 2 * sum(in_pieces) <= len(in_pieces):
+        return
+    for key, pieces in of_key.items():
+        if fields[key] < usual:
+            what = ", ".join(sorted(usual - fields[key]))
+            _lose(pieces, f"it has no {what}, unlike most samples: a piece of it may be lost in the damage")
+
+
+def repair(
+    urls: str | Sequence[str],
+    dest: str,
+    *,
+    decode: bool = False,
+    drop_repeated: bool = False,
+    concatenated: bool = False,
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write the whole samples of damaged shards, and list what was lost, in ``lost.jsonl``.
+
+    Args:
+        urls: the shards.
+        dest: the directory to write to.
+        decode: also leave out samples with a field that cannot be decoded.
+        drop_repeated: leave out a sample whose key and fields came before in its shard.
+        concatenated: shards may be several archives, one after another.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+    running = Running(dest, options)
+    decided = {"key_split": key_split, "drop_repeated": drop_repeated, "decode": decode, "concatenated": concatenated}
+    how = Repair(Reading(running.storage_options, key_split), drop_repeated, decode, concatenated)
+    shards, work = find_shards(urls, running.place), partial(_write, how)
+    return running.run(rewrite("repair", shards, running.place, work, decided, finish=_finish, extras=[_LOST]))
