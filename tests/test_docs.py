@@ -124,9 +124,10 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["processes", "threads"])
 def test_the_program_with_tasks_runs(engine, tmp_path):
-    program, threads = re.findall(r"(?s)```python\n(.*?)```", (TUTORIALS / "docs/reference/tasks.md").read_text())
+    page = (TUTORIALS / "docs/reference/writing.md").read_text().partition("## Jobs of your own")[2]
+    program, threads = re.findall(r"(?s)```python\n(.*?)```", page)
     if engine == "threads":
-        program = program.replace("print(tasks.run(job, jobs=4))", threads.replace("\n", "\n    "))
+        program = program.replace("print(tools.run(job, jobs=4))", threads.replace("\n", "\n    "))
     (tmp_path / "program.py").write_text(program)
     make_shards(str(tmp_path / "shards"), shards=4, samples=3)
     done = run_script(tmp_path / "program.py", "forkserver", str(tmp_path))

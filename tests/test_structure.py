@@ -15,6 +15,7 @@ from wds_pipes.core.stage import functional_name
 ROOT = Path(wds_pipes.__file__).parent
 # The folders whose modules a folder may import at import time, besides its own.
 BELOW = {
+    "tools": {"errors", "core", "io", "codecs", "tar", "stages", "display", "loader", "indexed", "checkpoint"},
     "core": {"errors"},
     "io": {"errors", "core"},
     "codecs": {"errors", "core", "io"},

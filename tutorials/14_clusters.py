@@ -315,4 +315,4 @@ ray.shutdown()
 # ## What to read next
 #
 # - `04_ranks_and_elastic_resume` explains lanes, ranks, and what a state fits.
-# - [Jobs that write files](docs/reference/tasks): shares, engines and tasks of your own programs.
+# - [Writing data sets](docs/reference/writing): shares, engines and tasks of your own programs.
