@@ -206,18 +206,6 @@ def storage_options(function: F) -> F:
     )(cast("F", with_options))
 
 
-def shard_limits(function: F) -> F:
-    """Add ``--max-samples`` and ``--max-bytes``, which the function gets as numbers."""
-    samples = click.option(
-        "--max-samples",
-        type=click.IntRange(min=1),
-        default=100_000,
-        show_default=True,
-        help="The most samples in a shard.",
-    )
-    return samples(size_option("--max-bytes", "1GiB", "The most bytes of a shard, such as 256MB.")(function))
-
-
 def size_option(name: str, default: str | None, text: str) -> Callable[[F], F]:
     """An option that is a size such as 64MB, which the function gets as bytes."""
     return click.option(name, default=default, callback=_size_from, show_default=True, help=text)

@@ -14,12 +14,12 @@ from wds_pipes.cli.options import (
     Damaged,
     Refused,
     as_json,
-    check_dest,
+    dest,
     echo,
     echo_json,
     ended_by_sigterm,
     example,
-    in_one_line,
+    fields,
     key_split,
     metadata,
     names_option,
@@ -34,8 +34,6 @@ from wds_pipes.core.words import plural
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-dest = click.argument("dest", callback=lambda context, argument, value: check_dest(value))
-fields = names_option("--fields", "Only these fields, such as jpg,cls.")
 _number = click.IntRange(min=1)
 _JOB_OPTIONS = (
     click.option("-j", "--jobs", type=_number, help="Processes on this machine."),
@@ -73,10 +71,9 @@ def _writes(name: str, examples: str) -> Callable[[Callable[..., tools.Report]],
     def decorated(function: Callable[..., tools.Report]) -> click.Command:
         @functools.wraps(function)
         def command(*, as_json: bool, **given: Any) -> None:
-            with in_one_line(), ended_by_sigterm(), _resumable(given["dry_run"]):
+            with ended_by_sigterm(), _resumable(given["dry_run"]):
                 report = function(on_task=_tell, **given)
-            with in_one_line():
-                _show(report, as_json)
+            _show(report, as_json)
             if report.failed:
                 raise Damaged(
                     f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is "
@@ -481,7 +478,7 @@ def concat(*, as_json: bool, **options: Any) -> None:
     OUTPUT is a path or a URL. Its offsets are written beside it, as OUTPUT.idx and OUTPUT.keys. It
     appears when it is complete. Compressed shards are read too, and - is standard input.
     """
-    with in_one_line(), ended_by_sigterm():
+    with ended_by_sigterm():
         _show(tools.concat(md5=as_json, **options), as_json)  # only JSON shows the MD5
 
 
