@@ -274,7 +274,7 @@ def test_a_damaged_data_set_is_never_read_anywhere_in_memory(tmp_path):
     assert "d.arrow cannot be read: " in refused(tmp_path, tmp_path / "out", "--from", "hf", code=1)
 
 
-@pytest.mark.parametrize("state", ["[]", "{bad", '{"_data_files": [{}]}', "{}"])
+@pytest.mark.parametrize("state", ["{bad", '{"_data_files": [{}]}'])
 def test_a_state_that_names_no_files(tmp_path, state):
     (tmp_path / "state.json").write_text(state)
     assert "state.json has no names in '_data_files'" in refused(tmp_path, tmp_path / "out", "--from", "hf")
@@ -304,8 +304,7 @@ def test_a_saved_data_set(tmp_path):
     assert read(tmp_path / "test") == read(tmp_path / "out/test")
 
 
-@pytest.mark.parametrize("name", ["../test", "{data}/saved/test"])
-@pytest.mark.parametrize("where", ["split", "file"])
+@pytest.mark.parametrize(("name", "where"), [("../test", "split"), ("{data}/saved/test", "file")])
 def test_a_saved_data_set_names_no_file_outside_of_itself(tmp_path, name, where):
     pytest.importorskip("pyarrow")
     shutil.copytree(DATA / "saved", tmp_path / "in")
@@ -379,7 +378,7 @@ def parquet(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("count", [1, 3, 4, 10, 100])
+@pytest.mark.parametrize("count", [3, 100])
 def test_shards_have_so_many_rows(parquet, tmp_path, count):
     """Whatever files and groups they are in."""
     run(parquet, tmp_path, "--from", "parquet", "--max-samples", count)
@@ -443,7 +442,7 @@ def test_what_is_no_database(lmdb, tmp_path):
     )
 
 
-@pytest.mark.parametrize("pages", [1, 3, 40])
+@pytest.mark.parametrize("pages", [1, 40])
 def test_a_database_that_is_cut_is_an_error(lmdb, tmp_path, pages):
     """Its end is never read from the memory to which it is mapped: that would end the process."""
     fill(lmdb, tmp_path / "db", {b"%05d" % number: JPEG * 10 for number in range(200)})

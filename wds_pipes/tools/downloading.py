@@ -71,7 +71,7 @@ def download(urls: str | Sequence[str], dest: str, **options: Unpack[JobOptions]
     """
     running = Running(dest, options)
     place, storage_options = running.place, running.storage_options
-    shards, known = list_shards(list(urls), storage_options)
+    shards, known = list_shards(urls, storage_options)
     names = names_of(shards)
     check_names(shards, names)
     check_outputs(shards, map(place.at, names))

@@ -84,7 +84,7 @@ def export(
         masked_crc(packed({}))  # whether the libraries are installed
     elif kind == "parquet":
         library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
-    shards, known = list_shards(list(urls), storage_options)
+    shards, known = list_shards(urls, storage_options)
     found = marks(shards, storage_options, known)
     classes = {}
     if kind == "imagefolder":

@@ -114,7 +114,7 @@ class Places:
 
 def reorder(
     command: str,
-    given: Sequence[str],
+    given: str | Sequence[str],
     dest: str,
     options: ReorderOptions,
     orders: Callable[[Inputs, Running, Place, int], Mapping[str, Order]],
@@ -146,6 +146,7 @@ def reorder(
         WdsError: a shard or the store cannot be read, or has other outputs.
     """
     running, shards = Running(dest, options), options.get("shards")
+    given = [given] if isinstance(given, str) else given
     most, size = options.get("max_samples"), options.get("max_bytes")
     memory, place = parse_size(options.get("memory", "256MB")), running.place
     if shards is not None and (most or size):
@@ -350,7 +351,7 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
         ShardError: a shard or an index cannot be read, or is damaged.
     """
     options = hidden.storage_options
-    urls, listed = list_shards(list(given), options)
+    urls, listed = list_shards(given, options)
     if "-" in urls:
         raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
     endings = (OFFSETS, KEYS) if keys else (OFFSETS,)

@@ -1,0 +1,47 @@
+"""The functions of wds_pipes.tools that write: the same as the commands, without a command line."""
+
+import pytest
+from commands import outputs, run_command
+
+from wds_pipes import tools
+from wds_pipes.testing import make_shards
+
+
+def test_a_function_does_what_its_command_does(tmp_path):
+    """And returns a report, whose text is a sentence."""
+    make_shards(tmp_path / "in", shards=3, samples=4, fields=("txt", "cls"))
+    for name, arguments, options, changes in (
+        ("shuffle", [], ["--seed", 3, "--max-samples", 5], {"seed": 3, "max_samples": 5}),
+        ("filter", [], ["--fields", "cls"], {"fields": ["cls"]}),
+        ("export", [], ["--to", "jsonl"], {"kind": "jsonl"}),
+    ):
+        told = run_command(name, *arguments, tmp_path / "in", tmp_path / f"{name}-command", *options).stdout
+        report = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes)
+        assert outputs(tmp_path / f"{name}-function") == outputs(tmp_path / f"{name}-command")
+        assert f"{report}\n" == told.replace("-command", "-function")
+        assert report.complete
+        again = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes, jobs=2)
+        assert (again.written, again.skipped) == ([], report.written)
+
+
+def test_nothing_is_written_if_only_a_report_is_wanted(tmp_path):
+    urls = make_shards(tmp_path / "in", shards=2, samples=3)
+    report = tools.reshard(urls, tmp_path / "out", shards=3, dry_run=True)
+    assert report.says == {f"shard-{number:06d}.tar": "2 samples" for number in range(3)}
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": 0}, "--task and --tasks belong together"),
+        ({"task": 8, "tasks": 8}, "the last is --task 7"),
+        ({"engine": "ray", "jobs": 2}, "as many tasks run as the cluster has CPUs"),
+        ({"shards": 2, "max_samples": 2}, "so --max-samples would be ignored"),
+    ],
+)
+def test_options_that_do_not_fit(options, message, tmp_path):
+    urls = make_shards(tmp_path / "in", shards=1, samples=3)
+    with pytest.raises(ValueError, match=message):
+        tools.reshard(urls, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
