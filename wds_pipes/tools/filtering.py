@@ -14,6 +14,7 @@ from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.listing import exists
 from wds_pipes.tar.views import example_of, read_keys
 from wds_pipes.tools.engines import Facts
 from wds_pipes.tools.jobs import Place, Report, fingerprint
@@ -141,11 +142,12 @@ def _tables(
     names = [shard.name.removesuffix(".tar") for shard in shards]
     apart = any("/" in name for name in names)
     urls = find_tables([shard.url for shard in shards], metadata, storage_options, names if apart else None)
-    try:
-        found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
-    except ShardError as error:
-        error.args = (str(error).replace("shard ", "table ", 1),)
-        raise
+    for url in urls:
+        if not exists(url, storage_options):
+            error = ShardError(f"table {redact(url)} does not exist: write it, or pass --metadata", url=redact(url))
+            error.missing = True
+            raise error
+    found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
     with keys_where(where, urls, make_opener(storage_options)) as keys_of:
         if not any(map(keys_of, urls)):
             raise unfulfilled(where, urls)
