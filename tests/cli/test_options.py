@@ -67,7 +67,7 @@ def test_every_command_has_an_example_and_every_option_a_help():
 
 
 def test_the_help_of_a_command_fits_a_screen():
-    for name, command in COMMANDS.items():
+    for name in COMMANDS:
         assert len(run_command(*name.split(), "--help").stdout.splitlines()) <= 50, name
 
 

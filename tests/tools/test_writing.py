@@ -44,4 +44,7 @@ def test_options_that_do_not_fit(options, message, tmp_path):
     urls = make_shards(tmp_path / "in", shards=1, samples=3)
     with pytest.raises(ValueError, match=message):
         tools.reshard(urls, tmp_path / "out", **options)
+    for function in (tools.reshard, tools.repair):
+        with pytest.raises(TypeError, match="there is no option 'job'; the options of jobs are jobs, engine"):
+            function(urls, tmp_path / "out", job=2)
     assert not (tmp_path / "out").exists()

@@ -178,8 +178,8 @@ def get(
     The sample goes to standard output as a tar, or with --field the field alone. The indexes of
     wds-pipes index --offsets find it; without them the shards are read from the beginning.
     """
-    from wds_pipes.tools.rows import is_text
     from wds_pipes.tools.looking import write_fields, write_tar
+    from wds_pipes.tools.rows import is_text
 
     number = sample.isdecimal() and sample.isascii() and (sample == "0" or sample[0] != "0") and not is_key
     found = tools.get(int(sample) if number else sample, urls, field=field, on_scan=partial(echo, err=True), **options)

@@ -145,7 +145,7 @@ def reorder(
             run.
         WdsError: a shard or the store cannot be read, or has other outputs.
     """
-    running, shards = Running(dest, options), options.get("shards")
+    running, shards = Running(dest, options, ReorderOptions), options.get("shards")
     given = [given] if isinstance(given, str) else given
     most, size = options.get("max_samples"), options.get("max_bytes")
     memory, place = parse_size(options.get("memory", "256MB")), running.place

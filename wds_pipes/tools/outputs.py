@@ -81,12 +81,16 @@ class Running:
     Args:
         dest: the directory of the outputs.
         options: see ``JobOptions``.
+        known: the class of the options, which has no others.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: the options do not fit, or nothing can be written there.
     """
 
-    def __init__(self, dest: str | os.PathLike[str], options: JobOptions) -> None:
+    def __init__(self, dest: str | os.PathLike[str], options: JobOptions, known: type[JobOptions] = JobOptions) -> None:
+        for name in options.keys() - known.__annotations__.keys():
+            raise TypeError(f"there is no option {name!r}; the options of jobs are {', '.join(known.__annotations__)}")
         self._options, self.overwrite = options, options.get("overwrite", False)
         self.dry_run, self.storage_options = options.get("dry_run", False), options.get("storage_options") or None
         jobs, engine, task, tasks = (options.get(name) for name in ("jobs", "engine", "task", "tasks"))
