@@ -158,7 +158,7 @@ def warns(value):
 
 
 def test_functions_run_again_where_they_may():
-    from wds_pipes.tools.on_ray import RayExecutor
+    from wds_pipes.tools.ray_engine import RayExecutor
 
     with RayExecutor(retries=2) as executor:
         assert executor.width == 2
@@ -176,7 +176,7 @@ def test_relative_paths_need_the_directory_everywhere(monkeypatch, tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    from wds_pipes.tools.on_ray import RayExecutor
+    from wds_pipes.tools.ray_engine import RayExecutor
 
     with RayExecutor() as executor:
         gone.rmdir()

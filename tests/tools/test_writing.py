@@ -1,5 +1,9 @@
 """The functions of wds_pipes.tools that write: the same as the commands, without a command line."""
 
+import importlib
+import inspect
+import pkgutil
+
 import pytest
 from commands import outputs, run_command
 
@@ -48,3 +52,10 @@ def test_options_that_do_not_fit(options, message, tmp_path):
         with pytest.raises(TypeError, match="there is no option 'job'; the options of jobs are jobs, engine"):
             function(urls, tmp_path / "out", job=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_public_name_is_no_module():
+    """Also when the modules were imported, whose names would come first."""
+    for module in pkgutil.iter_modules(tools.__path__):
+        importlib.import_module(f"wds_pipes.tools.{module.name}")
+    assert [name for name in tools.__all__ if inspect.ismodule(getattr(tools, name))] == []

@@ -269,7 +269,7 @@ def executor_of(engine: str | None) -> Iterator[Any]:
     if engine is None:
         yield None
         return
-    from wds_pipes.tools.on_ray import RayExecutor
+    from wds_pipes.tools.ray_engine import RayExecutor
 
     with RayExecutor(retries=2) as executor:
         yield executor

@@ -11,7 +11,7 @@ needs none of them.
   ``deduping``, ``repairing``: how.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
 - ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
-  ``on_ray``: tasks, and where they run.
+  ``ray_engine``: tasks, and where they run.
 - ``looking``, ``reading``, ``describing``: ls, head, cat and get: the samples of shards, and their
   fields in words.
 - ``summary``: info. ``verifying``, ``findings``: verify.
@@ -44,8 +44,8 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.joining import join
     from wds_pipes.tools.looking import Shown, cat, head, ls
     from wds_pipes.tools.mapping import map  # noqa: A004
-    from wds_pipes.tools.on_ray import on_ray
     from wds_pipes.tools.outputs import JobOptions
+    from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
     from wds_pipes.tools.reordering import concat, mix, reshard, shuffle, sort, split
     from wds_pipes.tools.repairing import repair
@@ -140,7 +140,7 @@ _MODULE_OF = {
     "ls": "tools.looking",
     "map": "tools.mapping",
     "mix": "tools.reordering",
-    "on_ray": "tools.on_ray",
+    "on_ray": "tools.ray_engine",
     "read_states": "tools.states",
     "repair": "tools.repairing",
     "reshard": "tools.reordering",

@@ -39,7 +39,7 @@ from wds_pipes.tar.views import split_by_key
 from wds_pipes.tar.writer import most_members, shard_files, write_shard
 from wds_pipes.tools.engines import Call, Engine, Facts, Outcome, Task, engine_of
 from wds_pipes.tools.jobs import Job, Place, Report, Work, fingerprint, run
-from wds_pipes.tools.on_ray import connect, on_ray
+from wds_pipes.tools.ray_engine import connect, on_ray
 
 StorageOptions = dict[str, Any] | None  # for fsspec
 REQUESTS = 16  # at a time
