@@ -323,7 +323,9 @@ def test_an_index_of_dali_under_our_name_is_named(more, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("use", "count"), [(len, 3), (lambda data: data[9], 7), (lambda data: list(data[9:]), 3)], ids=["length", "one", "several"]
+    ("use", "count"),
+    [(len, 3), (lambda data: data[9], 7), (lambda data: list(data[9:]), 3)],
+    ids=["length", "one", "several"],
 )
 def test_a_stale_index_of_a_shard_that_is_skipped(use, count, tmp_path):
     """Else the numbers of all later shards were those of other samples."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, NotAllowedError, registered_codecs
+from wds_pipes.codecs.codec import IMAGE_FORMATS, NotAllowedError, registered_codecs
 from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.core.words import bytes_shown, plain
 from wds_pipes.display.text import cut, shape_of, shown
