@@ -14,7 +14,7 @@ from torchdata.nodes import Loader
 
 import wds_pipes as wp
 from wds_pipes import nodes
-from wds_pipes.loader import comparing
+from wds_pipes.loader import ranks as comparing
 from wds_pipes.loader.ranks import Rank, find_rank
 from wds_pipes.testing import make_shards
 

@@ -43,6 +43,8 @@ class Joining:
             SampleError: a column differs in kind, shape or dtype.
         """
         batch = parts[0] if self.parts == 1 else self._joined(parts)
+        if self._pin:
+            batch = pin_memory(batch)  # type: ignore[no-untyped-call]
         if self._on_device is None:
             return batch
         try:
@@ -60,7 +62,7 @@ class Joining:
             except Exception as error:
                 error.add_note(which_batch(batch, None))
                 raise
-        return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
+        return batch
 
 
 def _join(parts: list[Any], what: str) -> Any:

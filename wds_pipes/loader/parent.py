@@ -9,21 +9,22 @@ import signal
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils.worker import WorkerInfo
 
-from wds_pipes.loader.interrupts import uninterrupted
-
 _NAME = "wds_pipes-parent"  # the name of the thread that watches; a forked child has no such thread
-_PATIENCE = 5.0  # seconds that workers have to exit
 
+_OWN_OUTPUT = (
+    "The worker's own output says why. "
+    'With "spawn" and "forkserver" a worker imports the functions of a pipe: define them '
+    "in a script or a module, or, "
+    'on Linux, also for a notebook, pass multiprocessing_context="fork"'
+)
 NOT_GUARDED = 64  # the exit code of a worker whose import of the main script would start workers
 _UNGUARDED = (
     "A worker imports the main script when it starts, and this script then starts workers "
@@ -34,7 +35,7 @@ _CRASHED = (
     "A native library crashed, of a decoder or of a step of yours: run the script with python -X "
     "faulthandler, which prints where"
 )
-_WHY = {  # by the name of the signal; the most likely cause
+_WHY: dict[str | None, str] = {  # by the name of the signal; the most likely cause
     "SIGKILL": "Most often the system has killed it because memory ran out: use fewer workers, a smaller "
     "shuffle_buffer or a smaller prefetch_factor",
     "SIGTERM": "Another process has ended it while it started, for example a cluster that ends the job: "
@@ -69,8 +70,7 @@ def begin_worker() -> None:
     process ends.
 
     A terminal, torchrun or a cluster sends these signals to all processes of a job. The main
-    process may want to save its state and continue for a while; it ends its workers by SIGKILL, see
-    ``make_terminate_kill``.
+    process may want to save its state and continue for a while; it ends its workers itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _go_on)
@@ -82,73 +82,6 @@ def _go_on(number: int, frame: FrameType | None) -> None:
 
     Commands that a worker runs would inherit SIG_IGN, but not this.
     """
-
-
-def make_terminate_kill(workers: Iterable[Any]) -> None:
-    """Make ``terminate()`` send SIGKILL, since workers do not end at SIGTERM.
-
-    DataLoader and multiprocessing call ``terminate()`` to end a worker that hangs.
-    """
-    for worker in workers:
-        # A bound method would make a cycle, which keeps pipes open until garbage is collected.
-        kill = weakref.WeakMethod(worker._popen.kill)
-        worker._popen.terminate = partial(_call, kill)
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    if (bound := method()) is not None:
-        bound()
-
-
-def end_workers(results: Any) -> None:
-    """End the workers of an iterator of DataLoader.
-
-    Kill those that do not exit in time, perhaps since they wait for a store.
-    """
-    if results._shutdown:
-        return
-    with uninterrupted():
-        _watch_no_more(results)
-        results._workers_done_event.set()
-        for queue in results._index_queues:
-            queue.put(None)  # wakes workers that wait for a command: they then look at the event
-        end = time.monotonic() + _PATIENCE
-        for worker in results._workers:
-            worker.join(max(0, end - time.monotonic()))
-        for worker in results._workers:
-            worker.kill()
-        results._shutdown_workers()
-
-
-def kill_workers(results: Any) -> None:
-    """Kill the workers of an interrupted iterator of DataLoader.
-
-    The iterator may hold locks of its queues for ever, so nothing here waits for these locks.
-    """
-    if results._shutdown:
-        return
-    with uninterrupted():
-        _watch_no_more(results)
-        results._shutdown = True  # DataLoader's own shutdown, which would take those locks, then does nothing
-        if hasattr(results, "_pin_memory_thread"):
-            results._pin_memory_thread_done_event.set()
-        for worker in results._workers:
-            worker.kill()
-        for worker in results._workers:
-            worker.join()
-        for queue in results._index_queues:
-            if queue._notempty.acquire(timeout=1):
-                queue._notempty.release()
-                queue.close()  # its thread ends
-            elif queue._close is not None:
-                queue._close.cancel()  # else Python would wait for the lock at its exit
-
-
-def _watch_no_more(results: Any) -> None:
-    """Make DataLoader's handler of SIGCHLD ignore the end of these workers."""
-    if results._worker_pids_set:
-        signal_handling._remove_worker_pids(id(results))  # type: ignore[attr-defined]
-        results._worker_pids_set = False
 
 
 def check_guarded() -> None:
@@ -164,25 +97,13 @@ def check_guarded() -> None:
         os._exit(NOT_GUARDED)
 
 
-def why_ended(codes: Iterable[int | None], text: str) -> str:
-    """Return why workers have died, and what to do.
-
-    Args:
-        codes: the exit codes of all workers, negative for a signal; None for one that runs.
-        text: the message of DataLoader.
-    """
-    for name, why in _WHY.items():
-        number = getattr(signal, name, None)  # not every system has every signal
-        if number is not None and (-number in codes or f"killed by signal: {signal.strsignal(number)}" in text):
-            return why
-    if NOT_GUARDED in codes or f"exit code {NOT_GUARDED}." in text:
-        return _UNGUARDED
-    return (
-        "The worker's own output says why. "
-        'With "spawn" and "forkserver" a worker imports the functions of a pipe: define them '
-        "in a script or a module, or, "
-        'on Linux, also for a notebook, pass multiprocessing_context="fork"'
-    )
+def how_ended(code: int) -> str:
+    """Return how a worker with this exit code has ended, the most likely cause, and what to do."""
+    if code == NOT_GUARDED:
+        return f"ended. {_UNGUARDED}"
+    name = next((known.name for known in signal.Signals if known == -code), None)
+    how = f"ended with exit code {code}" if name is None else f"was killed by {name}"
+    return f"{how}. {_WHY.get(name, _OWN_OUTPUT)}"
 
 
 def end_with_parent() -> None:
@@ -226,3 +147,52 @@ def _poll() -> None:
     main, before = multiprocessing.parent_process(), os.getppid()
     while os.getppid() == before and main is not None and main.is_alive():
         time.sleep(1)
+
+
+_put_off: dict[int, Callable[..., Any]] = {}  # the original handlers, while signals are postponed
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Run signal handlers, such as that of Ctrl-C, after the block instead of within it.
+
+    A handler that raises within ``multiprocessing`` can leave a lock held, or a process that no
+    object refers to. In threads other than the main one no handler runs, so nothing is done there.
+    """
+    if _put_off or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[Callable[..., Any], int, FrameType | None]] = []
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append((_put_off[number], number, frame))
+
+    try:
+        for number in signal.valid_signals():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                _put_off[number] = handler
+                signal.signal(number, later)
+        yield
+    finally:
+        try:
+            _put_back()
+        finally:
+            with ExitStack() as handlers:  # each runs, even if one before it raises
+                for handler, caught, frame in reversed(came):
+                    # not by raise_signal(): a second wake-up would let asyncio handle it twice
+                    handlers.callback(handler, caught, frame)
+
+
+def _put_back() -> None:
+    """Restore the handlers; also called in a child process that was forked within the block."""
+    try:
+        for number, handler in list(_put_off.items()):
+            signal.signal(number, handler)
+            del _put_off[number]
+    finally:
+        if _put_off:  # a restored handler has raised
+            _put_back()
+
+
+os.register_at_fork(after_in_child=_put_back)

@@ -14,12 +14,14 @@ Words:
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
 from wds_pipes.core.chain import PARTS, POSITION, Chain
+from wds_pipes.core.counts import COUNTED, LIMITED
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stage import Source
 
@@ -27,6 +29,9 @@ LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun),
 LaneStates = dict[int, LaneState]
 
 NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position": None, "counts": {}}
+
+pack: Callable[[LaneState], bytes] = pickle.dumps
+unpack: Callable[[bytes], LaneState] = pickle.loads
 
 OfLane = list[tuple[Lane, list[dict[str, Any]] | None]]  # each segment with the position where it begins
 
@@ -182,3 +187,19 @@ class Partition(ABC):
         Raises:
             StateError: it has no such form.
         """
+
+
+def delivered_in(lane: bytes) -> int:
+    """How many samples of a lane were delivered."""
+    count: int = unpack(lane)["counts"].get("delivered", 0)
+    return count
+
+
+def total_counts(lanes: Iterable[LaneState], before: dict[str, int]) -> dict[str, int]:
+    """Return the sum of the counts of lanes and of ``before``, without counts of single stages."""
+    total = dict.fromkeys(COUNTED, 0)
+    for counts in (before, *(lane["counts"] for lane in lanes)):
+        for name, count in counts.items():
+            if count and not name.startswith(LIMITED):  # zeros are skipped for speed: most counts are 0
+                total[name] = total.get(name, 0) + count
+    return total

@@ -4,13 +4,11 @@ Rules:
 1. Only the main process knows the epoch and the position of each lane. Workers run lanes. A command
    to a worker names a lane. The first such command of a worker in a run also carries the positions
    at which its lanes begin.
-2. DataLoader sends command t to worker t mod n. A lane stays with one worker. If the next lane
-   belongs to another worker than the one whose turn it is, the command is empty.
-3. Batches come in the order of (number of the batch in its lane, lane), whichever worker runs
-   the lanes.
-4. A batch carries its lane's position. The loader adopts this position when it returns the batch
+2. A lane stays with one worker. Batches come in the order of (number of the batch in its lane,
+   lane), whichever worker runs the lanes.
+3. A batch carries its lane's position. The loader adopts this position when it returns the batch
    to the caller. Batches in flight do not count.
-5. The loader fetches one batch ahead of the one that it returns. So the state that is taken with
+4. The loader fetches one batch ahead of the one that it returns. So the state that is taken with
    the last batch already says that the epoch is over.
 """
 
@@ -29,12 +27,11 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
-from wds_pipes.loader.iterator import LoaderIterator
+from wds_pipes.loader.iterator import LoaderIterator, Progress
 from wds_pipes.loader.joining import Joining
 from wds_pipes.loader.lengths import in_batches
+from wds_pipes.loader.partition import total_counts, unpack
 from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.progress import Progress
-from wds_pipes.loader.protocol import total_counts, unpack
 from wds_pipes.loader.ranks import Rank
 from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.workers import Workers
@@ -188,11 +185,10 @@ class PipeLoader:
             plan.stage,
             num_workers,
             persistent=bool(persistent_workers),
-            on_start=worker_init_fn,
-            prefetch_factor=prefetch_factor * mix_lanes if num_workers else None,
-            pin_memory=pin_memory and mix_lanes == 1,
-            multiprocessing_context=multiprocessing_context if num_workers else None,
+            prefetch=prefetch_factor * mix_lanes,
+            method=multiprocessing_context if num_workers else None,
             timeout=check_seconds("timeout_seconds", timeout_seconds) if num_workers else 0,
+            on_start=worker_init_fn,
         )
         self._plan, self._progress = plan, Progress(plan, workers)
         if on_device is not None and not callable(on_device):

@@ -17,11 +17,9 @@ from wds_pipes.core.stage import Source, Stage, State, functional_name
 from wds_pipes.core.state import MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import WdsError
-from wds_pipes.loader.comparing import check_alike
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
-from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Partition, Terms
-from wds_pipes.loader.protocol import pack, total_counts, unpack
-from wds_pipes.loader.ranks import Rank, find_rank
+from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Partition, Terms, pack, total_counts, unpack
+from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
 from wds_pipes.loader.slices import kind_of
 

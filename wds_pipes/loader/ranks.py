@@ -1,13 +1,33 @@
-"""Which data-parallel rank this process is."""
+"""Which data-parallel rank this process is, and whether all ranks begin the same iteration.
+
+Rules of the comparison:
+1. Ranks compare what they begin if the ranks are the processes of torch.distributed. The n-th
+   comparison of a loader belongs to the n-th one of the same loader on the other ranks, and the
+   n-th loader that a rank compares to the n-th one of the other ranks: since each rank waits for
+   the others, ranks that begin two loaders in different orders would wait for each other under any
+   names.
+2. Ranks exchange text through the store of the process group. A collective of the group would wait
+   for ever for a rank that has failed, and could meet one that another thread of the caller began.
+3. A rank waits for the others for at most ``WAIT_SECONDS``, then it warns and goes on.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import json
 import os
+import time
 import warnings
-from typing import NamedTuple
+import weakref
+from collections import Counter
+from typing import Any, NamedTuple
 
+from wds_pipes.core.counts import logger
 from wds_pipes.core.options import check_count
 from wds_pipes.core.state import MOST
+from wds_pipes.core.words import shown, some
+from wds_pipes.errors import StateError
 
 
 class Rank(NamedTuple):
@@ -83,3 +103,98 @@ def warn_of_ranks(what: str, *, divided: bool = False) -> None:
             "rank list shards of its own, or Accelerate divide the samples (then ignore this)."
         )
         warnings.warn(f"{what} {message}", stacklevel=4)
+
+
+WAIT_SECONDS = 60.0
+
+_SHOWN = {  # what a message says instead of the name and the values of a fact
+    "data": "the names or the order of the shards",
+    "sources": "the sources of mix()",
+    "graph": "the steps and their options",
+    "partition": "how the rest of the epoch was partitioned",
+}
+
+_numbers = itertools.count()
+# of each loader that was compared: its number in this process, and how often it was
+_compared: weakref.WeakKeyDictionary[object, tuple[int, int]] = weakref.WeakKeyDictionary()
+
+
+def is_compared(loader: object) -> bool:
+    """Whether this rank of a loader has been compared with the others before."""
+    return loader in _compared
+
+
+def check_alike(loader: object, rank: Rank, facts: dict[str, Any]) -> None:
+    """Check that all ranks of a loader pass the same facts.
+
+    Args:
+        loader: an object that stands for the loader on this rank.
+        rank: the rank of this process.
+        facts: plain JSON types by their names.
+
+    Raises:
+        StateError: on all ranks: they differ.
+    """
+    import torch.distributed as dist
+
+    if rank.of == 1 or not (dist.is_available() and dist.is_initialized()):
+        return
+    if rank != (dist.get_rank(), dist.get_world_size()) or dist.get_backend() in ("mpi", "fake"):  # without a store
+        return
+    number, turn = _compared.get(loader) or (next(_numbers), 0)
+    _compared[loader] = number, turn + 1
+    text = json.dumps([turn, facts], sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    begun, same = f"wds_pipes/{number}/{turn}", f"wds_pipes/{number}/{turn}/{digest}"
+    names = [f"wds_pipes/{number}/rank {at}" for at in range(rank.of)]
+
+    store = dist.distributed_c10d._get_default_store()
+    store.set(names[rank.number], text)
+    store.add(same, 1)
+    if not _meet(store, begun, rank.of, WAIT_SECONDS):
+        late = [at for at, name in enumerate(names) if _read(store, name)[0] < turn]
+        logger.warning(
+            "rank %d goes on alone, since rank %s did not begin this iteration of the loader within %g seconds. "
+            "All ranks must iterate a loader equally often; where one rank iterates alone, pass rank=0, "
+            "world_size=1 to its PipeLoader.", rank.number, some(late), WAIT_SECONDS,
+        )  # fmt: skip
+    elif int(store.get(same)) < rank.of:
+        told = _differences([_read(store, name)[1] for name in names])
+        _meet(store, f"{begun}/told", rank.of, 0 if rank.number else WAIT_SECONDS)  # the store may end with rank 0
+        raise StateError(told)
+
+
+def _meet(store: Any, place: str, ranks: int, seconds: float) -> bool:
+    """Note that this rank has come to a place, and return whether all ranks have within a time."""
+    if store.add(f"{place}/count", 1) == ranks:
+        store.set(place, "")
+    end, pause = time.monotonic() + seconds, 0.001
+    while not (met := store.check([place])) and time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
+    return bool(met)
+
+
+def _read(store: Any, name: str) -> tuple[int, dict[str, Any]]:
+    """Return which comparison a rank has begun last, -1 for none, and its facts."""
+    turn, facts = json.loads(store.get(name)) if store.check([name]) else (-1, {})
+    return turn, facts
+
+
+def _differences(ranks: list[dict[str, Any]]) -> str:
+    """Return which ranks differ from most others, in which facts."""
+    texts = [json.dumps(facts, sort_keys=True) for facts in ranks]
+    most = json.loads(Counter(texts).most_common(1)[0][0])
+    others = {number: facts for number, facts in enumerate(ranks) if facts != most}
+    differing = []
+    for name in dict.fromkeys(itertools.chain(most, *others.values())):
+        value = most.get(name)
+        if found := [facts.get(name) for facts in others.values() if facts.get(name) != value]:
+            values = "" if name in _SHOWN else f" ({shown(found[0])} instead of {shown(value)})"
+            differing.append(f"{_SHOWN.get(name, name)}{values}")
+    return (
+        f"rank {some(others)} of {len(ranks)} does not begin the same iteration as the other ranks, so samples would "
+        f"be lost or repeated: it differs in {', '.join(differing)}. Give all ranks the same list of shards in the "
+        "same order, the same options and num_workers, and the same epoch or state; a rank that reads shards of its "
+        "own passes rank=0, world_size=1 to PipeLoader. All ranks begin several loaders in the same order."
+    )

@@ -12,9 +12,8 @@ from wds_pipes.core.state import Saved, are_all, damaged
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.merging import state_for
-from wds_pipes.loader.partition import LaneStates, Partition
+from wds_pipes.loader.partition import LaneStates, Partition, pack
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.protocol import pack
 from wds_pipes.loader.slices import kind_in
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
+import random
 import time
 import traceback
 import weakref
@@ -11,10 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch.utils.data import Dataset
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.order import hash64
 from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.words import plural
@@ -23,40 +28,112 @@ from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.secret import hide
 from wds_pipes.loader.hand_off import Outbox
 from wds_pipes.loader.lengths import batching
-from wds_pipes.loader.parent import begin_worker, worker_info
-from wds_pipes.loader.partition import LaneState
-from wds_pipes.loader.protocol import Begin, Command, Result, pack
+from wds_pipes.loader.parent import begin_worker
+from wds_pipes.loader.partition import LaneState, Partition, pack
 from wds_pipes.loader.segments import MOST_EMPTY, segments_of, with_segments
-from wds_pipes.loader.stats import Meter
+from wds_pipes.loader.stats import Meter, Spent
 from wds_pipes.stages.batch_samples import BatchSamples
 
 
-class LaneHost(Dataset[Result]):
-    """The lanes that a worker process hosts, as a map-style dataset whose indices are commands.
-
-    Attributes:
-        inbox: the number of the main process's inbox for batches; None: the lanes run in the main
-            process.
+class Begin(NamedTuple):
+    """Where a lane begins, after how many batches it ends (None: when it is exhausted), and whether
+    its epoch was begun before.
     """
 
-    def __init__(self, stage: Stage[Any]) -> None:
-        self._stage = stage
-        self.inbox: int | None = None
-        self._outbox: Outbox | None = None
+    epoch: int
+    partition: Partition
+    state: LaneState
+    batches: int | None
+    resumed: bool
+
+
+# What a worker does next: the number of the run (each iteration over an epoch, or over its rest, is
+# a run), the lane whose next batch to return, and, in the worker's first command of a run, where
+# each of its lanes begins. A plain tuple, because one is sent for each batch.
+Command = tuple[int, int, dict[int, Begin]]
+
+# A batch of a lane with the lane's state after it, or an error: the run, the lane, the batch, the
+# state (packed), whether the lane has ended (with the last state; instead of a batch there is its
+# Lack if it yielded nothing), the error, and, with some results, the measurements. A plain tuple,
+# too. A state is packed once, and unpacked only when it is requested.
+Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None]
+
+
+def run_worker(
+    connection: Any,
+    copied: list[Any],
+    stage: Stage[Any],
+    which: tuple[int, int, int, int],
+    on_start: Callable[[int], Any] | None,
+) -> None:
+    """Answer commands with results until the main process wants no more: the code of a worker
+    process.
+
+    Args:
+        connection: to the main process. First None is sent: this process runs.
+        copied: connections of the main process that a fork has copied, also the other end of this
+            one: only the main process holds them open.
+        stage: the pipeline.
+        which: the number of this worker, how many there are, the seed of all for the global random
+            generators, and the number of the main process's inbox for batches.
+        on_start: called with the number of this worker before the first lane begins.
+    """
+    number, count, seed, inbox = which
+    for other in copied:
+        other.close()
+    begin_worker()
+    connection.send(None)
+    seed = hash64(seed, number)
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.set_num_threads(1)
+    host = LaneHost(stage, Outbox(inbox, number))
+    # What a step of the user's gets from get_worker_info(), as in DataLoader.
+    torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=host)
+    failed: Exception | None = None
+    try:
+        if on_start is not None:
+            on_start(number)
+    except Exception as error:
+        failed = _portable(error)
+    with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or did not wait
+        while (command := connection.recv()) is not None:
+            connection.send(host.next(command) if failed is None else (*command[:2], None, None, False, failed, None))
+
+
+class LaneHost:
+    """The lanes that a process hosts.
+
+    Args:
+        stage: the pipeline.
+        outbox: packs the batches for the main process; None: this is the main process.
+    """
+
+    def __init__(self, stage: Stage[Any], outbox: Outbox | None = None) -> None:
+        self._stage, self._outbox = stage, outbox
         self._run = -1
         self._lanes: dict[int, _Running] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_outbox": None, "_run": -1, "_lanes": {}}
-
-    def __getitem__(self, command: Command) -> Result:
-        worker = worker_info()
-        if self._outbox is None and self.inbox is not None and worker is not None:
-            self._outbox = Outbox(self.inbox, worker.id)
-        result = self._next(command)
-        if self._outbox is None or result[2] is None or result[4]:
+    def next(self, command: Command) -> Result:
+        """Do what a command says."""
+        run, lane, begins = command
+        if run != self._run:
+            self.close()
+            self._run = run
+        try:
+            if begins:
+                self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
+                for running in self._lanes.values():
+                    if self._outbox is not None and type(running.stage) is BatchSamples:
+                        running.stage.empty = self._outbox.empty  # nothing else refers to its batches
+                    running.start()
+            result = self._lanes[lane].next(run)
+        except Exception as error:
+            return run, lane, None, None, False, error if self._outbox is None else _portable(error), None
+        if self._outbox is None or result[4]:
             return result
-        run, lane, batch, state, ended, _, spent = result
+        _, _, batch, state, ended, _, spent = result
         try:
             return run, lane, self._outbox.pack(batch), state, ended, None, spent
         except Exception as error:
@@ -66,24 +143,6 @@ class LaneHost(Dataset[Result]):
                 "can be pickled, or use num_workers=0. state_dict() is still good."
             )
             return run, lane, None, None, False, unsent, None
-
-    def _next(self, command: Command) -> Result:
-        run, lane, begins = command
-        if run != self._run:
-            self.close()
-            self._run = run
-        if lane < 0:
-            return run, lane, None, None, False, None, None
-        try:
-            if begins is not None:
-                self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
-                for running in self._lanes.values():
-                    if self._outbox is not None and type(running.stage) is BatchSamples:
-                        running.stage.empty = self._outbox.empty  # nothing else refers to its batches
-                    running.start()
-            return self._lanes[lane].next(run)
-        except Exception as error:
-            return run, lane, None, None, False, error if worker_info() is None else _portable(error), None
 
     def close(self) -> None:
         """Close all lanes."""
@@ -210,11 +269,3 @@ class _Portable(NamedTuple):
 def _arrived(error: Exception, notes: list[str]) -> Exception:
     error.__notes__ = notes
     return error
-
-
-def start_worker(worker: int, *, started: Any, on_start: Callable[[int], Any] | None = None) -> None:
-    """Set up a worker process; the first function that it runs. Then call ``on_start``."""
-    started.mark(worker)
-    begin_worker()
-    if on_start is not None:
-        on_start(worker)

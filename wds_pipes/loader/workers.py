@@ -1,33 +1,38 @@
-"""The worker processes of a PipeLoader, or the lanes in this process if there are none."""
+"""The worker processes of a PipeLoader, or the lanes in this process if there are none.
+
+Rules:
+1. Each worker has one connection to the main process, and nothing is shared between workers. So
+   the main process may be interrupted, and a worker killed, at any moment without harm to others.
+2. A command goes to the worker of its lane, and lanes stay with their worker. The order of the
+   commands, (number of the batch in its lane, lane), depends on the lanes alone, and results are
+   returned in this order. So the batches are the same on any number of workers.
+3. A worker has at most ``prefetch`` commands that it has not answered. The commands of an earlier
+   run are answered before the first one of a run is sent: then the worker reads, and a command of
+   any size cannot block both sides.
+"""
 
 from __future__ import annotations
 
-import copy
+import atexit
+import contextlib
 import heapq
-import io
-import itertools
-import mmap
+import math
 import multiprocessing
 import os
 import pickle
 import re
-import select
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
-from multiprocessing.connection import wait
-from typing import Any
-
-import torch
-from torch.utils.data import DataLoader, Sampler
+import weakref
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.context import BaseContext
+from typing import Any, NoReturn
 
 from wds_pipes.core.stage import Stage
-from wds_pipes.errors import StateError, WorkerError
+from wds_pipes.errors import WorkerError
 from wds_pipes.loader.hand_off import Inbox
-from wds_pipes.loader.interrupts import uninterrupted
-from wds_pipes.loader.parent import check_guarded, end_workers, kill_workers, make_terminate_kill, why_ended
-from wds_pipes.loader.protocol import Begin, Command, Result
-from wds_pipes.loader.worker import LaneHost, start_worker
+from wds_pipes.loader.parent import check_guarded, how_ended, uninterrupted
+from wds_pipes.loader.worker import Begin, Command, LaneHost, Result, run_worker
 
 _NOT_PICKLED = (
     "Workers that are not forked get the pipe by pickling. Write the functions of its steps "
@@ -39,22 +44,101 @@ _HUNG = (
     "lock that a thread of this process held at the fork. Start workers before such threads, or pass "
     'multiprocessing_context="forkserver". state_dict() is still good.'
 )
-_CUT_MILLISECONDS = 1000  # after so long without the rest of a message, see whether a worker died
-_PATIENCE = 5.0  # seconds in which a worker that broke off is seen to be gone
+_LATE = (
+    "a worker (pid {pid}) timed out after {seconds:g} seconds, timeout_seconds: no worker died. Reading or a step of "
+    "the pipe takes longer than that for a batch: allow more, or find out what the workers wait for. "
+    "state_dict() is still good."
+)
+_LOOK_SECONDS = 1.0  # how often to look whether a worker that sends nothing is alive
+_PATIENCE = 5.0  # seconds that workers have to exit, and in which one that broke off is seen to be gone
 _START_SECONDS = 30.0  # in which a forked worker runs its first code
 _STARTS = 3  # how often workers are started until they do
+_MOST_ASKED = 128  # commands to a worker; a connection holds twice as many that are not read
 _KEPT = 4  # how many batches of each worker a caller may keep before batches are copied
 
 
+class _Worker:
+    """A worker process, and the only connection to it.
+
+    Attributes:
+        process: the process.
+        connection: the end of this process.
+        asked: how many messages it has still to send: one when it runs, and one for each command.
+    """
+
+    def __init__(self, context: BaseContext, others: list[Any], *arguments: Any) -> None:
+        """Start it with the arguments of ``run_worker``; ``others`` are the workers before it."""
+        self.connection, theirs = context.Pipe()
+        self.asked = 1
+        copied = [self.connection, *(other.connection for other in others)]
+        with theirs:  # so that its end is seen here
+            self.process = context.Process(  # type: ignore[attr-defined]
+                target=run_worker, args=(theirs, copied if forks(context) else [], *arguments), daemon=True
+            )
+            self.process.start()
+        # Else multiprocessing would end it, by a signal that workers ignore, before the functions
+        # that are registered to run at the end, and also when a forked child of this process ends.
+        multiprocessing.process._children.discard(self.process)  # type: ignore[attr-defined]
+
+    def send(self, command: Command) -> None:
+        """Send a command."""
+        try:
+            self.connection.send(command)
+        except ConnectionError as error:
+            self._raise(error)
+        self.asked += 1
+
+    def receive(self, timeout: float) -> Any:
+        """Return its next message; WorkerError: it has died, or sends none for ``timeout`` seconds
+        (0: wait for ever).
+        """
+        end = time.monotonic() + (timeout or math.inf)
+        try:
+            while not self.connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+                if self.process.exitcode is not None and not self.connection.poll(0):
+                    raise EOFError  # a process that the worker has started holds the connection, too
+                if time.monotonic() >= end:
+                    raise WorkerError(_LATE.format(pid=self.process.pid, seconds=timeout))
+            message = self.connection.recv()
+        except (EOFError, ConnectionError) as error:
+            self._raise(error)
+        self.asked -= 1
+        return message
+
+    def stop(self, *, kill: bool) -> Any:
+        """Make the process end, and return it."""
+        if kill:
+            self.process.kill()
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        return self.process
+
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raise WorkerError if the worker has died; else the error, of its connection."""
+        self.process.join(_PATIENCE)
+        if self.process.exitcode is None:
+            raise error
+        raise WorkerError(
+            f"worker process {self.process.pid} {how_ended(self.process.exitcode)}. state_dict() is still good."
+        ) from error
+
+
+def forks(context: Any) -> bool:
+    """Whether processes of a context of multiprocessing are forked."""
+    return bool(context.get_start_method() == "fork")
+
+
 class Workers:
-    """Runs lanes in DataLoader's worker processes, which one stream of commands controls.
+    """Runs lanes in worker processes, or in this process.
 
     Args:
         stage: the pipeline, as ``lay_out`` made it.
         count: how many processes; 0: the lanes run in this process.
         persistent: keep the processes from one run to the next.
+        prefetch: see rule 3.
+        method: how processes start; None: Python's default.
+        timeout: how many seconds to wait for a result; 0: for ever.
         on_start: called with its number in each process that starts.
-        options: options of DataLoader.
     """
 
     def __init__(
@@ -63,34 +147,31 @@ class Workers:
         count: int,
         *,
         persistent: bool,
+        prefetch: int,
+        method: str | None = None,
+        timeout: float = 0,
         on_start: Callable[[int], Any] | None = None,
-        **options: Any,
     ) -> None:
         if on_start is not None and not callable(on_start):
             raise TypeError(f"worker_init_fn must be a function of the number of a worker, not {on_start!r:.80}")
-        self.count = count
-        self.persistent = persistent
-        self._host = LaneHost(stage)
-        self.commands = Commands(max(1, count))
-        self._started = _Started(count)
-        self._loader = DataLoader(
-            self._host,
-            batch_size=None,
-            sampler=self.commands,
-            num_workers=count,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]
-            worker_init_fn=partial(start_worker, started=self._started, on_start=on_start) if count else None,
-            **options,
-        )
-        self._results: Iterator[Result] | None = None  # also holds the processes
-        self._inbox: Inbox | None = None  # of these processes
+        self.count, self.persistent = count, persistent
+        self._stage, self._on_start, self._timeout, self._method = stage, on_start, timeout, method
+        self._prefetch = min(prefetch, _MOST_ASKED) if count else 1
+        multiprocessing.get_context(method)  # raises ValueError
+        self._workers: list[_Worker] = []
+        self._inbox: Inbox | None = None  # of these
+        self._host: LaneHost | None = None  # the lanes in this process
+        self._run = -1
+        self._places: dict[int, int] = {}  # of each lane of the run, the number of its worker
+        self._ended: set[int] = set()  # lanes
+        self._begins: list[dict[int, Begin]] = []  # of each worker; empty once sent
+        self._turns: list[tuple[int, int]] = []  # a heap of (number of the batch, lane)
+        self._asked: deque[Command] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
-        loader = copy.copy(self._loader)
-        loader.generator = None  # a generator cannot be passed to a spawned process
-        return {**self.__dict__, "_loader": loader, "_results": None, "_inbox": None}
+        return {**self.__dict__, "_workers": [], "_inbox": None, "_host": None}
 
-    def start(self, run: int, begins: dict[int, Begin], seed: int) -> Iterator[Result]:
+    def start(self, run: int, begins: dict[int, Begin], seed: int) -> None:
         """Begin a run over lanes.
 
         Args:
@@ -98,242 +179,133 @@ class Workers:
             begins: where each lane begins.
             seed: for the global random generators of workers that are started.
 
-        Returns:
-            the results of the workers: first those of earlier runs that are still in flight, then
-            those of this run.
-
         Raises:
             WorkerError: a forked worker hangs before its first code, each time that it is started.
         """
-        self.commands.start(run, begins)
-        if not self.persistent or not all(worker.is_alive() for worker in getattr(self._results, "_workers", ())):
+        if not self.persistent or any(worker.process.exitcode is not None for worker in self._workers):
             self.end()
+        if self.count and not self._workers:
+            self._start_workers(seed)
+        elif not self.count and self._host is None:
+            self._host = LaneHost(self._stage)
+        for worker in self._workers:
+            while worker.asked:
+                worker.receive(self._timeout)
+        self._run, self._ended, self._asked = run, set(), deque()
+        self._places = {lane: place % max(1, self.count) for place, lane in enumerate(begins)}
+        self._begins = [
+            {lane: begins[lane] for lane, place in self._places.items() if place == number}
+            for number in range(max(1, self.count))
+        ]
+        self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
+        heapq.heapify(self._turns)
+        self._ask()
+
+    def _start_workers(self, seed: int) -> None:
+        check_guarded()
+        context = multiprocessing.get_context(self._method)
         for _ in range(_STARTS):
-            if self._results is None:
-                self._loader.generator = torch.Generator()  # its own: the global one is for the model
-                self._loader.generator.manual_seed(seed)
-                if self.count:
-                    check_guarded()
-                    self._inbox = Inbox((self._loader.prefetch_factor or 0) + _KEPT)
-                    self._host.inbox = self._inbox.number
-                with uninterrupted():
-                    self._results = self._start()
-            if not (hung := self._started.missing(self._results)):
-                return self._results
+            self._inbox = Inbox(self._prefetch + _KEPT)
+            with uninterrupted():
+                _with_workers.add(self)
+                try:
+                    for number in range(self.count):
+                        which = number, self.count, seed, self._inbox.number
+                        self._workers.append(_Worker(context, self._workers, self._stage, which, self._on_start))
+                except BaseException as error:
+                    self.end(interrupted=True)
+                    if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search(
+                        "pickle|local object", str(error)
+                    ):
+                        error.add_note(_NOT_PICKLED)
+                    raise
+            if not forks(context) or not (hung := self._hung()):
+                return
             self.end(interrupted=True)
-            self.commands.start(run, begins)
         raise WorkerError(_HUNG.format(pids=", ".join(map(str, hung)), seconds=_START_SECONDS * _STARTS))
 
-    def _start(self) -> Iterator[Result]:
-        before = multiprocessing.active_children()
-        self._started.reset()
-        try:
-            results = iter(self._loader)
-        except BaseException as error:
-            for worker in multiprocessing.active_children():
-                if worker not in before:
-                    worker.kill()
-            if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search(
-                "pickle|local object", str(error)
-            ):
-                error.add_note(_NOT_PICKLED)
-            raise
-        make_terminate_kill(getattr(results, "_workers", ()))
-        end_at_cut_messages(results)
-        return results
+    def _hung(self) -> list[int | None]:
+        """Return the forked workers that do not run after a time.
+
+        A fork copies the locks that other threads hold, and nothing releases the copies: the new
+        process may wait for one for ever, before its first line of Python. Python to 3.11 has such
+        a lock, which threads of gloo and NCCL take (https://github.com/python/cpython/issues/112275).
+        Such a worker has read no command, so it can be replaced.
+        """
+        end = time.monotonic() + _START_SECONDS
+        return [
+            worker.process.pid
+            for worker in self._workers
+            if not worker.connection.poll(max(0.0, end - time.monotonic()))  # it has died, or sent its first message
+        ]
+
+    def _ask(self) -> None:
+        """Send the commands whose turn it is."""
+        while self._turns:
+            number, lane = self._turns[0]
+            place = self._places[lane]
+            if lane in self._ended:
+                heapq.heappop(self._turns)
+                continue
+            if (self._workers[place].asked if self.count else len(self._asked)) >= self._prefetch:
+                return
+            heapq.heapreplace(self._turns, (number + 1, lane))
+            command = self._run, lane, self._begins[place]
+            self._begins[place] = {}
+            if self.count:
+                self._workers[place].send(command)
+            self._asked.append(command)
+
+    def next(self) -> Result:
+        """Return the next result of the run, which has lanes that have not ended."""
+        command = self._asked.popleft()
+        if self._host is not None:
+            result = self._host.next(command)
+        else:
+            result = self._workers[self._places[command[1]]].receive(self._timeout)
+        if result[4]:
+            self._ended.add(result[1])
+        self._ask()
+        return result
 
     def end(self, *, interrupted: bool = False) -> None:
         """End the processes, or close the lanes in this process: the next run starts new ones.
 
         Args:
-            interrupted: ``next()`` of their results is running, or an exception has left it at any
-                point.
+            interrupted: do not wait for the processes: one of them may hang, or have sent half of a
+                message.
         """
         with uninterrupted():
-            results: Any = self._results
-            self._results = None
-            if not hasattr(results, "_workers"):
+            workers, self._workers, self._inbox = self._workers, [], None
+            processes = [worker.stop(kill=interrupted) for worker in workers]
+            workers.clear()  # closes the connections, so that a worker that sends a result ends, too
+            end = time.monotonic() + _PATIENCE
+            for process in processes:
+                process.join(max(0, end - time.monotonic()))
+                process.kill()  # perhaps it waits for a store
+                process.join()
+            if self._host is not None:
                 self._host.close()
-                return
-            # A worker that was killed may have held a lock, too.
-            if interrupted or not all(worker.is_alive() for worker in results._workers):
-                kill_workers(results)
-            else:
-                end_workers(results)
-            # Code that waits for a batch, in another thread or interrupted by the signal handler
-            # that runs this, must see that the workers are gone.
-            results._workers_status = [True] * len(results._workers)
-            self._inbox = None
-
-    def forget(self) -> None:
-        """Drop the processes without ending them, in a forked child: they belong to its parent."""
-        results: Any = self._results
-        self._results = self._inbox = None
-        if hasattr(results, "_workers"):
-            results._shutdown = True
-            for worker in results._workers:
-                # multiprocessing would end it when the child ends
-                multiprocessing.process._children.discard(worker)  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
-        if getattr(self, "_results", None) is not None:
+        if getattr(self, "_workers", None):
             self.end(interrupted=True)  # the garbage collector is not to wait for workers
 
 
-class Commands(Sampler[Command]):
-    """The endless sequence of commands to the workers: rules 2 and 3 of ``pipe_loader``.
-
-    Args:
-        workers: how many there are, at least 1.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
-        self._run = -1
-        self._worker: dict[int, int] = {}  # of each lane that has not ended
-        self._begins: dict[int, dict[int, Begin]] = {}  # of each worker that had no command in this run yet
-        self._turns: list[tuple[int, int]] = []  # a heap of (number of the batch, lane)
-
-    def start(self, run: int, begins: dict[int, Begin]) -> None:
-        """Begin a run over the lanes of ``begins``."""
-        self._run = run
-        self._worker = {lane: place % self._workers for place, lane in enumerate(begins)}
-        self._begins = {
-            worker: {lane: begins[lane] for lane, host in self._worker.items() if host == worker}
-            for worker in range(self._workers)
-        }
-        self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
-        heapq.heapify(self._turns)
-
-    def end(self, lane: int) -> None:
-        """Remove a lane that has ended from the sequence."""
-        self._worker.pop(lane, None)
-
-    def __iter__(self) -> Iterator[Command]:
-        for worker in itertools.cycle(range(self._workers)):
-            while self._turns and self._turns[0][1] not in self._worker:
-                heapq.heappop(self._turns)
-            if not self._turns or self._worker[self._turns[0][1]] != worker:
-                yield self._run, -1, None
-                continue
-            number, lane = self._turns[0]
-            heapq.heapreplace(self._turns, (number + 1, lane))
-            yield self._run, lane, self._begins.pop(worker, None)
+_with_workers: weakref.WeakSet[Workers] = weakref.WeakSet()  # those whose workers this process has started
 
 
-class _Started:
-    """Which workers run, in memory that they share with this process if they are forked.
-
-    A fork copies the locks that other threads hold, and nothing releases the copies: the new
-    process may wait for one for ever, before its first line of Python. Python to 3.11 has such a
-    lock, which threads of gloo and NCCL take (https://github.com/python/cpython/issues/112275).
-    Such a worker has read no command, so it can be replaced.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._marks: Any = bytearray(count)  # a byte for each worker
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Started, (self._count,)
-
-    def reset(self) -> None:
-        """Say that no worker runs, before workers are started."""
-        if self._count:
-            self._marks = mmap.mmap(-1, self._count)
-
-    def mark(self, worker: int) -> None:
-        """Say that a worker runs; called in its process."""
-        self._marks[worker] = 1
-
-    def missing(self, results: Any) -> list[int]:
-        """Wait until all forked workers run, one has ended, or it takes too long; return the
-        processes that do not run then.
-        """
-        workers = [one for one in getattr(results, "_workers", ()) if getattr(one._popen, "method", "") == "fork"]
-        end, pause = time.monotonic() + _START_SECONDS, 0.001
-        while waiting := [one for one, mark in zip(workers, self._marks[:], strict=False) if not mark]:
-            if any(one.exitcode is not None for one in workers):
-                return []  # DataLoader will say so
-            if time.monotonic() > end:
-                return [one.pid for one in waiting]
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        return []
+def _forget_all() -> None:
+    """Drop the processes in a forked child, without ending them: they belong to its parent."""
+    for workers in list(_with_workers):
+        workers._workers, workers._inbox = [], None
+    _with_workers.clear()
 
 
-def end_at_cut_messages(results: Any) -> None:
-    """Make the results of workers raise EOFError if a worker died in the middle of a message.
-
-    DataLoader looks for dead workers only while nothing arrives. It would wait for the rest of the
-    message for ever: the other workers have the pipe open too.
-    """
-    reader: Any = getattr(getattr(results, "_worker_result_queue", None), "_reader", None)
-    if not hasattr(reader, "_recv") or not hasattr(select, "poll"):
-        return  # there are no workers, or pipes are other ones (Windows)
-    workers, pipe = results._workers, reader.fileno()
-    readable = select.poll()
-    readable.register(pipe, select.POLLIN)
-
-    def receive(size: int) -> io.BytesIO:
-        """Do what ``Connection._recv`` does."""
-        content = io.BytesIO()
-        while left := size - content.tell():
-            while not readable.poll(_CUT_MILLISECONDS):
-                if any(worker.exitcode for worker in workers):
-                    raise EOFError("a worker died in the middle of a message")
-            if not (chunk := os.read(pipe, left)):
-                raise EOFError
-            content.write(chunk)
-        return content
-
-    reader._recv = receive
+os.register_at_fork(after_in_child=_forget_all)
 
 
-def next_result(results: Any) -> Result:
-    """Return the next result of workers.
-
-    ``next()`` of DataLoader's iterators does the same inside a range for torch's profiler, which
-    takes 0.02 ms of processor time also where no profiler runs.
-    """
-    result: Result = getattr(results, "_next_data", results.__next__)()
-    return result
-
-
-def worker_error(error: Exception, results: object) -> Exception:
-    """Return an error of DataLoader, about a worker that died or is late, or of a connection to a
-    worker that died, as a WorkerError; any other error unchanged.
-
-    Args:
-        error: the error.
-        results: the results of the workers, if these were started.
-    """
-    workers = getattr(results, "_workers", ())
-    ended = []
-    if isinstance(error, (ConnectionError, EOFError)):
-        sentinels = wait([worker.sentinel for worker in workers], _PATIENCE)
-        ended = [worker for worker in workers if worker.sentinel in sentinels]
-    if ended:
-        for worker in ended:  # the system closes what it held before it gives the exit code
-            worker.join(_PATIENCE)
-        ids = ", ".join(str(worker.pid) for worker in ended)
-        text = f"DataLoader worker (pid {ids}) ended while it sent a batch"
-    elif isinstance(error, RuntimeError) and not isinstance(error, StateError) and "DataLoader" in str(error):
-        text = str(error).strip().removesuffix(".")
-    else:
-        return error
-    if text.startswith("DataLoader timed out"):
-        why = (
-            "no worker died. Reading or a step of the pipe takes longer than that for a batch: "
-            "allow more, or find out what the workers wait for"
-        )
-        told = WorkerError(f"{text}, timeout_seconds: {why}. state_dict() is still good.")
-    else:
-        why = why_ended({worker.exitcode for worker in workers}, text)
-        told = WorkerError(f"{text}. {why}. state_dict() is still good.")
-    told.__cause__ = error
-    return told
-
-
-def _as_it_is(result: Result) -> Result:
-    return result
+@atexit.register
+def _end_all() -> None:
+    for workers in list(_with_workers):
+        workers.end()
