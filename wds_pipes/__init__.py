@@ -47,9 +47,9 @@ if _TYPE_CHECKING:
     )
     from wds_pipes.indexed import IndexedShards
     from wds_pipes.io.cache.shard_cache import ShardCache
-    from wds_pipes.loader.merging import merge_states
     from wds_pipes.loader.on_device import DecodeOnDevice
     from wds_pipes.loader.pipe_loader import PipeLoader
+    from wds_pipes.loader.restoring import merge_states
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_list import SampleRef
@@ -136,7 +136,7 @@ _MODULE_OF = {
     "describe_state": "display.states",
     "image_size": "codecs.images",
     "load_state_dict": "datapipes",
-    "merge_states": "loader.merging",
+    "merge_states": "loader.restoring",
     "mix": "datapipes",
     "register_codec": "codecs.table",
     "register_stage": "datapipes",

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import json
 import os
-import weakref
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,23 @@ from wds_pipes.loader.checkpoint_files import (
     sync_directory,
     write_file,
 )
-from wds_pipes.loader.choosing import agree, read_alone
-from wds_pipes.loader.gathering import agreeing, gather_states, has_group, place_in
-from wds_pipes.loader.merging import merge_states
-from wds_pipes.loader.other_ranks import (
+from wds_pipes.loader.checkpoint_ranks import (
+    agree,
+    agreeing,
     check_other_loaders,
     check_others,
+    gather_states,
+    has_group,
+    known_of,
     newer_incomplete,
     newest_complete,
-    note_loaded,
-    note_saved,
+    place_in,
+    read_alone,
 )
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+from wds_pipes.loader.restoring import merge_states
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
-
-_last_steps: weakref.WeakKeyDictionary[PipeLoader, int] = weakref.WeakKeyDictionary()
 
 
 @checks_options
@@ -96,8 +97,9 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     _check_loader(loader)
     root = local_directory(directory)
     check_count("keep", keep)
-    number = _last_steps.get(loader, 0) + 1 if step is None else check_count("step", step, least=0)
-    _last_steps[loader] = number  # also if saving fails, so that the next number is the same on all ranks
+    known = known_of(loader)
+    number = known.step + 1 if step is None else check_count("step", step, least=0)
+    known.step = number  # also if saving fails, so that the next number is the same on all ranks
     progress_of(loader).check_ranks_once()
     state = loader.state_dict()
     rank, world = state["rank"], state["world_size"]
@@ -118,7 +120,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
         check_other_loaders(path, loader, text)
         path.parent.mkdir(exist_ok=True)
         write_file(path, text)
-        note_saved(loader, path, number)
+        known.saved, known.saved_step = (path, path.stat().st_mtime_ns), number
         sync_directory(root)
         remove_old(root, keep)
     except OSError as error:
@@ -175,36 +177,25 @@ def load(
             loader keeps its position.
     """
     _check_loader(loader)
-    root = local_directory(directory)
-    if not has_group(loader, group):
-        found = read_alone(root, step)
-        if found is None:
-            _begin_anew(root, loader)
-            return None
+    root, known = local_directory(directory), known_of(loader)
+    number, states = None, list[State]()
+    if together := has_group(loader, group):
+        number = agree(root, loader, step, group, wait_seconds)
+    elif (found := read_alone(root, step)) is not None:
         number, states = found
+    if number is None:
+        if incomplete := newer_incomplete(root, -1):
+            known.root, known.incomplete = root, incomplete
+        return None
+    alike = agreeing(loader, group, f"checkpoint {number} of {root}") if together else nullcontext(list[str]())
+    with alike as agreed:
+        states = states or states_of_step(root, number)
         at = place_in(loader, states, str(step_directory(root, number)), moved)
         incomplete = newer_incomplete(root, number)
-    else:
-        agreed_number = agree(root, loader, step, group, wait_seconds)
-        if agreed_number is None:
-            _begin_anew(root, loader)
-            return None
-        number = agreed_number
-        with agreeing(loader, group, f"checkpoint {number} of {root}") as agreed:
-            states = states_of_step(root, number)
-            at = place_in(loader, states, str(step_directory(root, number)), moved)
-            incomplete = newer_incomplete(root, number)
-            agreed.append(checksum_of({"ranks": states}))
-    note_loaded(loader, root, incomplete)
+        agreed.append(checksum_of({"ranks": states}) if together else "")
+    known.root, known.incomplete, known.step = root, incomplete, number
     progress_of(loader).go_to(at)
-    _last_steps[loader] = number
     return number
-
-
-def _begin_anew(root: Path, loader: PipeLoader) -> None:
-    """Note that a loader begins anew where at most incomplete checkpoints are."""
-    if incomplete := newer_incomplete(root, -1):
-        note_loaded(loader, root, incomplete)
 
 
 def _check_loader(loader: object) -> None:

@@ -40,7 +40,7 @@ from wds_pipes.core.suggest import unknown
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.loader.lengths import Countable
 from wds_pipes.loader.ranks import warn_of_ranks
-from wds_pipes.loader.torchdata_loader import mend_loader
+from wds_pipes.loader.sample_order import mend_loader
 
 mend_loader()
 

@@ -602,7 +602,7 @@ def make(batch):
 
 def begin(url, method, workers):
     # a loader, its running iterator, batches in blocks, and its workers
-    pipe = wp.ShardList([url]).open_shards().load_tar().group_by_key().batch_samples(1, collate="list")
+    pipe = wp.ShardList(url.split()).open_shards().load_tar().group_by_key().batch_samples(1, collate="list")
     loader = wp.PipeLoader(pipe.map_samples(make), num_workers=workers, multiprocessing_context=method)
     items = iter(loader)
     kept = [next(items) for _ in range(5)]
@@ -639,9 +639,8 @@ def main(url, how):
 
     loader, items, kept, workers = begin(url, "fork", 2)
     batch = None
-    with contextlib.suppress(RuntimeError):  # DataLoader's handler raises once, wherever it finds us: maybe here
-        workers[-1].kill()
-    with contextlib.suppress(wp.WorkerError, RuntimeError):
+    workers[-1].kill()
+    with contextlib.suppress(wp.WorkerError):
         for batch in items:
             pass
     assert all(float(batch["a"].sum()) == 0 for batch in kept)
@@ -672,7 +671,7 @@ def test_nothing_is_left(how, tmp_path):
     """Neither in /dev/shm nor as a descriptor: after close(), SIGKILL of a worker, an exception,
     and the end of the process by an exception or by SIGKILL.
     """
-    [url] = make_shards(tmp_path, shards=1, samples=300)
+    url = " ".join(make_shards(tmp_path, shards=2, samples=150))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = Program(script, url, how)
@@ -704,8 +703,7 @@ def test_close_gives_back_all_descriptors(tmp_path):
     gc.disable()
     try:
         run()
-        # threads that send commands to workers end at once, but nothing waits for them
-        wait_for(lambda: psutil.Process().num_fds() <= before)
+        assert psutil.Process().num_fds() <= before
     finally:
         gc.enable()
 
@@ -713,7 +711,9 @@ def test_close_gives_back_all_descriptors(tmp_path):
 @needs_blocks
 def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_path):
     loader = wp.PipeLoader(numbered(tmp_path).map_samples(broken_off), num_workers=1)
-    with pytest.raises(wp.WorkerError, match=r"(?s)DataLoader worker \(pid.*memory ran out.*state_dict\(\) is still"):
+    with pytest.raises(
+        wp.WorkerError, match=r"(?s)worker process \d+ was killed by SIGKILL.*memory ran out.*state_dict\(\) is still"
+    ):
         next(iter(loader))
     loader.close()
 
@@ -721,9 +721,9 @@ def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_pa
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of Windows have whole messages")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_a_worker_error(tmp_path, workers):
-    """Not a hang. In a thread, the signal of its death interrupts nothing."""
+    """Not a hang."""
     loader = wp.PipeLoader(numbered(tmp_path).map_samples(cut_off), num_workers=workers)
-    words = r"(?s)DataLoader worker \(pid.*memory ran out.*state_dict\(\) is still"
+    words = r"(?s)worker process \d+ was killed by SIGKILL.*memory ran out.*state_dict\(\) is still"
     with ThreadPoolExecutor(1) as thread, pytest.raises(wp.WorkerError, match=words):
         thread.submit(next, iter(loader)).result()
     loader.close()

@@ -1,4 +1,4 @@
-"""Ctrl-C at the worst moments: inside multiprocessing, where a lock may stay held or a process may
+"""Ctrl-C at the worst moments: inside multiprocessing, where a message may be cut or a process may
 not be registered yet.
 
 Each test runs a script, which must end: its error is Ctrl-C, and none of its processes is left.
@@ -10,8 +10,7 @@ from scripts import run_file, run_proof
 from wds_pipes.testing import make_shards
 
 SCRIPT = '''
-import multiprocessing.queues
-import multiprocessing.synchronize
+import multiprocessing.connection
 import os
 import signal
 import sys
@@ -48,8 +47,8 @@ def no_fork():
     raise BlockingIOError("Resource temporarily unavailable")
 
 
-def with_the_lock(queue, item):
-    queue._notempty.acquire()
+def half_a_command(connection, buffer):
+    os.write(connection.fileno(), buffer[:3])
     raise KeyboardInterrupt
 
 
@@ -66,7 +65,7 @@ next(iter(loader))
 COMMAND = """
 items = iter(loader)
 first = next(items)
-before_call(multiprocessing.queues.Queue, "put", 1, with_the_lock)
+before_call(multiprocessing.connection.Connection, "_send", 1, half_a_command)
 try:
     list(items)
 except KeyboardInterrupt:
@@ -79,7 +78,7 @@ elif where == "dropped":
 """
 
 END = """
-before_call(multiprocessing.synchronize.Event, "set", 1, ctrl_c)
+before_call(multiprocessing.Process, "join", 1, ctrl_c)
 try:
     print(len(list(loader)))
 except KeyboardInterrupt:
@@ -118,12 +117,12 @@ def test_a_worker_that_cannot_be_started(run):
 
 
 @pytest.mark.parametrize("where", ["end", "dropped"])
-def test_an_interrupt_that_leaves_a_lock_of_a_queue_held(where, run):
+def test_an_interrupt_within_a_command(where, run):
     """Python ends, whether the loader ends with it or before."""
     assert run(COMMAND, where)[:2] == (0, "interrupted\n")
 
 
-def test_a_new_iterator_after_an_interrupt_that_left_a_lock_held(run):
+def test_a_new_iterator_after_an_interrupt_within_a_command(run):
     assert run(COMMAND, "again")[:2] == (0, "interrupted\n24\n")
 
 

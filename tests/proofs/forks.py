@@ -38,14 +38,14 @@ def churn():
 def main():
     options = parser(__doc__, 200).parse_args()
     workers._START_SECONDS = 3
-    hung, missing = [], workers._Started.missing
+    hung, find = [], workers.Workers._hung
 
-    def count(started, results):
-        found = missing(started, results)
+    def count(started):
+        found = find(started)
         hung.extend(found)
         return found
 
-    workers._Started.missing = count
+    workers.Workers._hung = count
     for _ in range(3):
         threading.Thread(target=churn, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory:

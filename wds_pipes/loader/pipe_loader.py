@@ -27,8 +27,7 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
-from wds_pipes.loader.iterator import LoaderIterator, Progress
-from wds_pipes.loader.joining import Joining
+from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.lengths import in_batches
 from wds_pipes.loader.partition import total_counts, unpack
 from wds_pipes.loader.plan import Plan

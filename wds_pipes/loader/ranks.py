@@ -23,6 +23,8 @@ import weakref
 from collections import Counter
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
+
 from wds_pipes.core.counts import logger
 from wds_pipes.core.options import check_count
 from wds_pipes.core.state import MOST
@@ -64,7 +66,6 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
 
 
 def _from_surroundings() -> tuple[int, int]:
-    import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
@@ -91,8 +92,6 @@ def warn_of_ranks(what: str, *, divided: bool = False) -> None:
         divided: whether torch divides the samples over the ranks if torch.distributed is
             initialised.
     """
-    import torch.distributed as dist
-
     if dist.is_available() and dist.is_initialized():
         ranks = 1 if divided else dist.get_world_size()
     else:
@@ -135,8 +134,6 @@ def check_alike(loader: object, rank: Rank, facts: dict[str, Any]) -> None:
     Raises:
         StateError: on all ranks: they differ.
     """
-    import torch.distributed as dist
-
     if rank.of == 1 or not (dist.is_available() and dist.is_initialized()):
         return
     if rank != (dist.get_rank(), dist.get_world_size()) or dist.get_backend() in ("mpi", "fake"):  # without a store

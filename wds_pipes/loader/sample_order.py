@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.ranks import Rank, find_rank
-from wds_pipes.loader.torchdata_loader import mend_loader
 
 _VERSION = 1
 _BLOCK = 4096  # how many indices are computed at a time
@@ -302,3 +302,22 @@ class _Indices(Iterator[int]):
             order = order_of_samples(sampler.n, sampler.seed, self._start.epoch, block_samples=sampler.block_samples)
             places = order.numbers_at(places)
         self._first, self._block = taken, places.tolist()
+
+
+def mend_loader() -> None:
+    """Make the Loader of torchdata, if it is imported, forget at each reset the state it keeps.
+
+    If a loaded state has no items left, the Loader (0.11, the last release) keeps the state that it
+    had read before it noticed this, and returns it throughout the next epoch, so a second resume
+    would repeat this epoch. No node can prevent this: the Loader does not ask the nodes again.
+    """
+    module = sys.modules.get("torchdata.nodes.loader")
+    if module is None or module.LoaderIterator.reset.__module__ == __name__:
+        return
+    original = module.LoaderIterator.reset
+
+    def reset(self: Any, initial_state: Any = None) -> None:
+        self._cached_state_dict = None
+        original(self, initial_state)
+
+    module.LoaderIterator.reset = reset

@@ -90,7 +90,8 @@ def run_worker(
     torch.set_num_threads(1)
     host = LaneHost(stage, Outbox(inbox, number))
     # What a step of the user's gets from get_worker_info(), as in DataLoader.
-    torch_worker._worker_info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=host)
+    info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=host)  # type: ignore[arg-type]
+    torch_worker._worker_info = info
     failed: Exception | None = None
     try:
         if on_start is not None:

@@ -1,0 +1,328 @@
+"""What the ranks of a loader know of each other when they save and load a checkpoint: which one all
+load, whether they read the same files, and whether what they save belongs together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+
+from wds_pipes.core.counts import logger
+from wds_pipes.core.options import check_seconds
+from wds_pipes.core.stage import State
+from wds_pipes.core.state import read_state
+from wds_pipes.errors import StateError
+from wds_pipes.loader.checkpoint_files import (
+    Found,
+    complete_steps,
+    content_of,
+    find_steps,
+    look_for_steps,
+    missing_ranks,
+    states_of_step,
+    written_since,
+)
+from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+from wds_pipes.loader.plan import LoaderPosition
+from wds_pipes.loader.restoring import restore, why_apart
+
+_LOOK_AGAIN_SECONDS = 0.5
+_FOR_EVER = 1e9  # seconds
+_MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
+
+
+class View(NamedTuple):
+    """What a rank knows before the ranks agree on a checkpoint."""
+
+    rank: int
+    step: int | None
+    rounds: int  # how often to look again
+    complete: list[int]
+    found: Found
+    error: str | None  # why it cannot list the directory
+
+
+def read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
+    """Return the step to load and the states of its ranks, or None if there is no checkpoint.
+
+    Another rank that has already loaded may save newer checkpoints meanwhile, and remove the one
+    that is found here. If the directory has changed, look again.
+    """
+    looks = 0
+    while True:
+        found, looks = look_for_steps(root), looks + 1
+        if not any(map(complete_steps, found.values())) and looks < _MOST_LOOKS and look_for_steps(root) != found:
+            continue
+        try:
+            number = _choose(root, found, step)
+            return None if number is None else (number, states_of_step(root, number))
+        except StateError:
+            if looks == _MOST_LOOKS or look_for_steps(root) == found:
+                raise
+
+
+def _choose(root: Path, found: Found, step: int | None) -> int | None:
+    """Return the step to load among those that a rank sees; None: there is no checkpoint."""
+    complete = [number for number, worlds in found.items() if complete_steps(worlds)]
+    if not complete and step is None:
+        if found:
+            logger.warning(
+                "no checkpoint of %s is complete (%s), as a crash in the first save() leaves it: nothing is loaded, "
+                "and save() replaces them. If files of other ranks are elsewhere, pass all ranks the same directory.",
+                root, "; ".join(missing_ranks(worlds, number) for number, worlds in sorted(found.items())[:3]),
+            )  # fmt: skip
+        return None
+    if step is not None and step not in complete:
+        held = f"complete are {', '.join(map(str, sorted(complete)))}" if complete else "none is complete"
+        raise StateError(
+            f"{root} holds no complete checkpoint {step} ({held}; {missing_ranks(found.get(step, {}), step)}). "
+            "Bring the missing files back, or remove what is there to start again."
+        )
+    number = max(complete) if step is None else step
+    if newer := [at for at in sorted(found) if at > number]:
+        facts = [
+            f"{at} is complete, and save() refuses to go on before it"
+            if at in complete
+            else missing_ranks(found[at], at)
+            for at in newer
+        ]
+        more = f" and {len(facts) - 3} more" if len(facts) > 3 else ""
+        logger.warning(
+            "loading checkpoint %d of %s although newer ones are there: %s%s", number, root, "; ".join(facts[:3]), more
+        )
+    return number
+
+
+def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
+    """Return the step that all ranks load: the requested or the newest that all see complete.
+
+    None: no rank sees a complete one. All ranks decide by the same views, so they look again
+    equally often, and reach the same result.
+    """
+    rounds = math.ceil(min(check_seconds("wait_seconds", wait_seconds), _FOR_EVER) / _LOOK_AGAIN_SECONDS)
+    for turn in itertools.count():
+        found: Found = {}
+        error = None
+        try:
+            found = look_for_steps(root)
+        except StateError as problem:
+            error = str(problem)
+        complete = sorted(number for number, worlds in found.items() if complete_steps(worlds))
+        views: list[View] = all_gather(View(loader.rank.number, step, rounds, complete, found, error), group)
+        if len({view.step for view in views}) > 1:
+            wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
+            raise StateError(
+                f"the ranks do not load the same checkpoint ({wanted:.1000}): pass the same step= on all, or none."
+            )
+        common = sorted(set(views[0].complete).intersection(*(view.complete for view in views)))
+        seen = sorted({number for view in views for number in view.complete})
+        wanted_step = max(seen, default=None) if step is None else step
+        alike = all(view.found == found and view.error is None for view in views)
+        if wanted_step in common or turn >= views[0].rounds or (not seen and alike):
+            break
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    if failed := [view for view in views if view.error is not None]:
+        raise StateError(error or f"rank {failed[0].rank} cannot load a checkpoint: {failed[0].error}")
+    if not seen and not alike:
+        raise StateError(
+            f"the ranks see different files in {root}, and none of them a complete checkpoint: see that it is the same "
+            "directory for all ranks."
+        )
+    if wanted_step in common or not seen:
+        return _choose(root, found, step)
+    late = ", ".join(str(view.rank) for view in views if wanted_step not in view.complete)
+    if step is not None or not common:
+        raise StateError(
+            f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} "
+            f"that is complete for all of them: checkpoint {wanted_step} is not "
+            f"there, or not complete, for rank {late:.500}. See that the directory is the "
+            "same for all ranks; where its file system is slow to show files, "
+            "pass a longer wait_seconds."
+        )
+    logger.warning(
+        "loading checkpoint %d of %s, the newest that all ranks see: %d is not complete for rank %.500s",
+        common[-1],
+        root,
+        wanted_step,
+        late,
+    )
+    return common[-1]
+
+
+@contextlib.contextmanager
+def agreeing(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
+    """Make the block succeed on all ranks of a loader, or raise on all of them.
+
+    All raise if the block fails on one rank, or if the ranks append different values to the list.
+    """
+    values: list[str] = []
+    error: Exception | None = None
+    try:
+        yield values
+    except Exception as problem:
+        error = problem
+    results = all_gather((loader.rank.number, values, None if error is None else str(error)), group)
+    if error is not None:
+        raise error
+    for rank, _, failed in results:
+        if failed is not None:
+            raise StateError(f"rank {rank} cannot load {what}: {failed}")
+    if any(of_rank != values for _, of_rank, _ in results):
+        raise StateError(
+            f"the ranks read different files of {what}. See that the directory is the same for "
+            "all ranks, and load it again."
+        )
+
+
+def has_group(loader: PipeLoader, group: Any) -> bool:
+    """Whether torch.distributed connects this rank of a loader to the others."""
+    if loader.rank.of == 1:
+        return False
+    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1)
+
+
+def all_gather(value: Any, group: Any) -> list[Any]:
+    """Return what each process of a group passed, in the order of the processes."""
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def gather_states(loader: PipeLoader, group: Any) -> list[State]:
+    """Return the states of all ranks, in the order of the ranks; of processes that share a rank,
+    one state.
+    """
+    state = loader.state_dict()
+    if state["world_size"] == 1:
+        return [state]
+    if not (dist.is_available() and dist.is_initialized()):
+        raise StateError(
+            f"this is rank {state['rank']} of {state['world_size']}, and torch.distributed, "
+            "which collects the states of the others, is not initialised: "
+            "call init_process_group(), or use checkpoint.save(), which needs none."
+        )
+    states: list[State] = all_gather(state, group)
+    states.sort(key=lambda state: int(state["rank"]))
+    return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
+
+
+def place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> LoaderPosition:
+    """Return the position from which a loader continues after loading the states of all ranks.
+
+    ``where`` says, for messages, where the states are from.
+    """
+    try:
+        return restore(progress_of(loader).plan, states, moved=moved)
+    except StateError as error:
+        raise StateError(f"cannot load {where}: {error}") from error
+
+
+_MEND = "With epoch_end='loop' all ranks have the same number of batches, and a checkpoint fits any number of ranks."
+
+
+@dataclass
+class Known:
+    """What is known of the checkpoints of a loader.
+
+    Attributes:
+        step: the checkpoint that it saved or loaded last.
+        saved: the file that it saved last, and its time by the clock of the file system; a step
+            that failed has none.
+        saved_step: the checkpoint of that file.
+        root: the directory from which it loaded last.
+        incomplete: the newer checkpoints there that were incomplete then.
+        warned: whether it was warned that a checkpoint fits this number of ranks only.
+    """
+
+    step: int = 0
+    saved: tuple[Path, int] | None = None
+    saved_step: int = 0
+    root: Path | None = None
+    incomplete: set[int] = field(default_factory=set)
+    warned: bool = False
+
+
+_known: weakref.WeakKeyDictionary[PipeLoader, Known] = weakref.WeakKeyDictionary()
+
+
+def known_of(loader: PipeLoader) -> Known:
+    """Return what is known of the checkpoints of a loader, to change it."""
+    return _known.setdefault(loader, Known())
+
+
+def newer_incomplete(root: Path, number: int) -> set[int]:
+    """Return the incomplete checkpoints after ``number``."""
+    return {at for at, worlds in look_for_steps(root).items() if at > number and not complete_steps(worlds)}
+
+
+def newest_complete(root: Path, loader: PipeLoader) -> int:
+    """Return the newest checkpoint that is complete, -1 if there is none.
+
+    One that was incomplete when the loader loaded from the directory does not count: ranks that are
+    ahead may complete it now with files of this rank that are left from a run that crashed.
+    """
+    known = known_of(loader)
+    complete = {at for at, worlds in find_steps(root).items() if complete_steps(worlds)}
+    return max(complete - known.incomplete if known.root == root else complete, default=-1)
+
+
+def check_other_loaders(path: Path, loader: PipeLoader, text: str) -> None:
+    """Check that no other loader of this process has saved another state in the file at ``path``.
+
+    A loader that continues from a checkpoint of the directory replaces what was saved after it.
+
+    Raises:
+        StateError: two loaders save to one directory, and the states of one would be lost.
+    """
+    if known_of(loader).root == path.parent.parent:
+        return
+    for other, known in list(_known.items()):
+        with contextlib.suppress(FileNotFoundError):
+            replaces = other is not loader and known.saved == (path, path.stat().st_mtime_ns)
+            if replaces and content_of(path) != text.encode():
+                raise StateError(
+                    f"another loader of this process has saved {path}, which this one would replace: give each "
+                    "loader a directory of its own."
+                )
+
+
+def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> None:
+    """Check that the state of another rank at this step, saved in this run, belongs to this one.
+
+    Only files that are newer than the last one of this loader count, or than the loader if it has
+    saved none: older ones may be left from a run that crashed, or from before this one went back to
+    an earlier step, and will be replaced.
+
+    Raises:
+        StateError: it does not, so that ``load`` would refuse both.
+    """
+    rank, world = state["rank"], state["world_size"]
+    progress, known = progress_of(loader), known_of(loader)
+    if world == 1 or (known.saved is not None and number <= known.saved_step):
+        return
+    since = progress.made if known.saved is None else known.saved[1]
+    if (other := written_since(root, number, rank, world, since)) is None:
+        return
+    states = [state, other]
+    try:
+        apart = why_apart(states, [read_state(one) for one in states], progress.plan.recipe.data.moved)
+    except StateError as error:
+        raise StateError(
+            f"load() would refuse checkpoint {number}: {error} Let all ranks save after the same batch of the same "
+            f"run. {_MEND}"
+        ) from error
+    if apart is not None and not known.warned:
+        known.warned = True
+        logger.warning(
+            "checkpoint %d fits %d ranks only, since with epoch_end='exact' ranks are in different epochs now. %s",
+            number, world, _MEND,
+        )  # fmt: skip
