@@ -11,6 +11,7 @@ from wds_pipes.testing import make_shards
 
 SCRIPT = '''
 import multiprocessing.connection
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -78,7 +79,7 @@ elif where == "dropped":
 """
 
 END = """
-before_call(multiprocessing.Process, "join", 1, ctrl_c)
+before_call(multiprocessing.process.BaseProcess, "join", 1, ctrl_c)
 try:
     print(len(list(loader)))
 except KeyboardInterrupt:
