@@ -129,7 +129,7 @@ def copies(directory, batches=6):
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("rgb8", size=(224, 224))
     samples = iter(pipe.to_tuple("jpg", "cls"))
     inbox = Inbox(100)
-    outbox = Outbox(inbox.number, 0)
+    outbox = Outbox()
     spent = [[], [], []]
     for _ in range(batches):
         times = [time.thread_time()]
@@ -141,7 +141,7 @@ def copies(directory, batches=6):
         times.append(time.thread_time())
         for part, start, end in zip(spent, times, times[1:], strict=False):
             part.append((end - start) * 1e3)
-        pickle.loads(ForkingPickler.dumps(parcel))  # gives the block back
+        inbox.open(pickle.loads(ForkingPickler.dumps(parcel)))  # gives the block back
     decoding, *others = (statistics.median(part) for part in spent)
     print(f"64 JPEGs to 224 x 224, in one worker: {decoding:.1f} ms of processor time to decode and resize")
     for what, part in zip(("stacking the samples", "copying the batch into its block"), others, strict=True):

@@ -157,8 +157,8 @@ def every_kind():
 def cross(batch, outbox=None, inbox=None):
     """Return a batch as it arrives; within one process."""
     inbox = Inbox(100) if inbox is None else inbox
-    outbox = Outbox(inbox.number, 0) if outbox is None else outbox
-    return pickle.loads(ForkingPickler.dumps(outbox.pack(batch)))
+    outbox = Outbox() if outbox is None else outbox
+    return inbox.open(pickle.loads(ForkingPickler.dumps(outbox.pack(batch))))
 
 
 def numbered(tmp_path, count=60):
@@ -306,7 +306,7 @@ BATCHES = st.recursive(
 @given(batches=st.lists(BATCHES, min_size=1, max_size=6), most=st.integers(0, 3), keeps=st.booleans())
 def test_any_structure_arrives_equal_and_stays_equal(batches, most, keeps):
     inbox = Inbox(most)
-    outbox = Outbox(inbox.number, 0)
+    outbox = Outbox()
     kept = []
     for batch in batches * 2:
         arrived = cross(batch, outbox, inbox)
@@ -325,7 +325,7 @@ def test_any_structure_arrives_equal_and_stays_equal(batches, most, keeps):
 )
 def test_arrays_that_were_made_in_a_block_arrive_equal_and_stay_equal(columns, kinds, most, keeps):
     inbox = Inbox(most)
-    outbox = Outbox(inbox.number, 0)
+    outbox = Outbox()
     kept = []
     kind = itertools.cycle(kinds)
     for number, sizes in enumerate(columns * 3):
@@ -351,7 +351,7 @@ def test_arrays_that_were_made_in_a_block_arrive_equal_and_stay_equal(columns, k
 @needs_blocks
 def test_an_array_that_was_made_in_a_block_is_not_copied():
     inbox = Inbox(100)
-    outbox = Outbox(inbox.number, 0)
+    outbox = Outbox()
     cross(np.zeros(LARGE), outbox, inbox)  # now the outbox knows how large a batch is
     array = outbox.empty((LARGE,), np.dtype("f8"))
     arrived = cross({"array": array, "other": np.ones(400)}, outbox, inbox)
@@ -527,7 +527,7 @@ def test_blocks_that_are_too_large_are_closed(tmp_path):
 @needs_blocks
 def test_blocks_that_nobody_needs_any_more_are_closed():
     inbox = Inbox(100)
-    outbox = Outbox(inbox.number, 0)
+    outbox = Outbox()
     many = [cross(torch.zeros(LARGE), outbox, inbox) for _ in range(20)]
     assert len(inbox.blocks) == 20
     del many
@@ -540,7 +540,7 @@ def test_blocks_that_nobody_needs_any_more_are_closed():
 def test_a_block_that_is_closed_before_it_was_sent_leaves_no_descriptor():
     def used(empty_of):
         inbox = Inbox(100)
-        outbox = Outbox(inbox.number, 0)
+        outbox = Outbox()
         before = psutil.Process().num_fds()
         kept = deque(maxlen=3)
         for number in range(14):  # each batch is too large for the block in which it was begun
@@ -555,7 +555,7 @@ def test_a_block_that_is_closed_before_it_was_sent_leaves_no_descriptor():
 def test_a_block_that_cannot_be_replaced_is_closed_nevertheless(monkeypatch):
     """The worker has closed the one that was too small when the system refuses a larger one."""
     inbox = Inbox(2)
-    outbox = Outbox(inbox.number, 0)
+    outbox = Outbox()
     cross(torch.zeros(LARGE), outbox, inbox)
     with monkeypatch.context() as refused:
         refused.setattr(os, "memfd_create", no_block)

@@ -1,8 +1,8 @@
-"""Hands batches from workers to the main process through shared memory.
+"""Batch transport: hands batches from a worker to the main process through shared memory.
 
 Rules:
 1. A worker pickles a batch. It copies the large buffers of tensors and arrays, and the pickle
-   itself if that is large, into one memory block. Only a small message goes through the queue.
+   itself if that is large, into one memory block. Only a small message goes through the connection.
    ``batch_samples``, if it is the last step, stacks arrays in a block from the outset.
 2. A block has no name in any file system, so the system frees it when the last process that uses it
    ends, however it ends. Its descriptor crosses once, with the first batch in it.
@@ -34,7 +34,7 @@ import numpy.typing as npt
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-_SMALL = 16 << 10  # bytes; a buffer, or a pickle, up to this size goes through the queue
+_SMALL = 16 << 10  # bytes; a buffer, or a pickle, up to this size goes through the connection
 _ALIGNED = 64  # bytes; also the size of the head of a block, whose first byte is its mark
 _SLACK = 1.25  # a block is by this factor larger than the batch for which it is made
 _TOO_LARGE = 4  # times the size of recent batches: such a block is closed
@@ -44,26 +44,20 @@ _FREE, _IN_USE, _SPENT = 0, 1, 2  # the marks
 # Where a buffer is in a block, in bytes: its beginning and its end; and whether it is read-only.
 _Span = tuple[int, int, bool]
 
-# What goes through the queue for a batch in a block: the numbers of the inbox, of the worker and of
-# the block; with the block's first batch, what gives its descriptor; the numbers of blocks that the
-# worker has closed; where the buffers are; and the pickle (None: it is the last of the buffers).
-# Plain tuples, because to unpickle a class costs more than they do.
-_Sent = tuple[int, int, int, Any, list[int], list[_Span], bytes | None]
+# What goes through the connection: a pickle, or of a batch in a block: the number of the block;
+# with its first batch, what gives its descriptor; the numbers of blocks that the worker has closed;
+# where the buffers are; and the pickle (None: it is the last of the buffers). Plain tuples, because
+# to unpickle a class costs more than they do.
+Sent = bytes | tuple[int, Any, list[int], list[_Span], bytes | None]
 
 
 # ----------------------------------------------------------------------------- the worker's side
 
 
 class Outbox:
-    """Packs the batches of a worker.
+    """Packs the batches of a worker."""
 
-    Args:
-        inbox: the number of the inbox in the main process.
-        worker: the number of the worker.
-    """
-
-    def __init__(self, inbox: int, worker: int) -> None:
-        self._inbox, self._worker = inbox, worker
+    def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._gone: list[int] = []  # the numbers of blocks that were closed since the last batch in a block
         self._numbers = itertools.count()
@@ -90,8 +84,8 @@ class Outbox:
         self._end = _aligned(start + size)
         return np.ndarray(shape, dtype, block.memory, start)
 
-    def pack(self, batch: Any) -> Parcel:
-        """Return a batch in a form that can be sent.
+    def pack(self, batch: Any) -> Sent:
+        """Return what is sent for a batch, or for an object with a batch in it.
 
         It is a snapshot: the worker may then change the batch.
 
@@ -99,7 +93,7 @@ class Outbox:
             Exception: what pickling raises.
         """
         if not hasattr(os, "memfd_create"):
-            return Parcel(pickle.loads, (bytes(ForkingPickler.dumps(batch)),))
+            return bytes(ForkingPickler.dumps(batch))
         chunks = _Chunks()
         buffers: list[memoryview] = []
 
@@ -114,7 +108,7 @@ class Outbox:
         Pickler(chunks, protocol=5, buffer_callback=stays).dump(batch)
         length = sum(map(len, chunks.parts))
         if not buffers and length <= _SMALL:
-            return Parcel(pickle.loads, (b"".join(chunks.parts),))
+            return b"".join(chunks.parts)
         begun, end = self._begun, self._end
         spans: list[_Span] = []
         made: list[bool] = []  # for each buffer, whether ``empty`` made it in the block
@@ -133,7 +127,7 @@ class Outbox:
         try:
             block = self._block(end)
         except OSError:  # no memory or no descriptor is left, or the system has no such blocks
-            return Parcel(pickle.loads, (bytes(ForkingPickler.dumps(batch)),))
+            return bytes(ForkingPickler.dumps(batch))
         for (start, stop, _), there, buffer in zip(spans, made, buffers, strict=False):
             if not there or block is not begun:
                 block.memory[start:stop] = buffer
@@ -143,8 +137,7 @@ class Outbox:
                 block.memory[place : place + len(part)] = part
                 place += len(part)
         gone, self._gone = self._gone, []
-        sent: _Sent = (self._inbox, self._worker, block.number, block.ticket(), gone, spans, header)
-        return Parcel(_open, (sent,))
+        return block.number, block.ticket(), gone, spans, header
 
     def _block(self, size: int) -> _Block:
         """Return a block of at least this size for the next batch, and close free ones that are not
@@ -227,16 +220,6 @@ def _address(buffer: memoryview) -> int:
 
 def _aligned(end: int) -> int:
     return -(-end // _ALIGNED) * _ALIGNED
-
-
-class Parcel:
-    """A batch on its way. It is unpickled as the batch."""
-
-    def __init__(self, function: Any, arguments: tuple[Any, ...]) -> None:
-        self._call = function, arguments
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._call
 
 
 class _Chunks:
@@ -330,24 +313,45 @@ def _tensor(
 
 
 class Inbox:
-    """What the main process has of the blocks of its workers.
+    """What the main process has of the blocks of a worker.
 
     Args:
-        most: from how many blocks of a worker on, batches are copied out of their blocks.
+        most: from how many blocks on, batches are copied out of their blocks.
     """
 
     forks = 0  # how often this process has forked
 
     def __init__(self, most: int) -> None:
-        self.number = next(_numbers)
         self.most = most
-        self.blocks: dict[tuple[int, int], mmap.mmap] = {}  # by the numbers of the worker and the block
-        self.in_use: dict[int, dict[int, _Lent]] = {}  # of each worker, by the numbers of the blocks
-        _inboxes[self.number] = self
+        self.blocks: dict[int, mmap.mmap] = {}  # by their numbers
+        self._in_use: dict[int, _Lent] = {}
 
-
-_numbers = itertools.count()
-_inboxes: weakref.WeakValueDictionary[int, Inbox] = weakref.WeakValueDictionary()
+    def open(self, sent: Sent) -> Any:
+        """Return the batch that was sent."""
+        if isinstance(sent, bytes):
+            return pickle.loads(sent)
+        number, ticket, gone, spans, header = sent
+        for old in gone:
+            self.blocks.pop(old, None)
+        if ticket is not None:
+            descriptor = ticket.detach()
+            try:
+                self.blocks[number] = mmap.mmap(descriptor, 0)
+            finally:
+                os.close(descriptor)
+        block, copied = self.blocks[number], len(self._in_use) >= self.most
+        # All views of the batch refer to this array, and nothing else does.
+        array = np.ndarray(len(block), "u1", block)
+        self._in_use[number] = lent = _Lent(array, _give_back)
+        lent.block, lent.number, lent.in_use, lent.forks = block, number, self._in_use, Inbox.forks
+        memory = array.data
+        del array
+        buffers: list[Any] = []
+        for start, stop, readonly in spans:
+            view = memory[start:stop]
+            whole = bytearray(view) if copied else view
+            buffers.append(memoryview(whole).toreadonly() if readonly else whole)
+        return pickle.loads(buffers.pop() if header is None else header, buffers=buffers)
 
 
 def _count_fork() -> None:
@@ -357,45 +361,17 @@ def _count_fork() -> None:
 os.register_at_fork(before=_count_fork, after_in_parent=_count_fork)
 
 
-def _open(sent: _Sent) -> Any:
-    """Return the batch of a parcel."""
-    number, worker, place, ticket, gone, spans, header = sent
-    inbox = _inboxes[number]
-    for old in gone:
-        inbox.blocks.pop((worker, old), None)
-    if ticket is not None:
-        descriptor = ticket.detach()
-        try:
-            inbox.blocks[worker, place] = mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
-    block, in_use = inbox.blocks[worker, place], inbox.in_use.setdefault(worker, {})
-    copied = len(in_use) >= inbox.most
-    # All views of the batch refer to this array, and nothing else does.
-    array = np.ndarray(len(block), "u1", block)
-    in_use[place] = lent = _Lent(array, _give_back)
-    lent.block, lent.place, lent.in_use, lent.forks = block, place, in_use, Inbox.forks
-    memory = array.data
-    del array
-    buffers: list[Any] = []
-    for start, stop, readonly in spans:
-        view = memory[start:stop]
-        whole = bytearray(view) if copied else view
-        buffers.append(memoryview(whole).toreadonly() if readonly else whole)
-    return pickle.loads(buffers.pop() if header is None else header, buffers=buffers)
-
-
 class _Lent(weakref.ref[Any]):
     """A block while there are views of it. A ``weakref.finalize`` would take four times as long."""
 
-    __slots__ = ("block", "forks", "in_use", "place")
+    __slots__ = ("block", "forks", "in_use", "number")
     block: mmap.mmap
-    place: int
+    number: int
     in_use: dict[int, _Lent]
     forks: int
 
 
 def _give_back(lent: _Lent) -> None:
     """Let the worker use a block again; not if a child process may read it."""
-    del lent.in_use[lent.place]
+    del lent.in_use[lent.number]
     lent.block[0] = _FREE if lent.forks == Inbox.forks else _SPENT

@@ -26,7 +26,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.secret import hide
-from wds_pipes.loader.hand_off import Outbox
+from wds_pipes.loader.hand_off import Outbox, Sent
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
 from wds_pipes.loader.partition import LaneState, Partition, pack
@@ -63,44 +63,65 @@ def run_worker(
     connection: Any,
     copied: list[Any],
     stage: Stage[Any],
-    which: tuple[int, int, int, int],
+    which: tuple[int, int, int],
     on_start: Callable[[int], Any] | None,
 ) -> None:
     """Answer commands with results until the main process wants no more: the code of a worker
     process.
 
     Args:
-        connection: to the main process. First None is sent: this process runs.
+        connection: to the main process. The first message, None, says that this process runs.
         copied: connections of the main process that a fork has copied, also the other end of this
             one: only the main process holds them open.
         stage: the pipeline.
-        which: the number of this worker, how many there are, the seed of all for the global random
-            generators, and the number of the main process's inbox for batches.
+        which: the number of this worker, how many there are, and the seed of all for the global
+            random generators.
         on_start: called with the number of this worker before the first lane begins.
     """
-    number, count, seed, inbox = which
     for other in copied:
         other.close()
     begin_worker()
-    connection.send(None)
+    outbox = Outbox()
+    connection.send(outbox.pack(None))
+    number, count, seed = which
     seed = hash64(seed, number)
     random.seed(seed)
     torch.manual_seed(seed)
     np.random.seed(seed % (1 << 32))
     torch.set_num_threads(1)
-    host = LaneHost(stage, Outbox(inbox, number))
+    host = LaneHost(stage, outbox.empty)
     # What a step of the user's gets from get_worker_info(), as in DataLoader.
     info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=host)  # type: ignore[arg-type]
     torch_worker._worker_info = info
-    failed: Exception | None = None
+    answer: Callable[[Command], Result] = host.next
     try:
         if on_start is not None:
             on_start(number)
     except Exception as error:
-        failed = _portable(error)
+        answer = partial(_failure, error=error)
     with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or did not wait
         while (command := connection.recv()) is not None:
-            connection.send(host.next(command) if failed is None else (*command[:2], None, None, False, failed, None))
+            connection.send(_packed(outbox, answer(command)))
+
+
+def _packed(outbox: Outbox, result: Result) -> Sent:
+    """Return what is sent for a result."""
+    if (error := result[5]) is not None:
+        return outbox.pack(_failure(result, _portable(error)))
+    try:
+        return outbox.pack(result)
+    except Exception as error:
+        unsent = WorkerError(
+            f"a batch of lane {result[1]} cannot be sent to the main process ({type(error).__name__}: "
+            f"{hide(str(error))}). Make the last step return what "
+            "can be pickled, or use num_workers=0. state_dict() is still good."
+        )
+        return outbox.pack(_failure(result, unsent))
+
+
+def _failure(of: Command | Result, error: Exception) -> Result:
+    """Return the result of a command that failed."""
+    return of[0], of[1], None, None, False, error, None
 
 
 class LaneHost:
@@ -108,11 +129,11 @@ class LaneHost:
 
     Args:
         stage: the pipeline.
-        outbox: packs the batches for the main process; None: this is the main process.
+        empty: makes the arrays of batches; None: numpy does.
     """
 
-    def __init__(self, stage: Stage[Any], outbox: Outbox | None = None) -> None:
-        self._stage, self._outbox = stage, outbox
+    def __init__(self, stage: Stage[Any], empty: Callable[..., Any] | None = None) -> None:
+        self._stage, self._empty = stage, empty
         self._run = -1
         self._lanes: dict[int, _Running] = {}
 
@@ -126,24 +147,12 @@ class LaneHost:
             if begins:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
                 for running in self._lanes.values():
-                    if self._outbox is not None and type(running.stage) is BatchSamples:
-                        running.stage.empty = self._outbox.empty  # nothing else refers to its batches
+                    if self._empty is not None and type(running.stage) is BatchSamples:
+                        running.stage.empty = self._empty  # nothing else refers to its batches
                     running.start()
-            result = self._lanes[lane].next(run)
+            return self._lanes[lane].next(run)
         except Exception as error:
-            return run, lane, None, None, False, error if self._outbox is None else _portable(error), None
-        if self._outbox is None or result[4]:
-            return result
-        _, _, batch, state, ended, _, spent = result
-        try:
-            return run, lane, self._outbox.pack(batch), state, ended, None, spent
-        except Exception as error:
-            unsent = WorkerError(
-                f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
-                f"{hide(str(error))}). Make the last step return what "
-                "can be pickled, or use num_workers=0. state_dict() is still good."
-            )
-            return run, lane, None, None, False, unsent, None
+            return _failure(command, error)
 
     def close(self) -> None:
         """Close all lanes."""

@@ -66,8 +66,11 @@ class _Worker:
         asked: how many messages it has still to send: one when it runs, and one for each command.
     """
 
-    def __init__(self, context: BaseContext, others: list[Any], *arguments: Any) -> None:
-        """Start it with the arguments of ``run_worker``; ``others`` are the workers before it."""
+    def __init__(self, context: BaseContext, others: list[Any], most: int, *arguments: Any) -> None:
+        """Start it with the arguments of ``run_worker``; ``others`` are the workers before it, and
+        ``most`` is how many of its blocks a caller may keep.
+        """
+        self._inbox = Inbox(most)
         self.connection, theirs = context.Pipe()
         self.asked = 1
         copied = [self.connection, *(other.connection for other in others)]
@@ -99,7 +102,7 @@ class _Worker:
                     raise EOFError  # a process that the worker has started holds the connection, too
                 if time.monotonic() >= end:
                     raise WorkerError(_LATE.format(pid=self.process.pid, seconds=timeout))
-            message = self.connection.recv()
+            message = self._inbox.open(self.connection.recv())
         except (EOFError, ConnectionError) as error:
             self._raise(error)
         self.asked -= 1
@@ -159,7 +162,6 @@ class Workers:
         self._prefetch = min(prefetch, _MOST_ASKED) if count else 1
         multiprocessing.get_context(method)  # raises ValueError
         self._workers: list[_Worker] = []
-        self._inbox: Inbox | None = None  # of these
         self._host: LaneHost | None = None  # the lanes in this process
         self._run = -1
         self._places: dict[int, int] = {}  # of each lane of the run, the number of its worker
@@ -169,7 +171,7 @@ class Workers:
         self._asked: deque[Command] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_workers": [], "_inbox": None, "_host": None}
+        return {**self.__dict__, "_workers": [], "_host": None}
 
     def start(self, run: int, begins: dict[int, Begin], seed: int) -> None:
         """Begin a run over lanes.
@@ -205,13 +207,12 @@ class Workers:
         check_guarded()
         context = multiprocessing.get_context(self._method)
         for _ in range(_STARTS):
-            self._inbox = Inbox(self._prefetch + _KEPT)
             with uninterrupted():
                 _with_workers.add(self)
                 try:
                     for number in range(self.count):
-                        which = number, self.count, seed, self._inbox.number
-                        self._workers.append(_Worker(context, self._workers, self._stage, which, self._on_start))
+                        arguments = self._stage, (number, self.count, seed), self._on_start
+                        self._workers.append(_Worker(context, self._workers, self._prefetch + _KEPT, *arguments))
                 except BaseException as error:
                     self.end(interrupted=True)
                     if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search(
@@ -276,7 +277,7 @@ class Workers:
                 message.
         """
         with uninterrupted():
-            workers, self._workers, self._inbox = self._workers, [], None
+            workers, self._workers = self._workers, []
             processes = [worker.stop(kill=interrupted) for worker in workers]
             workers.clear()  # closes the connections, so that a worker that sends a result ends, too
             end = time.monotonic() + _PATIENCE
@@ -298,7 +299,7 @@ _with_workers: weakref.WeakSet[Workers] = weakref.WeakSet()  # those whose worke
 def _forget_all() -> None:
     """Drop the processes in a forked child, without ending them: they belong to its parent."""
     for workers in list(_with_workers):
-        workers._workers, workers._inbox = [], None
+        workers._workers = []
     _with_workers.clear()
 
 
