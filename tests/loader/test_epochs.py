@@ -9,7 +9,6 @@ import random
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -173,13 +172,6 @@ def test_wrong_counts_are_an_error_with_the_shard(wrong, counted_urls):
     assert caught.value.url == counted_urls[4]
 
 
-def test_wrong_counts_are_refused_when_built(counted_urls):
-    with pytest.raises(ValueError, match="has 2 numbers, and there are 7 shards"):
-        wp.ShardList(counted_urls, samples_per_shard=[1, 2])
-    with pytest.raises(TypeError, match="samples_per_shard must be an int"):
-        wp.ShardList(counted_urls, samples_per_shard=[1.5] * 7)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_epoch_cuts_one_stream(workers, counted_urls):
     whole = [keys_of(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
@@ -250,15 +242,6 @@ def test_with_epoch_counts_over_all_ranks_and_resumes(counted_urls):
         ranks[0].with_epoch()
     with pytest.raises(ValueError, match="needs epoch_end='loop', or 'drop' or 'pad'"):
         loader(counted_urls, rank=0, world_size=2, epoch_end="exact").with_epoch(batches=4)
-
-
-def test_resampled_shards_come_with_replacement(counted_urls):
-    source = wp.ShardList(counted_urls, resampled=True, seed=1)
-    epochs = [list(source) for _ in range(20)]
-    assert all(len(epoch) == 7 for epoch in epochs)
-    assert any(len(set(epoch)) < 7 for epoch in epochs)
-    assert {ref.url for epoch in epochs for ref in epoch} == set(counted_urls)
-    check_resume(lambda: wp.ShardList(counted_urls, resampled=True, seed=1).open_shards().load_tar().group_by_key())
 
 
 def test_statistics_are_flat_numbers(counted_urls):
@@ -376,27 +359,6 @@ def test_with_epoch_continues_after_set_epoch(loaded, seen, counted_urls):
         assert list(goes_on) == expected
 
 
-def test_with_epoch_continues_after_close(counted_urls):
-    """Whether or not the end was requested. close() ends the workers, also those that the next
-    epoch would use.
-    """
-    before = set(psutil.Process().children())
-    source = loader(counted_urls, lanes=2, num_workers=2).with_epoch(batches=3)
-    stream = [keys_of(batch) for plain in [loader(counted_urls, lanes=2)] for _ in range(2) for batch in plain]
-    items, found = iter(source), []
-    for end in (True, False, True):
-        found += [keys_of(next(items)) for _ in range(3)]
-        if end:
-            assert next(items, None) is None
-        source.close()
-        left = set(psutil.Process().children()) - before
-        psutil.wait_procs(left, timeout=60)
-        assert not [child for child in set(psutil.Process().children()) - before if child.name() == "pt_data_worker"]
-        items = iter(source)
-    assert found == stream[:9]
-    source.close()
-
-
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
@@ -444,27 +406,6 @@ def test_any_use_of_with_epoch_returns_one_stream(counted_urls, uses):
     while len(stream) < len(found):
         stream += map(keys_of, plain)
     assert found == stream[: len(found)]
-
-
-@pytest.mark.parametrize("batches", [0, 2, 3, 5])
-def test_with_epoch_of_a_loader_in_use(batches, counted_urls):
-    """It ends the current iterator. The next batches are those that would have come, and the new
-    epoch has its whole length.
-    """
-    whole = [[keys_of(batch) for batch in plain] for plain in [loader(counted_urls, lanes=2)] for _ in range(2)]
-    source = loader(counted_urls, lanes=2)
-    items = iter(source)
-    for _ in range(batches):
-        next(items)
-    source.with_epoch(batches=4)
-    if batches:
-        with pytest.raises(wp.StateError, match=r"with_epoch\(\) was called"):
-            next(items)
-    state = source.state_dict()
-    assert state["given"] == 0
-    assert [keys_of(batch) for batch in source] == whole[1 if batches else 0][:4]  # after a break, the next epoch
-    source.load_state_dict(state)
-    assert [keys_of(batch) for batch in source] == [*whole[0], *whole[1]][batches : batches + 4]
 
 
 def test_epoch_end_may_change_when_an_epoch_is_repartitioned(counted_urls):

@@ -5,7 +5,6 @@ import copy
 import gc
 import json
 import mmap
-import multiprocessing
 import os
 import pickle
 import signal
@@ -16,7 +15,6 @@ import weakref
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -29,7 +27,7 @@ from warm import Program
 
 import wds_pipes as wp
 from wds_pipes.loader import workers
-from wds_pipes.testing import check_resume, make_shards, same
+from wds_pipes.testing import check_resume, make_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -148,7 +146,7 @@ def test_iter_is_lazy(workers, urls):
     source.close()
 
 
-def test_a_newer_iterator_and_a_loaded_state_end_the_one_before(urls):
+def test_a_newer_iterator_a_loaded_state_and_set_epoch_end_the_one_before(urls):
     source = loader(urls)
     old = after(source, 1)
     new = after(source, 1)
@@ -157,6 +155,10 @@ def test_a_newer_iterator_and_a_loaded_state_end_the_one_before(urls):
     source.load_state_dict(source.state_dict())
     with pytest.raises(wp.StateError, match="a state was loaded"):
         next(new)
+    last = after(source, 1)
+    source.set_epoch(5)
+    with pytest.raises(wp.StateError, match=r"set_epoch\(\) was called: continue with a new iter\(\)"):
+        next(last)
 
 
 def test_an_ended_iterator_stays_ended(urls):
@@ -236,20 +238,6 @@ def test_the_rest_of_an_epoch_that_is_over_is_empty(urls, caplog):
     assert "the loaded state was taken at the end of epoch 0, so nothing is left of this epoch" in caplog.text
     assert (again.remaining(), list(again)) == (0, [])
     assert sorted(flat(again)) == sorted(flat(source))
-
-
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, True)])
-def test_set_epoch_ends_an_iterator(workers, persistent, urls):
-    source = loader(urls, num_workers=workers, persistent_workers=persistent)
-    items = after(source, 3)
-    source.set_epoch(5)
-    with pytest.raises(wp.StateError, match=r"set_epoch\(\) was called: continue with a new iter\(\)"):
-        next(items)
-    resumed = loader(urls)
-    resumed.load_state_dict(source.state_dict())
-    fifth = list(resumed)
-    assert list(source) == fifth
-    source.close()
 
 
 def test_a_loader_that_is_gone_leaves_nothing(urls):
@@ -398,22 +386,6 @@ def test_state_in_a_signal_handler(workers, urls):
     whole = loader(urls, lanes=2)
     assert epochs == [list(whole) for _ in range(30)]
     assert check_states([state for state in states if state["epoch"] < 30], epochs, lambda: loader(urls, lanes=2)) > 5
-
-
-def test_state_from_another_thread(urls):
-    states, done = [], threading.Event()
-    source = loader(urls, lanes=2)
-
-    def take():
-        while not done.wait(0.0002):
-            states.append(source.state_dict())
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    epochs = [list(source) for _ in range(20)]
-    done.set()
-    thread.join()
-    assert check_states([state for state in states if state["epoch"] < 20], epochs, lambda: loader(urls, lanes=2)) > 5
 
 
 @pytest.fixture(scope="module")
@@ -836,12 +808,11 @@ def tell_main_process(sample):
     return sample
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_signal_handler_loads_a_state_while_next_waits(persistent, urls):
+def test_a_signal_handler_loads_a_state_while_next_waits(urls):
     """The state stays, and not what ``next()`` was at."""
     make = lambda: wp.PipeLoader(  # noqa: E731
         shuffled(urls).map_samples(tell_main_process), batch_size=2, collate=keys_of, epoch_end="exact", lanes=2,
-        num_workers=1, multiprocessing_context="fork", persistent_workers=persistent,
+        num_workers=1, multiprocessing_context="fork",
     )  # fmt: skip
     first = make()
     items = after(first, 3)
@@ -1011,22 +982,6 @@ def test_nothing_is_left(persistent, urls):
     psutil.wait_procs(left, timeout=120)
     assert worker_processes(processes) == []
     assert len(os.listdir("/proc/self/fd")) <= len(files)
-
-
-def test_workers_end_with_a_loader_that_was_cut(urls):
-    """Without close(), and without the garbage collector."""
-    before = psutil.Process().children(recursive=True)
-    gc.disable()
-    try:
-        source = loader(urls, num_workers=2, multiprocessing_context="fork").with_epoch(batches=2)
-        assert len(list(source)) == 2
-        workers = worker_processes(before)
-        assert len(workers) == 2
-        del source
-        psutil.wait_procs(workers, timeout=60)
-        assert worker_processes(before) == []
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize(
@@ -1418,28 +1373,6 @@ def test_a_loaded_state_does_not_alias_what_was_passed(lanes, urls):
     assert list(resumed) == list(expected)
 
 
-def test_close_stops_the_workers_also_while_an_iterator_is_held(urls):
-    before = {child.pid for child in psutil.Process().children()}
-    source = loader(urls, num_workers=2, multiprocessing_context="fork")  # so that they are children
-    items = iter(source)
-    next(items)
-    workers = {child.pid for child in psutil.Process().children()} - before
-    assert len(workers) >= 2
-    source.close()
-    wait_for(
-        lambda: (
-            not {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} & workers
-        )
-    )
-    with pytest.raises(wp.StateError, match="it was closed"):
-        next(items)
-
-
-def test_same_batches_for_the_same_arguments(urls):
-    make = lambda: wp.PipeLoader(shuffled(urls).decode_by_ext(), batch_size=4, lanes=2)  # noqa: E731
-    assert same(list(make()), list(make()))
-
-
 def held_up(directory, key, sample):
     """Reports that a sample has come, and waits until the test lets it continue."""
     if sample["__key__"] == key:
@@ -1448,7 +1381,6 @@ def held_up(directory, key, sample):
     return sample
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 2), (1, 2)])
 def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path):
     pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
@@ -1495,43 +1427,6 @@ def test_batches_of_what_is_no_sample_are_warned_of(urls):
     with pytest.warns(UserWarning, match=r"items of this chain are members of shards, not samples: group_by_key\(\)"):
         wp.PipeLoader(members, batch_size=2)
     assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
-
-
-def test_integers_of_numpy(urls):
-    """Options and epochs; the state is plain JSON."""
-    plain, numpy = (
-        wp.PipeLoader(
-            wp.ShardList(urls, shuffle=True, seed=number(4), samples_per_shard=number(4))
-            .open_shards()
-            .load_tar()
-            .group_by_key()
-            .shuffle_buffer(number(3)),
-            batch_size=number(2),
-            lanes=number(2),
-            collate=keys_of,
-        )
-        for number in (int, np.int64)
-    )
-    for source in (plain, numpy):
-        source.set_epoch(np.uint8(3))
-        next(iter(source))
-    assert json.dumps(numpy.state_dict()) == json.dumps(plain.state_dict())
-    for wrong in (2.0, np.float32(2), np.True_, np.arange(3), np.ones((2, 2))):
-        with pytest.raises(TypeError, match="batch_size must be an int"):
-            wp.PipeLoader(samples(urls), batch_size=wrong)
-
-
-def write_batches(source, path):
-    path.write_text(json.dumps(list(source)))
-
-
-def test_a_loader_is_passed_to_another_process(urls, tmp_path):
-    process = multiprocessing.get_context("forkserver").Process(
-        target=write_batches, args=(loader(urls), tmp_path / "batches.json")
-    )
-    process.start()
-    process.join()
-    assert json.loads((tmp_path / "batches.json").read_text()) == list(loader(urls))
 
 
 @pytest.mark.parametrize("exits", [False, True])

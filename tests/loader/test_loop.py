@@ -5,9 +5,7 @@ import json
 import random
 from collections import Counter
 
-import psutil
 import pytest
-from killing import kill
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -439,33 +437,6 @@ def test_many_repartitions_of_epochs_that_no_lane_has_begun_leave_no_trace(urls)
         source = loader(urls, lanes=2 + step % 2)
         source.load_state_dict(state)
     assert sizes[-1] < 2 * sizes[2]
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("context", "persistent"), [("fork", True), ("forkserver", False)])
-def test_a_worker_that_is_killed_loses_nothing(context, persistent, urls):
-    def make(workers):
-        pipe = samples(urls).shuffle_buffer(3)
-        options = {"multiprocessing_context": context, "persistent_workers": persistent} if workers else {}
-        source = wp.PipeLoader(
-            pipe, batch_size=4, collate="list", epoch_end="loop", lanes=2, num_workers=workers, **options
-        )
-        return source.with_epoch(batches=40)
-
-    def keys(batches):
-        return [[sample["__key__"] for sample in batch] for batch in batches]
-
-    expected, before = keys(make(0)), set(psutil.Process().children(recursive=True))
-    source, found = make(2), []
-    batches = iter(source)
-    found += keys(itertools.islice(batches, 5))
-    children = set(psutil.Process().children(recursive=True)) - before
-    kill(*(child for child in children if child.name() == "pt_data_worker"))
-    with pytest.raises(wp.WorkerError):
-        found.extend(keys([batch])[0] for batch in batches)
-    found += keys(itertools.islice(source, 40 - len(found)))
-    source.close()
-    assert found == expected
 
 
 def test_the_step_that_ends_batches_is_named(urls):

@@ -4,7 +4,6 @@ import contextlib
 import os
 
 import psutil
-from torch.utils.data._utils import signal_handling
 from waiting import wait_for
 
 
@@ -12,7 +11,7 @@ def is_dead(process):
     """Whether multiprocessing can reap this child; whether it is gone, if the child of another.
 
     A worker has threads. It counts as a zombie once its main thread has ended, but only after the
-    last of its threads has ended does the system send SIGCHLD, and is_alive() become false.
+    last of its threads has ended does is_alive() become false.
     """
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -21,17 +20,8 @@ def is_dead(process):
 
 
 def kill(*workers):
-    """Kill psutil processes that are workers, and return when the next batch can say so.
-
-    DataLoader's signal handler raises once, wherever it finds the main thread. Here it does no
-    harm: in the code of a test it may lose a batch.
-    """
-    known = False
-    while not known:
-        with contextlib.suppress(RuntimeError):
-            for worker in workers:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    worker.kill()
-            wait_for(lambda: all(map(is_dead, workers)))
-            signal_handling._error_if_any_worker_fails()
-            known = True
+    """Kill psutil processes that are workers, and return when they are dead."""
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    wait_for(lambda: all(map(is_dead, workers)))
