@@ -286,6 +286,17 @@ def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
     assert (tmp_path / "starts").read_text() == "0\n" * (1 if persistent else 2)
 
 
+def which_worker(sample):
+    info = torch.utils.data.get_worker_info()
+    return info.id, info.num_workers
+
+
+def test_steps_know_their_worker_as_in_dataloader(urls):
+    source = wp.PipeLoader(samples(urls).map_samples(which_worker), num_workers=2)
+    assert set(source) == {(0, 2), (1, 2)}
+    source.close()
+
+
 def test_worker_init_fn_that_fails_or_is_no_function(urls):
     """Without workers it is not called, as in DataLoader."""
     source = loader(urls, num_workers=1, worker_init_fn=partial(note_start, "/no/such/folder"))

@@ -34,14 +34,12 @@ class Run:
     """A run over an epoch of the data, or over its rest, and what is in flight of it.
 
     Attributes:
-        number: the number of the run.
         waiting: the lanes that have not ended.
         ended: those that have, with their last states.
         ahead: the parts of the next batch; after an error nothing follows.
         lack: of the ended lanes that yielded nothing.
     """
 
-    number: int = -1
     waiting: set[int] = field(default_factory=set)
     ended: dict[int, bytes] = field(default_factory=dict)
     ahead: deque[Result] = field(default_factory=deque)
@@ -86,7 +84,6 @@ class Progress:
         self.network: dict[int, Network] = {}
         self.made = time.time_ns()
         self._live: weakref.ref[Any] | None = None  # to the iterator in use
-        self._runs = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the same position, and nothing of what is running."""
@@ -178,7 +175,6 @@ class Progress:
         else:
             at = at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
-        self._runs += 1
         batches, lanes = at.partition.batches(plan.terms), at.states
         resumed = at.partition.start > 0 or any(lane != NOT_BEGUN for lane in lanes.values())
         begins = {
@@ -188,8 +184,8 @@ class Progress:
         }
         # differs on each rank, and after a resume
         seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
-        self.workers.start(self._runs, begins, seed)
-        return at, Run(self._runs, set(begins))
+        self.workers.start(begins, seed)
+        return at, Run(set(begins))
 
     @property
     def length_unknown(self) -> str | None:
@@ -352,7 +348,7 @@ class LoaderIterator:
         parts: list[Any] = []
         after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
         while self._run.ahead and len(parts) < self._plan.parts and not progress.is_over(after):
-            _, lane, part, state, _, error, _ = self._run.ahead.popleft()
+            lane, part, state, _, error, _ = self._run.ahead.popleft()
             if state is None:
                 if not parts:
                     self._commit_ends(at)
@@ -363,7 +359,7 @@ class LoaderIterator:
             after.lanes[lane] = state
             parts.append(part)
         self._look_ahead()  # rule 4 of ``pipe_loader``; the next call raises its error
-        later = {result[1] for result in self._run.ahead}
+        later = {result[0] for result in self._run.ahead}
         after.lanes.update((lane, state) for lane, state in self._run.ended.items() if lane not in later)
         if (many := self._too_many(after.lanes, at)) is not None:
             return self.stop(many)
@@ -446,12 +442,12 @@ class LoaderIterator:
         """
         run, plan = self._run, self._plan
         ahead = run.ahead
-        while len(ahead) < plan.parts and not (ahead and ahead[-1][3] is None):
+        while len(ahead) < plan.parts and not (ahead and ahead[-1][2] is None):
             if (result := self._fetch()) is None:
                 break
             ahead.append(result)
         if plan.drop_last and len(ahead) < plan.parts and not run.waiting:
-            for _, lane, *_ in ahead:
+            for lane, *_ in ahead:
                 run.ended[lane] = plan.without_part(run.ended[lane])
             ahead.clear()
 
@@ -462,9 +458,9 @@ class LoaderIterator:
                 result = self._progress.workers.next()
             except Exception as error:
                 self._progress.workers.end(interrupted=True)
-                return self._run.number, -1, None, None, False, error, None
+                return -1, None, None, False, error, None
             run = self._run
-            _, lane, batch, state, ended, _, spent = result
+            lane, batch, state, ended, _, spent = result
             if lane not in run.waiting:  # it was requested before its end was known
                 continue
             if spent is not None:

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 from torch.utils.data import get_worker_info
-from torch.utils.data._utils.worker import WorkerInfo
 
 _NAME = "wds_pipes-parent"  # the name of the thread that watches; a forked child has no such thread
 
@@ -49,7 +48,7 @@ _WHY: dict[str | None, str] = {  # by the name of the signal; the most likely ca
 }
 
 
-def worker_info() -> WorkerInfo | None:
+def worker_info() -> Any:
     """What DataLoader says of the worker process in which this runs; None: it is no worker.
 
     Raises:

@@ -47,16 +47,15 @@ class Begin(NamedTuple):
     resumed: bool
 
 
-# What a worker does next: the number of the run (each iteration over an epoch, or over its rest, is
-# a run), the lane whose next batch to return, and, in the worker's first command of a run, where
-# each of its lanes begins. A plain tuple, because one is sent for each batch.
-Command = tuple[int, int, dict[int, Begin]]
+# What a worker does next: begin these lanes, and close those of an earlier run; or return the next
+# batch of this lane. Plain types, because one is sent for each batch.
+Command = dict[int, Begin] | int
 
-# A batch of a lane with the lane's state after it, or an error: the run, the lane, the batch, the
-# state (packed), whether the lane has ended (with the last state; instead of a batch there is its
-# Lack if it yielded nothing), the error, and, with some results, the measurements. A plain tuple,
-# too. A state is packed once, and unpacked only when it is requested.
-Result = tuple[int, int, Any, bytes | None, bool, Exception | None, Spent | None]
+# A batch of a lane with the lane's state after it, or an error: the lane, the batch, the state
+# (packed), whether the lane has ended (with the last state; instead of a batch there is its Lack if
+# it yielded nothing), the error, and, with some results, the measurements. A plain tuple, too. A
+# state is packed once, and unpacked only when it is requested.
+Result = tuple[int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 
 def run_worker(
@@ -93,7 +92,7 @@ def run_worker(
     # What a step of the user's gets from get_worker_info(), as in DataLoader.
     info = torch_worker.WorkerInfo(id=number, num_workers=count, seed=seed, dataset=host)  # type: ignore[arg-type]
     torch_worker._worker_info = info
-    answer: Callable[[Command], Result] = host.next
+    answer: Callable[[int], Result] = host.next
     try:
         if on_start is not None:
             on_start(number)
@@ -101,27 +100,31 @@ def run_worker(
         answer = partial(_failure, error=error)
     with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or did not wait
         while (command := connection.recv()) is not None:
-            connection.send(_packed(outbox, answer(command)))
+            if isinstance(command, dict):
+                host.begin(command)
+            else:
+                connection.send(_packed(outbox, answer(command)))
 
 
 def _packed(outbox: Outbox, result: Result) -> Sent:
     """Return what is sent for a result."""
-    if (error := result[5]) is not None:
-        return outbox.pack(_failure(result, _portable(error)))
+    lane, _, _, _, error, _ = result
+    if error is not None:
+        return outbox.pack(_failure(lane, _portable(error)))
     try:
         return outbox.pack(result)
     except Exception as error:
         unsent = WorkerError(
-            f"a batch of lane {result[1]} cannot be sent to the main process ({type(error).__name__}: "
+            f"a batch of lane {lane} cannot be sent to the main process ({type(error).__name__}: "
             f"{hide(str(error))}). Make the last step return what "
             "can be pickled, or use num_workers=0. state_dict() is still good."
         )
-        return outbox.pack(_failure(result, unsent))
+        return outbox.pack(_failure(lane, unsent))
 
 
-def _failure(of: Command | Result, error: Exception) -> Result:
-    """Return the result of a command that failed."""
-    return of[0], of[1], None, None, False, error, None
+def _failure(lane: int, error: Exception) -> Result:
+    """Return the result of a lane whose next batch is an error."""
+    return lane, None, None, False, error, None
 
 
 class LaneHost:
@@ -134,15 +137,17 @@ class LaneHost:
 
     def __init__(self, stage: Stage[Any], empty: Callable[..., Any] | None = None) -> None:
         self._stage, self._empty = stage, empty
-        self._run = -1
+        self._begins: dict[int, Begin] = {}  # of lanes that begin with the next batch
         self._lanes: dict[int, _Running] = {}
 
-    def next(self, command: Command) -> Result:
-        """Do what a command says."""
-        run, lane, begins = command
-        if run != self._run:
-            self.close()
-            self._run = run
+    def begin(self, begins: dict[int, Begin]) -> None:
+        """Host these lanes from now on."""
+        self.close()
+        self._begins = begins
+
+    def next(self, lane: int) -> Result:
+        """Return the next result of a lane."""
+        begins, self._begins = self._begins, {}
         try:
             if begins:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
@@ -150,9 +155,9 @@ class LaneHost:
                     if self._empty is not None and type(running.stage) is BatchSamples:
                         running.stage.empty = self._empty  # nothing else refers to its batches
                     running.start()
-            return self._lanes[lane].next(run)
+            return self._lanes[lane].next()
         except Exception as error:
-            return _failure(command, error)
+            return _failure(lane, error)
 
     def close(self) -> None:
         """Close all lanes."""
@@ -206,7 +211,7 @@ class _Running:
                 "steps after batch_samples() leave all batches out."
             )
 
-    def next(self, run: int) -> Result:
+    def next(self) -> Result:
         """Return the next batch and the lane's state after it; from the end on, no batch and the
         last state.
         """
@@ -248,9 +253,9 @@ class _Running:
         spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
         if ended:
             self.stage.close()
-            self._end = run, self._number, lack, pack(state), True, None, spent
+            self._end = self._number, lack, pack(state), True, None, spent
             return self._end
-        return run, self._number, batch, pack(state), False, None, spent
+        return self._number, batch, pack(state), False, None, spent
 
 
 def _portable(error: Exception) -> Any:

@@ -6,9 +6,9 @@ Rules:
 2. A command goes to the worker of its lane, and lanes stay with their worker. The order of the
    commands, (number of the batch in its lane, lane), depends on the lanes alone, and results are
    returned in this order. So the batches are the same on any number of workers.
-3. A worker has at most ``prefetch`` commands that it has not answered. The commands of an earlier
-   run are answered before the first one of a run is sent: then the worker reads, and a command of
-   any size cannot block both sides.
+3. A worker has at most ``prefetch`` commands that it has not answered. It has answered those of an
+   earlier run before it is told to begin lanes: then it reads, and a command of any size cannot
+   block both sides.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Worker:
     Attributes:
         process: the process.
         connection: the end of this process.
-        asked: how many messages it has still to send: one when it runs, and one for each command.
+        asked: how many messages it has still to send: one when it runs, and one for each batch.
     """
 
     def __init__(self, context: BaseContext, others: list[Any], most: int, *arguments: Any) -> None:
@@ -89,7 +89,7 @@ class _Worker:
             self.connection.send(command)
         except ConnectionError as error:
             self._raise(error)
-        self.asked += 1
+        self.asked += not isinstance(command, dict)
 
     def receive(self, timeout: float) -> Any:
         """Return its next message; WorkerError: it has died, or sends none for ``timeout`` seconds
@@ -163,21 +163,18 @@ class Workers:
         multiprocessing.get_context(method)  # raises ValueError
         self._workers: list[_Worker] = []
         self._host: LaneHost | None = None  # the lanes in this process
-        self._run = -1
         self._places: dict[int, int] = {}  # of each lane of the run, the number of its worker
         self._ended: set[int] = set()  # lanes
-        self._begins: list[dict[int, Begin]] = []  # of each worker; empty once sent
         self._turns: list[tuple[int, int]] = []  # a heap of (number of the batch, lane)
-        self._asked: deque[Command] = deque()
+        self._asked: deque[int] = deque()  # lanes
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": [], "_host": None}
 
-    def start(self, run: int, begins: dict[int, Begin], seed: int) -> None:
+    def start(self, begins: dict[int, Begin], seed: int) -> None:
         """Begin a run over lanes.
 
         Args:
-            run: the number of the run.
             begins: where each lane begins.
             seed: for the global random generators of workers that are started.
 
@@ -188,17 +185,15 @@ class Workers:
             self.end()
         if self.count and not self._workers:
             self._start_workers(seed)
-        elif not self.count and self._host is None:
-            self._host = LaneHost(self._stage)
-        for worker in self._workers:
+        elif not self.count:
+            self._host = self._host or LaneHost(self._stage)
+            self._host.begin(begins)
+        self._ended, self._asked = set(), deque()
+        self._places = {lane: place % max(1, self.count) for place, lane in enumerate(begins)}
+        for number, worker in enumerate(self._workers):
             while worker.asked:
                 worker.receive(self._timeout)
-        self._run, self._ended, self._asked = run, set(), deque()
-        self._places = {lane: place % max(1, self.count) for place, lane in enumerate(begins)}
-        self._begins = [
-            {lane: begins[lane] for lane, place in self._places.items() if place == number}
-            for number in range(max(1, self.count))
-        ]
+            worker.send({lane: begins[lane] for lane, place in self._places.items() if place == number})
         self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
         heapq.heapify(self._turns)
         self._ask()
@@ -251,21 +246,20 @@ class Workers:
             if (self._workers[place].asked if self.count else len(self._asked)) >= self._prefetch:
                 return
             heapq.heapreplace(self._turns, (number + 1, lane))
-            command = self._run, lane, self._begins[place]
-            self._begins[place] = {}
             if self.count:
-                self._workers[place].send(command)
-            self._asked.append(command)
+                self._workers[place].send(lane)
+            self._asked.append(lane)
 
     def next(self) -> Result:
         """Return the next result of the run, which has lanes that have not ended."""
-        command = self._asked.popleft()
+        lane = self._asked.popleft()
+        result: Result
         if self._host is not None:
-            result = self._host.next(command)
+            result = self._host.next(lane)
         else:
-            result = self._workers[self._places[command[1]]].receive(self._timeout)
-        if result[4]:
-            self._ended.add(result[1])
+            result = self._workers[self._places[lane]].receive(self._timeout)
+        if result[3]:
+            self._ended.add(lane)
         self._ask()
         return result
 
