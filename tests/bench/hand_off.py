@@ -42,7 +42,7 @@ from bars import bar, exit_if_missed
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
-from wds_pipes.loader.hand_off import Inbox, Outbox
+from wds_pipes.loader.transport import Inbox, Outbox
 from wds_pipes.stages.collating import stack_samples
 
 WORKERS, SLICES, SLICE = 2, 10, 40

@@ -26,12 +26,12 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.secret import hide
-from wds_pipes.loader.hand_off import Outbox, Sent
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
 from wds_pipes.loader.partition import LaneState, Partition, pack
 from wds_pipes.loader.segments import MOST_EMPTY, segments_of, with_segments
 from wds_pipes.loader.stats import Meter, Spent
+from wds_pipes.loader.transport import Outbox, Sent
 from wds_pipes.stages.batch_samples import BatchSamples
 
 

@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import WorkerError
-from wds_pipes.loader.hand_off import Inbox
 from wds_pipes.loader.parent import check_guarded, how_ended, uninterrupted
+from wds_pipes.loader.transport import Inbox
 from wds_pipes.loader.worker import Begin, Command, LaneHost, Result, run_worker
 
 _NOT_PICKLED = (

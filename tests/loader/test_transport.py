@@ -29,8 +29,8 @@ from waiting import wait_for
 from warm import Program
 
 import wds_pipes as wp
-from wds_pipes.loader import hand_off
-from wds_pipes.loader.hand_off import Inbox, Outbox
+from wds_pipes.loader import transport
+from wds_pipes.loader.transport import Inbox, Outbox
 from wds_pipes.testing import make_shards
 
 pytestmark = [
@@ -203,7 +203,7 @@ class BrokenOff:
 
 
 def broken_off(batch):
-    hand_off.DupFd = BrokenOff
+    transport.DupFd = BrokenOff
     return torch.zeros(LARGE)
 
 
