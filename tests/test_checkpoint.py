@@ -144,7 +144,7 @@ def test_what_load_would_refuse_is_not_saved(shards, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("shards_of_one", "why"), [(slice(None, None, -1), "other names or another order"), (slice(7), "'shards'")]
+    ("shards_of_one", "why"), [(slice(None, None, -1), "the same in another order"), (slice(7), "'shards'")]
 )
 def test_the_first_state_of_a_rank_with_other_shards_is_not_saved(shards, tmp_path, shards_of_one, why):
     """The names of the shards, or their order, are not those of the rank that saved before."""

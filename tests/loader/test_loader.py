@@ -540,10 +540,9 @@ def with_function(sample):
     return {**sample, "function": lambda: None} if sample["__key__"].endswith("6") else sample
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_batch_that_cannot_be_pickled_is_an_error(method, urls):
+def test_a_batch_that_cannot_be_pickled_is_an_error(urls):
     source = wp.PipeLoader(
-        samples(urls, shuffle=False).map_samples(with_function), num_workers=1, multiprocessing_context=method
+        samples(urls, shuffle=False).map_samples(with_function), num_workers=1, multiprocessing_context="fork"
     )
     given, error, items = until_error(source)
     assert type(error) is wp.WorkerError

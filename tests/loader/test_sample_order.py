@@ -169,7 +169,7 @@ def test_resumes_exactly_in(make):
     assert len(whole[0]) == len(whole[2])
 
 
-@pytest.mark.parametrize(("workers", "cut"), [(1, 0), (3, 2), (3, 6), (1, 7), (3, 9)])
+@pytest.mark.parametrize(("workers", "cut"), [(3, 2), (1, 6), (2, 9)])
 def test_resumes_exactly_with_workers(workers, cut):
     """StatefulDataLoader has sent the workers indices ahead; 6 batches are an epoch, and 7 is taken
     after its end.

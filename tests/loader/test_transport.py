@@ -183,14 +183,6 @@ def filled(batch):
     }
 
 
-_KEPT = torch.zeros(LARGE)
-
-
-def same_tensor(batch):
-    """Always the same tensor, with other values."""
-    return _KEPT.fill_(batch[0]["cls"])
-
-
 class BrokenOff:
     """A descriptor on its way from a worker, which is killed when the main process asks for it."""
 
@@ -302,7 +294,7 @@ BATCHES = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(batches=st.lists(BATCHES, min_size=1, max_size=6), most=st.integers(0, 3), keeps=st.booleans())
 def test_any_structure_arrives_equal_and_stays_equal(batches, most, keeps):
     inbox = Inbox(most)
@@ -316,7 +308,7 @@ def test_any_structure_arrives_equal_and_stays_equal(batches, most, keeps):
     assert len(inbox.blocks) <= most + 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     columns=st.lists(st.lists(SIZES, max_size=4), min_size=2, max_size=12),
     kinds=st.lists(st.sampled_from(["made", "lost", "own"]), min_size=2, max_size=5),
@@ -498,12 +490,6 @@ def test_a_forked_child_reads_the_batch_that_its_parent_had(tmp_path):
     assert len(list(items)) == 19
     os.close(start)
     os.close(go)
-    loader.close()
-
-
-def test_a_batch_is_a_snapshot_of_what_the_worker_changes_later(tmp_path):
-    loader = wp.PipeLoader(numbered(tmp_path, 20).map_samples(same_tensor), num_workers=1)
-    assert [float(batch.sum()) / LARGE for batch in list(loader)] == [float(number) for number in range(20)]
     loader.close()
 
 

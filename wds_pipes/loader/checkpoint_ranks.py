@@ -317,8 +317,8 @@ def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> N
         apart = why_apart(states, [read_state(one) for one in states], progress.plan.recipe.data.moved)
     except StateError as error:
         raise StateError(
-            f"load() would refuse checkpoint {number}: {error} Let all ranks save after the same batch of the same "
-            f"run. {_MEND}"
+            f"load() would refuse checkpoint {number}: the states of ranks {rank} and {other['rank']} do not belong "
+            f"together, since {error} Let all ranks save after the same batch. {_MEND}"
         ) from error
     if apart is not None and not known.warned:
         known.warned = True

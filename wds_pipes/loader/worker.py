@@ -60,7 +60,7 @@ Result = tuple[int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 def run_worker(
     connection: Any,
-    copied: list[Any],
+    copied: Any,
     stage: Stage[Any],
     which: tuple[int, int, int],
     on_start: Callable[[int], Any] | None,
@@ -70,15 +70,14 @@ def run_worker(
 
     Args:
         connection: to the main process. The first message, None, says that this process runs.
-        copied: connections of the main process that a fork has copied, also the other end of this
-            one: only the main process holds them open.
+        copied: the other end, of the main process, if a fork has copied it.
         stage: the pipeline.
         which: the number of this worker, how many there are, and the seed of all for the global
             random generators.
         on_start: called with the number of this worker before the first lane begins.
     """
-    for other in copied:
-        other.close()
+    if copied is not None:
+        copied.close()
     begin_worker()
     outbox = Outbox()
     connection.send(outbox.pack(None))

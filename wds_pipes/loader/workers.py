@@ -66,17 +66,16 @@ class _Worker:
         asked: how many messages it has still to send: one when it runs, and one for each batch.
     """
 
-    def __init__(self, context: BaseContext, others: list[Any], most: int, *arguments: Any) -> None:
-        """Start it with the arguments of ``run_worker``; ``others`` are the workers before it, and
-        ``most`` is how many of its blocks a caller may keep.
+    def __init__(self, context: BaseContext, most: int, *arguments: Any) -> None:
+        """Start it with the arguments of ``run_worker``; ``most``: how many blocks a caller may
+        keep.
         """
         self._inbox = Inbox(most)
         self.connection, theirs = context.Pipe()
         self.asked = 1
-        copied = [self.connection, *(other.connection for other in others)]
         with theirs:  # so that its end is seen here
             self.process = context.Process(  # type: ignore[attr-defined]
-                target=run_worker, args=(theirs, copied if forks(context) else [], *arguments), daemon=True
+                target=run_worker, args=(theirs, self.connection if forks(context) else None, *arguments), daemon=True
             )
             self.process.start()
         # Else multiprocessing would end it, by a signal that workers ignore, before the functions
@@ -207,7 +206,7 @@ class Workers:
                 try:
                     for number in range(self.count):
                         arguments = self._stage, (number, self.count, seed), self._on_start
-                        self._workers.append(_Worker(context, self._workers, self._prefetch + _KEPT, *arguments))
+                        self._workers.append(_Worker(context, self._prefetch + _KEPT, *arguments))
                 except BaseException as error:
                     self.end(interrupted=True)
                     if isinstance(error, (pickle.PicklingError, AttributeError, TypeError)) and re.search(
@@ -291,9 +290,11 @@ _with_workers: weakref.WeakSet[Workers] = weakref.WeakSet()  # those whose worke
 
 
 def _forget_all() -> None:
-    """Drop the processes in a forked child, without ending them: they belong to its parent."""
+    """Drop the processes in a forked child, without ending them: they belong to its parent, which
+    alone holds connections to them.
+    """
     for workers in list(_with_workers):
-        workers._workers = []
+        workers._workers.clear()
     _with_workers.clear()
 
 
