@@ -29,8 +29,6 @@ import wds_pipes as wp
 from wds_pipes.loader import workers
 from wds_pipes.testing import check_resume, make_shards
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def loader(urls, **options):
     """Batches of two keys."""

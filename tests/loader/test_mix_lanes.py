@@ -18,8 +18,6 @@ import wds_pipes as wp
 from wds_pipes.stages.collating import stack_samples
 from wds_pipes.testing import make_shards, same
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def pipe(urls, **options):
     return samples(urls, **{"samples_per_shard": FIFTY, **options}).shuffle_buffer(3).decode_by_ext()
@@ -224,7 +222,6 @@ def test_an_error_of_collate_names_the_batch(fifty):
 
 
 @pytest.mark.skipif(getattr(torch, "accelerator", torch.cuda).is_available(), reason="there is an accelerator")
-@pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
 def test_pinned_memory_without_an_accelerator_is_left_out(fifty):
     """As DataLoader does."""
     expected = list(load(fifty, collate=None))

@@ -16,8 +16,6 @@ import wds_pipes as wp
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
 
 def wanted(sample):
     return int(sample["__key__"]) % 5 != 2

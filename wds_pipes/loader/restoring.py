@@ -116,8 +116,9 @@ def _check_one_run(states: list[State], saved: list[Saved], moved: bool) -> None
             )
         if _of_other_shards(saved[0], state, moved):
             raise StateError(
-                f"the states of ranks {saved[0].rank} and {state.rank} are of other shards, or of "
-                "the same in another order. Take them of one run, at one step. If their shards are the same, under other names, pass moved=True."
+                f"the states of ranks {saved[0].rank} and {state.rank} are of other shards, or of the same in another "
+                "order. Take them of one run, at one step. If their shards are the same, under other names, pass "
+                "moved=True."
             )
 
 
