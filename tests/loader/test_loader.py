@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -63,8 +64,7 @@ PIPES = {
 
 
 @pytest.mark.filterwarnings("ignore:the pipe gives batches of 2 already:UserWarning")
-@pytest.mark.parametrize("lanes", [1, 3, 7])
-@pytest.mark.parametrize("pipe", PIPES)
+@pytest.mark.parametrize(("pipe", "lanes"), list(zip(PIPES, itertools.cycle([3, 1, 7]))))
 def test_every_pair_of_cuts(pipe, lanes, urls):
     def make():
         chain, options = PIPES[pipe](urls)
@@ -615,8 +615,7 @@ def odd(sample):
     return sample
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "interleaved"), [(0, True), (2, False)])
 def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
     """24 errors in 4 lanes, 6 in each: the limit is reached at the same batch whatever the workers,
     and again after a resume and on other lanes.
@@ -1257,10 +1256,9 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(("damage", "lanes"), list(zip(DAMAGE, itertools.cycle([2, 3]))))
 def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
-    """On the same lanes and on others, when it is loaded. The current iterator continues."""
+    """On the same lanes or on others, when it is loaded. The current iterator continues."""
     edit, message = DAMAGE[damage]
     source = loader(urls, lanes=2)
     after(source, 3)
@@ -1315,8 +1313,7 @@ DAMAGED_PARTITIONS = {
 }
 
 
-@pytest.mark.parametrize("lanes", [3, 4])
-@pytest.mark.parametrize("damage", DAMAGED_PARTITIONS)
+@pytest.mark.parametrize(("damage", "lanes"), list(zip(DAMAGED_PARTITIONS, itertools.cycle([3, 4]))))
 def test_a_damaged_partition_is_refused_and_changes_nothing(damage, lanes, urls):
     """In a state of an epoch that was repartitioned; as above."""
     make = lambda lanes: wp.PipeLoader(  # noqa: E731
@@ -1410,13 +1407,10 @@ def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_pat
     source.close()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_two_threads_in_one_loader_are_an_error(workers, urls, tmp_path):
+def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
     """The thread that was first goes on."""
     pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[0]))
-    source = wp.PipeLoader(
-        pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None
-    )
+    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of)
     items, got = iter(source), []
     thread = threading.Thread(target=lambda: got.extend(items), daemon=True)
     thread.start()
