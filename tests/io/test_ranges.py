@@ -98,8 +98,8 @@ def test_without_end_and_within_bounds(web, local):
     assert next(parts, None) is None
 
 
-def test_a_connection_has_one_task(web, local, monkeypatch):
-    """Which makes one request after another, and ends responses without other tasks."""
+def test_a_range_has_one_task(web, local, monkeypatch):
+    """Which also ends its response."""
     [url] = put_all(web, local[:1])
     ranges = list(apart(url, 15))
     RangeReader(None, 2).read_one(*ranges[0])  # it connects
@@ -110,7 +110,7 @@ def test_a_connection_has_one_task(web, local, monkeypatch):
     data = content(local[0])
     assert data_of(RangeReader(None, 2).read(ranges), ranges) == [data[start:stop] for _, start, stop, _ in ranges]
     assert len(requests(web)) == 1 + len(ranges)
-    assert len(started) == 2
+    assert len(started) == len(ranges)
 
 
 def test_requests_ahead_are_bounded(web, local):

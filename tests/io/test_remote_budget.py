@@ -175,7 +175,7 @@ def test_a_request_that_another_has_cancelled_is_an_error(web, large):
     async def cancel():
         for task in asyncio.all_tasks():
             # tasks of others, such as an ending generator, have no name
-            if getattr(task.get_coro(), "__qualname__", "") == "Transfers._run":
+            if getattr(task.get_coro(), "__qualname__", "") == "Block._run":
                 task.cancel()
 
     asyncio.run_coroutine_threadsafe(cancel(), get_loop()).result()
@@ -214,7 +214,7 @@ def test_a_shard_is_waited_for_before_one_that_was_closed_has_left_its_queue(web
     queue = ReadQueue(OpenShards(ShardList(urls), readahead_bytes=MIB).opener.client)
     shards = [RemoteShard(queue, url) for url in urls]
     assert shards[0].readall() == content(local[0])
-    wait_for(lambda: queue.fetches[2].blocks and queue.fetches[2].blocks[0].paused)
+    wait_for(lambda: queue.paused)
     stop = threading.Event()
     budget().call(stop.wait)  # the event loop is busy
     shards[0].close()

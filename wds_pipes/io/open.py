@@ -18,7 +18,7 @@ from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
-from wds_pipes.io.remote.object import Reported
+from wds_pipes.io.remote.object import RemoteObject
 from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
@@ -140,8 +140,7 @@ class Opener:
         stop: int,
         queue: RangeQueue,
         *,
-        size: int | None,
-        reported: Reported,
+        known: RemoteObject,
     ) -> RemoteShard:
         """The bytes ``start`` to ``stop`` - 1 of a remote object, which one request reads.
 
@@ -150,14 +149,13 @@ class Opener:
             start: the first byte.
             stop: the byte after the last one.
             queue: the queue in which it is read.
-            size: how many bytes the object must have; None: as many as it has.
-            reported: what the store has reported of the object: its response must be of this one.
+            known: what is known of the object: its response must be of this one.
 
         Raises:
             ShardError: its protocol is not known. Other errors are raised when it is read.
         """
         try:
-            return RemoteShard(queue, url, start=start, stop=stop, size=size, reported=reported)
+            return RemoteShard(queue, url, start=start, stop=stop, known=known)
         except Exception as error:
             problem = self._problem(url, error)
         raise problem

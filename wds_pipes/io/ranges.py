@@ -16,7 +16,7 @@ from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
-from wds_pipes.io.remote.object import Reported
+from wds_pipes.io.remote.object import RemoteObject
 from wds_pipes.io.remote.queue import RangeQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.urls import at_home, local_path, redact
@@ -33,7 +33,7 @@ _NO_WAIT = getattr(os, "RWF_NOWAIT", None)  # likewise
 LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _SURE = 64  # after so many such ranges in memory, only each eighth is looked at
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
-_MOST_REPORTED = 4096  # remote files of which the versions are compared
+_MOST_KNOWN = 4096  # remote files of which the versions are compared
 GAP = 1 << 16  # bytes between two ranges that are read with them, rather than with two requests
 _AHEAD = 8  # requests for each connection: those that wait, those that run, and those that are not used yet
 
@@ -87,7 +87,7 @@ class RangeReader:
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the file of the last large range, where it ends, and how many before it were in order
         self._last = "", 0, 0
-        self._reported: dict[str, Reported] = {}  # of remote files, in the order in which they were first read
+        self._known: dict[str, RemoteObject] = {}  # remote files, in the order in which they were first read
 
     @property
     def network(self) -> Network:
@@ -103,7 +103,7 @@ class RangeReader:
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _reported={})
+        self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _known={})
 
     def read(self, ranges: Iterable[Range]) -> Parts:
         """Return an iterator over the parts of files that have these ranges, in their order; each
@@ -124,14 +124,14 @@ class RangeReader:
         with self.read([Range(url, start, stop, size)]) as parts:
             return next(parts)
 
-    def reported(self, url: str) -> Reported:
+    def reported(self, url: str) -> RemoteObject:
         """Return what the store has reported of a remote file; each response updates it."""
-        found = self._reported.get(url)
+        found = self._known.get(url)
         if found is None:
             with self._locks.setdefault(os.getpid(), threading.Lock()):
-                found = self._reported.setdefault(url, Reported())
-                if len(self._reported) > _MOST_REPORTED:
-                    del self._reported[next(iter(self._reported))]
+                found = self._known.setdefault(url, RemoteObject(url))
+                if len(self._known) > _MOST_KNOWN:
+                    del self._known[next(iter(self._known))]
         return found
 
     def compare(self, url: str, now: str | None) -> None:
@@ -161,7 +161,7 @@ class RangeReader:
 
     def forget(self) -> None:
         """Forget what stores have reported: files may be others from here on."""
-        self._reported = {}
+        self._known = {}
 
     def is_local(self, url: str) -> bool:
         """Whether a file can be mapped into memory: it is local, or in the cache."""
@@ -301,10 +301,9 @@ class Run:
         start = self.ranges[0].start
         self._held, self._base = b"", start
         try:
-            size, reported = self._size, self._reader.reported(self.url)
-            self._stream = self._reader.opener.open_range(
-                self.url, start, self.stop, queue, size=size, reported=reported
-            )
+            self._known = self._reader.reported(self.url)
+            self._known.expected = self._size
+            self._stream = self._reader.opener.open_range(self.url, start, self.stop, queue, known=self._known)
         except ShardError as error:
             self._error = error
 
@@ -321,7 +320,7 @@ class Run:
             if self._error is not None:
                 raise self._error
             part = self._read(wanted)
-            self._reader.compare(self.url, self._reader.reported(self.url).validators.get("etag"))
+            self._reader.compare(self.url, self._known.validators.get("etag"))
             return part
         except Exception:
             self.close()

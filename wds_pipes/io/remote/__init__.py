@@ -6,10 +6,10 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
   A ``Client`` is what one pipe has there: its stores, its options and its counts.
 - ``queue``: a ``ReadQueue`` holds shards that are read one after another: the shards of a lane, or
   of one of several shards that are read in turn. It decides what is requested next. A ``Fetch`` is
-  the event loop's side of a shard; a ``Block`` is a byte range, whose chunks pass to the consumer;
-  a ``Transfer`` makes the requests that fill a block.
+  the event loop's side of a shard; a ``Block`` is a byte range, whose chunks pass to the consumer,
+  and whose task makes the requests that fill it.
 - ``shard``: the consumer's side of a shard is a stream. ``object``: what is known of the shard as a
-  whole; ``waits``: how long requests usually wait, and the timer of those that wait longer.
+  whole; ``waits``: how long requests usually wait.
 - ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
   what their responses and errors mean.
 - ``metadata``: listings, sizes and what else is not read as a shard.
@@ -19,16 +19,16 @@ Rules:
    pipe has requested. A queue with several connections requests byte ranges, and those of the next
    shard before one has ended; a queue with one connection requests all the rest of a shard at once,
    which leaves no pause between requests.
-2. A transfer continues only while its queue holds less than its share of the bytes. What the
+2. A request continues only while its queue holds less than its share of the bytes. What the
    consumer waits for is always read: so nothing hangs for lack of room, and a queue holds no more
    than its share and one chunk.
 3. Every response is checked: where it begins, how long it is, whether the object is still the same.
    After an interruption, the rest is requested from the byte reached.
 4. The blocks of a shard follow each other without a gap, and the next one starts where the last one
    stops. A block that is done without an error has all bytes up to its ``stop``; ``stop`` is None
-   only where it is not known before the transfer ends. So a shard that is not at its end always has
+   only where it is not known before the response ends. So a shard that is not at its end always has
    a block that is fetched, an error, or something to request.
-5. A transfer ends with the bytes of its block, or with an error after ``timeout_seconds`` without
+5. A block ends with all its bytes, or with an error after ``timeout_seconds`` without
    progress. Progress is 1 KB a second on average over that time: a byte now and then is none. The
    time in which the consumer leaves no room does not count.
 6. A range that is read alone (with ``stop``) may have several requests at once, when the first one
@@ -39,6 +39,6 @@ Rules:
 7. The event loop owns everything, except the chunks that wait for the consumer: both threads use
    these, their sums, and the rows of blocks and shards, and only with the budget's lock. Chunks
    enter and leave through ``add``, ``take`` and ``drop`` of their block; the consumer reaches them
-   through ``has_begun`` and ``take`` of the fetch. The lock is one of C, taken by ``with``: Ctrl-C
+   through ``take`` of the fetch. The lock is one of C, taken by ``with``: Ctrl-C
    cannot leave it held.
 """

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from wds_pipes.io.remote.stores import Stores
-from wds_pipes.io.remote.waits import Timer
 
 _LEAST_MEASURED = 1 << 20  # bytes: the rate of a connection with fewer is not precise
 
@@ -71,7 +70,6 @@ class Budget:
         self.pid = os.getpid()
         self.loop: asyncio.AbstractEventLoop = get_loop()
         self.lock = threading.RLock()
-        self.timer = Timer(self.loop)
         self.queues: list[Sharer] = []
         self.readahead_bytes = 0
         self.held = 0
@@ -79,15 +77,16 @@ class Budget:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process created it.
+        """Whether this process created it, and its event loop may still run.
 
         In a forked process, its lock may be held for ever by a thread that does not exist there.
         """
-        return self.pid == os.getpid()
+        return self.pid == os.getpid() and not self.loop.is_closed()
 
     def call(self, what: Callable[[], None]) -> None:
-        """Call ``what`` on the event loop, soon."""
-        self.loop.call_soon_threadsafe(what)
+        """Call ``what`` on the event loop, soon; never if it is not ours."""
+        if self.is_ours:
+            self.loop.call_soon_threadsafe(what)
 
     def divide(self) -> None:
         """Set the share of each queue, and schedule.
@@ -121,11 +120,9 @@ _budgets: dict[int, Budget] = {}  # the budget of this process, by its ID
 def budget() -> Budget:
     """The budget of this process."""
     found = _budgets.get(os.getpid())
-    if found is not None and not found.loop.is_closed():
-        return found
-    if found is not None:
+    if found is not None and not found.is_ours:
         del _budgets[found.pid]
-    return _budgets.setdefault(os.getpid(), Budget())
+    return _budgets.setdefault(os.getpid(), found if found is not None and found.is_ours else Budget())
 
 
 class Client:

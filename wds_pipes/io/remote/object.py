@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 from wds_pipes.errors import ShardError, StateError
@@ -12,50 +11,32 @@ from wds_pipes.io.urls import redact
 RECORD = 512  # bytes: if a tar ends before a multiple of this, only padding is missing
 
 
-@dataclass(slots=True)
-class Reported:
-    """What a store has reported of a remote object.
-
-    Attributes:
-        size: in bytes; None: not known (yet).
-        validators: values that change with the object, such as its ETag, by name.
-    """
-
-    size: int | None = None
-    validators: dict[str, str] = field(default_factory=dict)
-
-
 class RemoteObject:
-    """A remote shard as a whole: every response must be of the same object.
+    """What is known of a remote shard as a whole: every response must be of the same object. All
+    that read ranges of it share it.
 
     Args:
         url: where it is.
         expected: how many bytes it must have; None: any number.
-        reported: what the store has reported of it, to be shared by all that read ranges of it;
-            None: nothing yet.
 
     Attributes:
-        size: in bytes; None: not known (yet).
+        expected: as above.
+        reported_size: its size in bytes that the store has reported; None: not known (yet).
+        validators: values that change with the object, such as its ETag, by name.
         ignores_ranges: whether the store always sends it from its beginning: then all the rest is
             requested at once.
     """
 
-    def __init__(self, url: str, expected: int | None, reported: Reported | None = None) -> None:
-        self._url = url
-        self._reported = reported or Reported()
-        self._expected = expected
-        self.size = expected if self._reported.size is None else self._reported.size
+    def __init__(self, url: str, expected: int | None = None) -> None:
+        self._url, self.expected = url, expected
+        self.reported_size: int | None = None
+        self.validators: dict[str, str] = {}
         self.ignores_ranges = False
 
     @property
-    def size_is_reported(self) -> bool:
-        """Whether the size is from the store, not only expected."""
-        return self._reported.size is not None
-
-    @property
-    def validators(self) -> dict[str, str]:
-        """Values that change with the object, such as its ETag, by name."""
-        return self._reported.validators
+    def size(self) -> int | None:
+        """Its size in bytes, reported or expected; None: not known (yet)."""
+        return self.expected if self.reported_size is None else self.reported_size
 
     @property
     def etag(self) -> str | None:
@@ -70,22 +51,21 @@ class RemoteObject:
             ShardError: it is of another object, or the object has not the expected size.
             StateError: the object ends before ``at``.
         """
-        if self._expected is not None and response.size is not None and response.size != self._expected:
-            self.refuse_size(response.size)
-        if self._expected is not None and response.stop is not None and response.stop > self._expected:
+        size = response.size
+        if self.expected is not None and size is not None and size != self.expected:
+            self.refuse_size(size)
+        if self.expected is not None and response.stop is not None and response.stop > self.expected:
             self.refuse_size("more")
-        known = self._reported
-        for size in (self.size, known.size):  # another reader of it may have got a response meanwhile
-            if None not in (response.size, size) and response.size != size:
-                self.refuse_change(at, size, response.size)
-        if differing := changed(known.validators, response.validators):
+        if None not in (size, self.reported_size) and size != self.reported_size:
+            self.refuse_change(at, self.reported_size, size)
+        if differing := changed(self.validators, response.validators):
             self.refuse_change(at, *differing)
         self.ignores_ranges = self.ignores_ranges or response.start < at
-        if response.size is not None:
-            self.size = known.size = response.size
-        known.validators |= response.validators | known.validators
-        if response.size is not None and response.size <= at - RECORD:
-            self.refuse_end(at, response.size)
+        self.validators |= response.validators | self.validators
+        if size is not None:
+            self.reported_size = size
+            if size <= at - RECORD:
+                self.refuse_end(at, size)
 
     def refuse_end(self, at: int, size: int | None) -> NoReturn:
         """Raise StateError: the object ends before ``at``."""
@@ -108,7 +88,7 @@ class RemoteObject:
         """Raise ShardError: the object has another size than was expected."""
         url = redact(self._url)
         raise ShardError(
-            f"shard {url} has {size} bytes, and {self._expected} were expected. Make the index "
+            f"shard {url} has {size} bytes, and {self.expected} were expected. Make the index "
             "again, or restore the shard.",
             url=url,
         )

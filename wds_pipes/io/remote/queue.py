@@ -1,7 +1,8 @@
 """Shards that are read one after another: what is requested next, and how it is fetched.
 
 The classes know each other, as these are the parts of one machine: a ``ReadQueue`` has a ``Fetch``
-for each shard, which has a ``Block`` for each byte range, which a ``Transfer`` fills.
+for each shard, which has a ``Block`` for each byte range, whose task makes the requests that fill
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.remote.budget import Client, Sharer, UnreadError
-from wds_pipes.io.remote.object import RECORD, RemoteObject, Reported
+from wds_pipes.io.remote.object import RECORD, RemoteObject
 from wds_pipes.io.remote.responses import FaultyError, RefusedError, Response, close_response, in_chunks
 from wds_pipes.io.remote.verdicts import EARLY_TRIES, judge
 from wds_pipes.io.secret import clean, hide, words
@@ -24,7 +25,7 @@ from wds_pipes.io.urls import is_signed, redact
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the byte ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least this many times as long as the wait for its response, if it may
-_BUSY_SECONDS = 0.005  # after which a process that was busy has taken the bytes that had arrived
+_LOOK_SECONDS = 0.01  # after which a queue of ranges looks again for requests that have stalled
 _NEARLY = 4 << 20  # when at most this much of a shard has not arrived, the next one is requested
 _SIGNED = (
     "may not be read: its signature may have expired, so sign it again; a saved state fits URLs that are signed anew"
@@ -46,10 +47,8 @@ class ReadQueue(Sharer):
         waiting: the shard whose next bytes the consumer waits for.
         wake_bytes: wake the consumer after this many bytes.
         usual_size: the size of its last shard whose size was known.
-        transfers: how many run.
-        free: while the next ranges are requested: the task of a transfer that has just ended, which
-            may go on with another one.
-        has_paused: whether some of them may be paused.
+        running: how many blocks are being filled.
+        paused: the blocks that wait for room.
     """
 
     def __init__(self, client: Client, *, ahead: bool = False) -> None:
@@ -58,12 +57,11 @@ class ReadQueue(Sharer):
         self.share, self.connections = client.reading.readahead_bytes, 1
         self.fetches: deque[Fetch] = deque()
         self.filled = threading.Condition(self.budget.lock)
-        self.held = 0
+        self.held = self.running = 0
         self.waiting: Fetch | None = None
         self.wake_bytes = 1
         self.usual_size: int | None = None
-        self.transfers, self.has_paused = 0, False
-        self.free: Transfers | None = None
+        self.paused: set[Block] = set()
         self.open, self.ended = True, False
         self.budget.call(self._join)
 
@@ -71,8 +69,7 @@ class ReadQueue(Sharer):
         """Give up all its shards."""
         if self.open:
             self.open = False
-            if self.budget.is_ours and not self.budget.loop.is_closed():
-                self.budget.call(self._leave)
+            self.budget.call(self._leave)
 
     def _join(self) -> None:
         self.budget.queues.append(self)
@@ -86,8 +83,7 @@ class ReadQueue(Sharer):
 
     def end(self) -> None:
         """No more shards will be added: close it after the last one."""
-        if self.budget.is_ours and not self.budget.loop.is_closed():
-            self.budget.call(self._end)
+        self.budget.call(self._end)
 
     def _end(self) -> None:
         self.ended = True
@@ -115,20 +111,14 @@ class ReadQueue(Sharer):
         # With the lock: the consumer either sees that something is blocked, or took its bytes
         # before.
         with self.budget.lock:
-            self._put_first()
+            if self.waiting is not None and self.fetches and self.fetches[0] is not self.waiting:
+                self._move_to_front(self.waiting)  # a stage may have changed their order
             self._request()
-            self.has_paused = False
-            for fetch in self.fetches:
-                for block in fetch.blocks:
-                    if block.paused is not None and self.may_read(block):
-                        block.paused.set()
-                    elif block.paused is not None:
-                        self.budget.blocked = self.has_paused = True
-
-    def _put_first(self) -> None:
-        """Put the shard that the consumer waits for first: a stage may have changed their order."""
-        if self.waiting is not None and self.fetches and self.fetches[0] is not self.waiting:
-            self._move_to_front(self.waiting)
+            for block in tuple(self.paused):
+                if self.may_read(block):
+                    block.resume()
+                else:
+                    self.budget.blocked = True
 
     def _move_to_front(self, fetch: Fetch) -> None:
         if fetch in self.fetches:
@@ -141,7 +131,7 @@ class ReadQueue(Sharer):
         for place, fetch in enumerate(self.fetches):
             following = next(islice(self.fetches, place + 1, None), None) if most > 1 else None
             while fetch.can_request:
-                waited_for = place == 0 and not any(block.chunks or not block.done for block in fetch.blocks)
+                waited_for = place == 0 and fetch.read_now is None
                 if active >= most and not waited_for:
                     break
                 if not self.has_room and fetch.blocks and not waited_for:
@@ -192,37 +182,20 @@ class RangeQueue(ReadQueue):
 
     def __init__(self, client: Client) -> None:
         self._unrequested: deque[Fetch] = deque()
-        self._is_called = self._is_waking = False
+        self._is_called = self._is_watching = False
         super().__init__(client)
 
     def add(self, fetch: Fetch) -> None:
         with self.budget.lock:
             self.fetches.append(fetch)
             self._unrequested.append(fetch)
-            if self.transfers < self.connections and not self._is_called:  # otherwise one that ends requests the next
+            if self.running < self.connections and not self._is_called:  # otherwise one that ends requests the next
                 self._is_called = True
                 self.budget.call(self.schedule)
 
     def notify(self, fetch: Fetch) -> None:
-        if self.waiting is fetch and not self._is_waking:
-            # When the event loop has done what it has to do now: both threads would take the
-            # interpreter's lock from each other.
-            self._is_waking = True
-            self.budget.loop.call_soon(self._wake)
-
-    def _wake(self) -> None:
-        with self.budget.lock:
-            self._is_waking = False
+        if self.waiting is fetch:
             self.filled.notify()
-
-    def schedule(self) -> None:
-        with self.budget.lock:
-            self._is_called = False
-            if self.has_paused:
-                super().schedule()
-            else:
-                self._put_first()
-                self._request()
 
     def _move_to_front(self, fetch: Fetch) -> None:
         super()._move_to_front(fetch)
@@ -231,17 +204,31 @@ class RangeQueue(ReadQueue):
             self._unrequested.appendleft(fetch)
 
     def _request(self) -> None:
+        self._is_called = False
         while self._unrequested and self.fetches:
             if not self._unrequested[0].can_request:  # given up
                 self._unrequested.popleft()
                 continue
             if self._unrequested[0] is not self.fetches[0]:
-                if self.transfers >= self.connections:
+                if self.running >= self.connections:
                     return
                 if not self.has_room:
                     self.budget.blocked = True
                     return
             self._unrequested.popleft().request_next()
+            if not self._is_watching:
+                self._watch()
+
+    def _watch(self) -> None:
+        """Make a second request for each range whose request has stalled, and look again later."""
+        self._is_watching = self.running > 0
+        if self._is_watching:
+            now = self.budget.loop.time()
+            with self.budget.lock:
+                for fetch in self.fetches:
+                    for block in fetch.blocks:
+                        block.look(now)
+            self.budget.loop.call_later(_LOOK_SECONDS, self._watch)
 
 
 class Fetch:
@@ -254,7 +241,7 @@ class Fetch:
         start: the first byte to fetch.
         size: how many bytes the shard must have; None: any number.
         stop: the byte after the last one to fetch: it is requested at once; None: the shard's end.
-        reported: what the store has reported of the shard, see ``RemoteObject``.
+        known: what is known of the shard, shared by all that read ranges of it; None: nothing.
 
     Attributes:
         object: what is known of the whole shard.
@@ -264,8 +251,6 @@ class Fetch:
         store, path: where it is requested.
         blocks: the byte ranges that were requested and are not used up, in order; guarded by the
             lock.
-        rivals: second requests for the rest of a range whose request has stalled: the first of them
-            that gets bytes is used.
         has_response: whether the store has responded.
         failed: a block has ended in an error.
         given_up: nothing of it is needed any more.
@@ -279,35 +264,18 @@ class Fetch:
         size: int | None,
         *,
         stop: int | None = None,
-        reported: Reported | None = None,
+        known: RemoteObject | None = None,
     ) -> None:
-        self.queue, self.url, self._client, self._budget = queue, url, queue.client, queue.budget
+        self.queue, self.url, self._budget = queue, url, queue.budget
         self.start, self.stop = start, stop
-        self.object = RemoteObject(url, size, reported)
+        self.object = known or RemoteObject(url, size)
         self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
-        self.rivals: list[Block] = []
-        self.has_response = False
-        self.failed = False
-        self.given_up = False
+        self.has_response = self.failed = self.given_up = False
         self.store, self.path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
         queue.add(self)
 
     # By the consumer, with the lock
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the first bytes have arrived, or the end.
-
-        Raises:
-            ShardError: they cannot be read.
-        """
-        first = self.blocks[0] if self.blocks else None
-        if first is None or not (first.chunks or first.done):
-            return False
-        if first.error is not None and not first.chunks:
-            raise first.error
-        return True
 
     def take(self) -> bytes | None:
         """The next bytes; empty at the end; None if they have not arrived yet.
@@ -315,19 +283,17 @@ class Fetch:
         Raises:
             ShardError, StateError, UnreadError: they cannot be read.
         """
-        blocks = self.blocks
-        while blocks:
-            first = blocks[0]
+        while self.blocks:
+            first = self.blocks[0]
             if first.chunks:
                 return first.take()
             if first.error is not None:
                 raise first.error
             if not first.done:
                 return None
-            if len(blocks) == 1:
-                ends = [end for end in (self.object.size, self.stop) if end is not None]
-                return b"" if ends and first.reached >= min(ends) else None
-            blocks.popleft()
+            if len(self.blocks) == 1:
+                return None if self.can_request else b""
+            self.blocks.popleft()
         return None
 
     # By any thread
@@ -335,14 +301,14 @@ class Fetch:
     def give_up(self) -> None:
         """Drop what has arrived, and cancel what was requested."""
         if not self.given_up:
-            self.given_up = True
             with self._budget.lock:
+                self.given_up = True
                 for block in self.blocks:
                     block.drop()
-                is_over = self.stop is not None and bool(self.blocks) and self.blocks[-1].done and not self.rivals
+                is_over = self.stop is not None and bool(self.blocks) and self.blocks[-1].done
                 if is_over and self in self.queue.fetches:
                     self.queue.fetches.remove(self)
-            if not (is_over and not self._budget.blocked) and not self._budget.loop.is_closed():
+            if not is_over or self._budget.blocked:
                 self._budget.call(self._cancel)
 
     # On the event loop
@@ -355,6 +321,16 @@ class Fetch:
             with self._budget.lock:
                 self.queue.fetches.append(self)
             self.queue.schedule()
+
+    def _cancel(self) -> None:
+        for block in tuple(self.blocks):
+            block.cancel()
+        with self._budget.lock:
+            if self in self.queue.fetches:
+                self.queue.fetches.remove(self)
+        if self.queue.ended and not self.queue.fetches:
+            self.queue.close()
+        self._budget.schedule()
 
     @property
     def can_request(self) -> bool:
@@ -371,7 +347,7 @@ class Fetch:
     @property
     def active(self) -> int:
         """How many connections are used for it."""
-        return sum(not block.done for block in self.blocks) + len(self.rivals)
+        return sum(1 + len(block.rivals) for block in self.blocks if not block.done)
 
     @property
     def read_now(self) -> Block | None:
@@ -413,7 +389,7 @@ class Fetch:
         size = self.object.size or self.queue.usual_size
         count = share // connections if size is None else min(share, size) // connections + 1
         if size is not None and len(self.queue.fetches) > 1:
-            wanted = max(1, min(_WAITS * self._client.lost, 2 * share // connections))
+            wanted = max(1, min(_WAITS * self.queue.client.lost, 2 * share // connections))
             ranges = max(math.ceil((connections - 1) / (len(self.queue.fetches) - 1)), math.ceil(size / wanted))
             count = max(count, size // ranges + 1)
         return min(max(count, _LEAST), _MOST)
@@ -431,180 +407,56 @@ class Fetch:
             and (self.queue.connections > 1 or not self.store.streams)
         ):
             stop = start + self._count() if stop is None else min(start + self._count(), stop)
-        block = Block(self, start, stop)
-        self.blocks.append(block)
-        self._send(block)
-        if self._is_hedged:
-            self.store.waits.count_request()
-            self._watch()
-
-    def _send(self, block: Block) -> None:
-        self.queue.transfers += 1
-        if self.queue.free is None:
-            Transfers(self._budget.loop, block)
-        else:
-            self.queue.free.begin(block)
-            self.queue.free = None
-
-    # A second request for a range that has stalled
-
-    @property
-    def _is_hedged(self) -> bool:
-        """Whether a second request helps: those of stores that do not stream wait for a thread."""
-        return self.stop is not None and self.store.streams
-
-    def _watch(self, *, again: bool = False) -> None:
-        """Make a second request if the last one for the range has stalled, or look again later."""
-        waits, timer = self.store.waits, self._budget.timer
-        last = self.rivals[-1] if self.rivals else self.blocks[-1]
-        if self.given_up or self.failed or last.done or waits.stall == math.inf:
-            return
-        left = waits.stall if last.quiet_since is None else last.quiet_since + waits.stall - self._budget.loop.time()
-        if left > 0:
-            timer.call_later(left, self._watch)
-        elif not again:  # this process may have been busy, and the bytes have arrived
-            timer.call_later(_BUSY_SECONDS, lambda: self._watch(again=True))
-        else:
-            if waits.allow_second():
-                self._client.hedged += 1
-                self.rivals.append(Block(self, self.blocks[-1].reached, self.stop))
-                self._send(self.rivals[-1])
-            timer.call_later(waits.stall, self._watch)
-
-    def prefer(self, block: Block) -> None:
-        """Use the first of several requests that has bytes, and cancel the others."""
-        with self._budget.lock:  # the consumer may give up at any time, and sees all of this or nothing
-            first = self.blocks[-1]
-            for other in (first, *self.rivals):
-                if other is not block and other.task is not None and not other.done:
-                    other.done = True
-                    other.task.cancel()
-            self.rivals.clear()
-            if block is not first:
-                first.stop = first.reached
-                self.blocks.append(block)
-                if self.given_up:
-                    block.drop()
-
-    def withdraw(self, block: Block) -> None:
-        """A second request has failed: the first one goes on."""
-        block.done = True
-        self.rivals.remove(block)
-
-    def finish(self, block: Block, error: Exception | None = None) -> None:
-        """No more bytes of the block will arrive."""
-        if error is not None and block in self.rivals:
-            self.withdraw(block)
-            return
-        if self.rivals:
-            self.prefer(block)
-        if self._is_hedged and error is None:
-            self.store.waits.note(block.longest_wait)
-        with self._budget.lock:
-            block.done, block.error = True, error
-            self.failed = self.failed or error is not None
-            if block.stop is None and error is None:
-                block.stop = self.object.size = block.reached  # it had no length, and this was its end
-            self.queue.notify(self)
-        if self.stop is None:  # otherwise when its task is free
-            self.queue.schedule()
-
-    def end(self, block: Block, free: Transfers | None, cause: BaseException | None = None) -> None:
-        """A transfer has ended: its task is free, or was cancelled from outside, or broke, which is
-        an error of its block.
-        """
-        if not block.done and not self.given_up:
-            reason = "its request was cancelled" if cause is None else f"{type(cause).__name__}: {words(cause)}"
-            try:
-                error = self.error(block, f"cannot be read ({reason})", cause)
-            except Exception:  # its message cannot be made
-                error = UnreadError(f"byte {block.reached} cannot be read ({type(cause).__name__})")
-            self.finish(block, error)
-        self.queue.transfers -= 1
-        if self.stop is not None:
-            self.queue.free = free
-            self.queue.schedule()
-            self.queue.free = None
-
-    def error(self, block: Block, what: str, cause: BaseException | None) -> Exception:
-        """The error that the consumer gets for a block, without credentials.
-
-        It is an UnreadError if the shard could be read up to there.
-        """
-        url, at = redact(self.url), block.reached
-        options = self._client.reading.storage_options
-        what = hide(what, self.url, options)
-        verdict = None if cause is None else judge(cause, self.url.partition("://")[0])
-        if block.got or block.start > self.start:
-            error: UnreadError | ShardError = UnreadError(f"byte {at} {what}")
-        else:
-            missing = verdict is not None and verdict.missing
-            hint = (
-                ""
-                if not missing or TAR_NAME.search(self.url)
-                else " If it is a directory, pass it with '/' at its end."
-            )
-            error = ShardError(f"shard {url} {what}.{hint}", url=url, offset=at or None)
-            error.missing = missing
-        error.of_data = verdict is None or verdict.of_data
-        error.__cause__ = clean(cause, self.url, options)
-        return error
-
-    def _cancel(self) -> None:
-        for block in (*self.blocks, *self.rivals):
-            if block.task is not None and not block.done:
-                block.task.cancel()
-        if self in self.queue.fetches:
-            with self._budget.lock:
-                self.queue.fetches.remove(self)
-        if self.queue.ended and not self.queue.fetches:
-            self.queue.close()
-        self._budget.schedule()
+        self.blocks.append(Block(self, start, stop))
 
 
 class Block:
-    """A byte range that was requested: ``start`` up to, not including, ``stop`` (None: the end of
-    the transfer, wherever that is).
+    """A byte range that is requested: ``start`` up to, not including, ``stop`` (None: the end of
+    the response, wherever that is). Its task fills it, with as many requests as that takes.
 
     Attributes:
         got: how many bytes of it have arrived.
+        came: how many bytes have arrived in all, including those before ``start`` of a server that
+            ignores ranges.
         chunks: the bytes that wait for the consumer.
         held: how many these are.
         done: whether no more will arrive.
         error: why it ended early.
-        paused: set by the queue when the transfer may continue; None while it is not paused.
-        rested: whether it was paused: a server may have closed the connection meanwhile.
-        came: how many bytes have arrived in all, including those before ``start`` of a server that
-            ignores ranges.
-        quiet_since: since when the request that runs has brought no bytes, in seconds of the loop's
-            clock; None: no request runs, or it is paused.
-        longest_wait: of the requests for it, in seconds without bytes.
-        since: from when on more bytes must arrive, in seconds of the loop's clock.
-        new_since: from when on new ones must arrive, if a request has to be made again.
-        task: the transfer.
+        rivals: second requests for its rest, made because the first one has stalled: the first of
+            all that gets bytes is used.
     """
 
     def __init__(self, fetch: Fetch, start: int, stop: int | None) -> None:
         self.fetch, self.start, self.stop = fetch, start, stop
-        self.got = self.came = 0
+        self._queue, self._client, self._object = fetch.queue, fetch.queue.client, fetch.object
+        self._budget, self._reading = fetch.queue.budget, fetch.queue.client.reading
+        self._protocol = fetch.url.partition(":")[0]
+        self._clock = self._budget.loop.time
+        self.got = self.came = self.held = 0
         self.chunks: deque[bytes] = deque()
-        self.held = 0
         self.done = False
         self.error: Exception | None = None
-        self.paused: asyncio.Event | None = None
-        self.rested = False
-        self.quiet_since: float | None = None
-        self.longest_wait = 0.0
-        self.since = self.new_since = 0.0
-        self._counted = self._new_counted = 0  # bytes that had arrived at these times: all of them, and new ones
-        self._dropped = False
-        self.task: asyncio.Task[None] | None = None
+        self._paused: asyncio.Event | None = None  # set when its task may continue
+        self._pauses = 0  # how many there were: a server may have closed the connection meanwhile
+        # Since when there must be progress, in seconds of the loop's clock, and what had come then.
+        self._since, self._counted = self._clock(), 0
+        # Since when its last request has brought no bytes; None: no request runs, or it is paused.
+        self._quiet_since: float | None = None
+        self._suspected: float | None = None  # the same, when this was too long at the last look
+        self._longest_wait = 0.0  # of its requests, in seconds without bytes
+        self.rivals: set[asyncio.Task[BaseException | None]] = set()
+        self._winner: asyncio.Task[BaseException | None] | None = None  # the second request that is used
+        self._queue.running += 1
+        if self._is_hedged:
+            fetch.store.waits.count_request()
+        self._task = self._budget.loop.create_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     # With the lock
 
     def add(self, chunk: bytes) -> None:
         """Keep a chunk for the consumer, unless it has given up."""
-        if not self._dropped:
+        if not self.fetch.given_up:
             self.chunks.append(chunk)
             self._hold(len(chunk))
 
@@ -615,18 +467,16 @@ class Block:
         return chunk
 
     def drop(self) -> None:
-        """The consumer has given up: drop the chunks, and those that still arrive."""
-        self._dropped = True
+        """The consumer has given up: drop the chunks."""
         self.chunks.clear()
         self._hold(-self.held)
 
     def _hold(self, more: int) -> None:
-        queue = self.fetch.queue
         self.held += more
-        queue.held += more
-        queue.budget.held += more
+        self._queue.held += more
+        self._budget.held += more
 
-    # In the loop
+    # On the event loop
 
     @property
     def reached(self) -> int:
@@ -634,158 +484,191 @@ class Block:
         return self.start + self.got
 
     @property
-    def new_bytes(self) -> int:
-        """How many new bytes have arrived since ``new_since``."""
-        return self.got - self._new_counted
-
     def is_whole(self) -> bool:
         """Whether all of it has arrived."""
         return self.stop is not None and self.start + self.got >= self.stop
 
-    def end_wait(self, now: float) -> None:
-        """Some bytes have arrived."""
-        if self.quiet_since is not None:
-            self.longest_wait = max(self.longest_wait, now - self.quiet_since)
-        self.quiet_since = now
+    def cancel(self) -> None:
+        """End its requests."""
+        for task in (self._task, *self.rivals):
+            task.cancel()
 
-    def begin_time(self, now: float) -> None:
-        """From now on there must be progress."""
-        self.since, self._counted = now, self.came
-        self.new_since, self._new_counted = now, self.got
+    def resume(self) -> None:
+        """Let it continue after a pause."""
+        self._queue.paused.discard(self)
+        if self._paused is not None:
+            self._paused.set()
+            self._paused = None
 
-    def leave_out(self, seconds: float) -> None:
-        """Do not count these seconds: the transfer was paused."""
-        self.since += seconds
-        self.new_since += seconds
-
-    def count_time(self, now: float, least: float) -> None:
-        """Count from now on again if at least ``least`` bytes have arrived, which is progress."""
-        if self.new_bytes >= least:
-            self.begin_time(now)
-        elif self.came - self._counted >= least:
-            self.since, self._counted = now, self.came
-
-
-class Transfers:
-    """A task that fills a block, and then others, as long as there are ranges to request: a task
-    for each would take longer, and each range would wait for several rounds of the event loop.
-
-    Args:
-        loop: the event loop.
-        block: the first block.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, block: Block) -> None:
-        self._block: Block | None = None
-        self._task = loop.create_task(self._run())
-        self._task.add_done_callback(self._ended)
-        self.begin(block)
-
-    def begin(self, block: Block) -> None:
-        """Let the task fill a block, when it has filled those before."""
-        self._block, block.task = block, self._task
-
-    async def _run(self) -> None:
-        while (block := self._block) is not None:
-            await Transfer(block.fetch, block).run()
-            self._block = None
-            block.fetch.end(block, self)
+    def _finish(self, error: Exception | None = None) -> None:
+        """No more bytes of it will arrive."""
+        for task in self.rivals:
+            task.cancel()
+        if self._is_hedged and error is None:
+            self.fetch.store.waits.note(self._longest_wait)
+        with self._budget.lock:
+            self.done, self.error = True, error
+            self.fetch.failed = self.fetch.failed or error is not None
+            if self.stop is None and error is None:
+                self.stop = self.reached  # it had no length, and this was its end
+                if self.fetch.stop is None:
+                    self._object.reported_size = self.reached
+            self._queue.notify(self.fetch)
+        self._queue.running -= 1
+        self._queue.schedule()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if self._block is not None:
-            self._block.fetch.end(self._block, None, None if task.cancelled() else task.exception())
-
-
-class Transfer:
-    """Fills a block with the bytes of its byte range, with as many requests as that takes.
-
-    It runs on the event loop.
-
-    Args:
-        fetch: the shard that the block belongs to.
-        block: what to fill.
-    """
-
-    def __init__(self, fetch: Fetch, block: Block) -> None:
-        self._fetch, self._block, self._store, self._path = fetch, block, fetch.store, fetch.path
-        self._queue, self._client, self._object = fetch.queue, fetch.queue.client, fetch.object
-        self._budget, self._reading = fetch.queue.budget, fetch.queue.client.reading
-        self._protocol = fetch.url.partition(":")[0]
-        self._clock = self._budget.loop.time
-        self._rests = 0  # how often the transfer waited for room
+        """Its task has ended. If it was cancelled from outside, or broke, that is an error."""
+        if not self.done:
+            cause = None if task.cancelled() else task.exception()
+            reason = "its request was cancelled" if cause is None else type(cause).__name__
+            self._finish(UnreadError(f"byte {self.reached} cannot be read ({reason})"))
 
     # Retries
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Request the bytes until all have arrived, or until an error that no retry can mend."""
-        block, tries, reached = self._block, 0, 0
-        block.begin_time(self._clock())
+        tries, wait, reached, pauses = 0, 0.0, 0, 0
         while True:
+            before, self._winner = self.got, None
             try:
-                before = block.got
-                await self._request()
-                if block.stop is None or block.is_whole():
-                    return self._fetch.finish(block)
-                if block.got - before < _AT_ONCE:
-                    raise UnreadError(f"the response ended at byte {block.reached} instead of {block.stop}")
+                await self._first_response(wait)
+                if self.stop is None or self.is_whole:
+                    return self._finish()
+                if self.got - before < _AT_ONCE:
+                    raise UnreadError(f"the response ended at byte {self.reached} instead of {self.stop}")
+                wait = 0.0
             except asyncio.CancelledError:
                 raise
             except (ShardError, StateError) as error:
-                return self._fetch.finish(block, error)
+                return self._finish(error)
             except BaseException as error:  # a SystemExit too, which would end the loop
-                block.quiet_since = None
-                if block in self._fetch.rivals:  # the first request for these bytes still runs
-                    return self._fetch.withdraw(block)
-                if block.got > reached or block.rested:
-                    tries, reached, block.rested = 0, block.got, False
+                self._quiet_since = None
+                if self.got > reached or self._pauses > pauses:
+                    tries, reached, pauses = 0, self.got, self._pauses
                 tries += 1
                 wait, final = self._after_error(error, tries)
                 if final is not None:
-                    return self._fetch.finish(block, final)
+                    return self._finish(final)
                 self._client.retries += 1
-                await asyncio.sleep(wait)
 
     def _after_error(self, error: BaseException, tries: int) -> tuple[float, Exception | None]:
         """The seconds to wait before the next request; or the error with which the block ends."""
-        block, verdict = self._block, judge(error, self._protocol)
+        verdict = judge(error, self._protocol)
         is_plain = isinstance(error, (RefusedError, FaultyError, UnreadError))  # its message is for users
         reason = words(error) if is_plain else f"{type(error).__name__}: {words(error)}"
         if not verdict.transient:
-            signed = verdict.forbidden and is_signed(self._fetch.url)
-            return 0.0, self._fetch.error(block, f"{_SIGNED if signed else verdict.advice} ({reason})", error)
+            signed = verdict.forbidden and is_signed(self.fetch.url)
+            return 0.0, self._problem(f"{_SIGNED if signed else verdict.advice} ({reason})", error)
         has_responded = is_plain or self._protocol in self._client.responded
         most = self._reading.retries if has_responded else min(EARLY_TRIES, self._reading.retries)
         wait = verdict.pause(tries)
-        passed = self._clock() - block.new_since
+        passed = self._clock() - self._since
         if tries <= most and passed + wait <= self._reading.timeout_seconds:
             return wait, None
         effort = f"{plural(tries, 'request')} in {passed:.0f} s"
         effort += f", and the store requested a wait of {verdict.wait_seconds:.0f} s" if verdict.wait_seconds else ""
-        return 0.0, self._fetch.error(block, f"cannot be read ({reason}; {effort})", error)
+        return 0.0, self._problem(f"cannot be read ({reason}; {effort})", error)
+
+    def _problem(self, what: str, cause: BaseException) -> Exception:
+        """The error that the consumer gets, without credentials. It is an UnreadError if the shard
+        could be read up to there.
+        """
+        url, options = self.fetch.url, self._reading.storage_options
+        shown, at, what = redact(url), self.reached, hide(what, url, options)
+        verdict = judge(cause, url.partition("://")[0])
+        if self.got or self.start > self.fetch.start:
+            error: UnreadError | ShardError = UnreadError(f"byte {at} {what}")
+        else:
+            hint = " If it is a directory, pass it with '/' at its end."
+            hint = hint if verdict.missing and not TAR_NAME.search(url) else ""
+            error = ShardError(f"shard {shown} {what}.{hint}", url=shown, offset=at or None)
+            error.missing = verdict.missing
+        error.of_data = verdict.of_data
+        error.__cause__ = clean(cause, url, options)
+        return error
+
+    # A second request if the first one has stalled
+
+    @property
+    def _is_hedged(self) -> bool:
+        """Whether a second request helps: those of stores that do not stream wait for a thread."""
+        return self.fetch.stop is not None and self.fetch.store.streams
+
+    def look(self, now: float) -> None:
+        """Make a second request if the last one has brought nothing for much longer than usual, at
+        the second look: at the first one, this process may have been busy, and the bytes may have
+        arrived.
+        """
+        quiet, waits = self._quiet_since, self.fetch.store.waits
+        if self.done or not self._is_hedged or quiet is None or now - quiet <= waits.stall:
+            return
+        if self._suspected != quiet:
+            self._suspected = quiet
+        elif waits.allow_second():
+            self._client.hedged += 1
+            self._quiet_since = now
+            rival = self._budget.loop.create_task(self._second_response())
+            self.rivals.add(rival)
+            rival.add_done_callback(self.rivals.discard)
+
+    async def _first_response(self, wait: float) -> None:
+        """Make a request after so many seconds, and read its response, or the one of a second
+        request if that has the first bytes.
+        """
+        try:
+            if wait:
+                await asyncio.sleep(wait)
+            await self._request()
+        except asyncio.CancelledError:
+            if self._winner is None:
+                raise
+        if self._winner is not None and (error := await self._winner) is not None:
+            raise error
+
+    async def _second_response(self) -> BaseException | None:
+        """Make a second request, and read its response; return its error, which is ignored as long
+        as the first one may bring the bytes.
+        """
+        try:
+            await self._request()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def _prefer_this(self) -> None:
+        """Use the request that has the first bytes, and cancel the others."""
+        this = asyncio.current_task()
+        self._winner = next((rival for rival in self.rivals if rival is this), None)
+        for task in (self._task, *self.rivals):
+            if task is not this:
+                task.cancel()
+        self.rivals.clear()
 
     # One request
 
     async def _request(self) -> None:
         """Send one request, and read its response."""
-        block, shard, clock = self._block, self._object, self._clock
-        at = block.reached
+        shard, clock, store, path = self._object, self._clock, self.fetch.store, self.fetch.path
+        at = self.reached
         self._client.requests += 1
-        begin = block.quiet_since = clock()
-        end = min(begin + self._reading.patience, block.since + self._reading.timeout_seconds)
+        begin = self._quiet_since = clock()
+        end = min(begin + self._reading.patience, self._since + self._reading.timeout_seconds)
         response: Response | None = None
         try:
             async with asyncio.timeout_at(end) as limit:
                 try:
-                    response = await self._store.request(
-                        self._path, at, self._stop_to_request(), shard.size if self._fetch.has_response else None
-                    )
+                    size = shard.size if self.fetch.has_response else None
+                    response = await store.request(path, at, self._stop_to_request(), size)
                 except RefusedError as refused:
                     if refused.status != 416:
                         raise
                     response = await self._out_of_range(refused, at)
                 self._client.note_latency(clock() - begin)
                 self._check(response, at)
-                await self._take(response, at, limit)
+                await self._take(response, at, begin, limit)
         except TimeoutError:
             if response is None:
                 raise UnreadError(f"no response in {clock() - begin:.0f} s") from None
@@ -800,12 +683,11 @@ class Transfer:
         A size that only an index has reported is not used as the end: a longer shard is detected
         then.
         """
-        block, shard = self._block, self._object
-        at_end = block.stop == shard.size and not shard.size_is_reported
+        at_end = self.stop == self._object.size and self._object.reported_size is None
         return (
             None
-            if block.stop is None or block.stop <= block.reached or (at_end and self._store.streams)
-            else block.stop
+            if self.stop is None or self.stop <= self.reached or (at_end and self.fetch.store.streams)
+            else self.stop
         )
 
     async def _out_of_range(self, refused: RefusedError, at: int) -> Response:
@@ -815,7 +697,7 @@ class Transfer:
         Raises:
             ShardError, StateError: it ends before that, or was changed.
         """
-        shard, has_response = self._object, self._fetch.has_response
+        shard, has_response = self._object, self.fetch.has_response
         if has_response and shard.size is not None:
             shard.refuse_change(at, f"{shard.size} bytes", "fewer" if refused.size is None else refused.size)
         size = refused.size
@@ -823,7 +705,7 @@ class Transfer:
             size = at
         if size is None:  # some stores do not report it here, but they do with bytes
             try:
-                response = await self._store.request(self._path, max(0, at - RECORD), at, None)
+                response = await self.fetch.store.request(self.fetch.path, max(0, at - RECORD), at, None)
             except RefusedError as again:
                 if again.status != 416:
                     raise
@@ -836,7 +718,7 @@ class Transfer:
 
     def _check(self, response: Response, at: int) -> None:
         """Rule 3 of ``io.remote``."""
-        fetch, queue = self._fetch, self._queue
+        fetch, queue = self.fetch, self._queue
         self._client.responded.add(self._protocol)
         self._object.check(response, at)
         queue.usual_size = self._object.size or queue.usual_size
@@ -848,118 +730,124 @@ class Transfer:
                 queue.notify(fetch)
         if first and fetch.stop is None:
             queue.schedule()
-        if response.start > at or (response.stop is not None and response.stop <= at < (self._block.stop or 0)):
+        if response.start > at or (response.stop is not None and response.stop <= at < (self.stop or 0)):
             raise FaultyError(
                 f"a response has bytes {response.start} to {response.stop}, but those from {at} on were requested"
             )
 
     def _set_stop(self, response: Response, at: int, *, first: bool) -> None:
         """Update where the block ends, by what is known now."""
-        block, size = self._block, self._object.size
+        size = self._object.size
         if size is None:
             # There is no other block. If a response does not report where it ends, no more follows.
-            block.stop = (
-                response.stop if response.stop is None or block.stop is None else min(block.stop, response.stop)
-            )
-        elif block.stop is None or (
+            if response.stop is None or self.stop is None:
+                self.stop = response.stop
+            elif self.fetch.stop is None:
+                self.stop = min(self.stop, response.stop)
+        elif self.stop is None or (
             first
-            and block is self._fetch.blocks[-1]
+            and self is self.fetch.blocks[-1]
             and (response.start < at or response.stop is None or response.stop >= size)
         ):
-            block.stop = size  # a store without ranges, or one response that has all the rest
+            self.stop = size  # a store without ranges, or one response that has all the rest
         else:
-            block.stop = min(block.stop, size)
-        if self._fetch.stop is not None and block.stop is not None:
-            block.stop = min(block.stop, self._fetch.stop)
+            self.stop = min(self.stop, size)
+        if self.fetch.stop is not None and self.stop is not None:
+            self.stop = min(self.stop, self.fetch.stop)
 
     # The bytes of a response
 
     def _refuse_slow(self) -> None:
         """Raise UnreadError: a response is too slow."""
-        block, timeout = self._block, self._reading.timeout_seconds
-        if block.is_whole():  # the index is taken as right
+        timeout, came = self._reading.timeout_seconds, self.came - self._counted
+        if self.is_whole:  # the index is taken as right
             return
         slow = f"no byte came for {self._reading.patience:.0f} s"
-        if block.new_bytes and self._clock() >= block.since + timeout:
-            slow = f"only {block.new_bytes} bytes came in {timeout:.0f} s"
+        if came and self._clock() >= self._since + timeout:
+            slow = f"only {came} bytes came in {timeout:.0f} s"
         raise UnreadError(slow) from None
 
-    async def _take(self, response: Response, at: int, limit: asyncio.Timeout) -> None:
+    async def _take(self, response: Response, at: int, requested: float, limit: asyncio.Timeout) -> None:
         """Pass the chunks of a response to the consumer, and move the time limit with them."""
-        block, clock = self._block, self._clock
-        if block.is_whole():
+        if self.is_whole:
             return
         # If only an index reports how long the shard is, the response is read to its end, to detect
         # a longer shard.
-        to_its_end = response.stop is None and not self._object.size_is_reported and block.stop == self._object.size
-        begin, came, rests = clock(), block.came, self._rests
-        await self._take_chunks(response, at - response.start, limit, to_its_end=to_its_end)
-        if self._rests == rests:
-            self._client.note_rate(block.came - came, clock() - begin)
-        if block.stop is None:
-            self._fetch.end_is_vouched_for = response.has_end_mark
-        elif block.reached < min(block.stop, block.stop if response.stop is None else response.stop):
-            raise UnreadError(f"the response ended at byte {block.reached} instead of {block.stop}")
+        to_its_end = response.stop is None and self._object.reported_size is None and self.stop == self._object.size
+        begin, came, pauses = self._clock(), self.came, self._pauses
+        await self._take_chunks(response, at - response.start, requested, limit, to_its_end=to_its_end)
+        if self._pauses == pauses:
+            self._client.note_rate(self.came - came, self._clock() - begin)
+        if self.stop is None:
+            self.fetch.end_is_vouched_for = response.has_end_mark
+        elif self.reached < min(self.stop, self.stop if response.stop is None else response.stop):
+            raise UnreadError(f"the response ended at byte {self.reached} instead of {self.stop}")
 
-    async def _take_chunks(self, response: Response, skip: int, limit: asyncio.Timeout, *, to_its_end: bool) -> None:
-        """Pass chunks on until the block is whole; the first ``skip`` bytes come before it."""
-        block, fetch, queue, lock, client = self._block, self._fetch, self._queue, self._budget.lock, self._client
-        clock = self._clock
-        await self._until_it_may_be_read(response, limit)
+    async def _take_chunks(
+        self, response: Response, skip: int, quiet: float, limit: asyncio.Timeout, *, to_its_end: bool
+    ) -> None:
+        """Pass chunks on until the block is whole; the first ``skip`` bytes come before it.
+        ``quiet``: since when the request has brought no bytes.
+        """
+        fetch, queue, lock, client, clock = self.fetch, self._queue, self._budget.lock, self._client, self._clock
+        quiet = await self._until_it_may_be_read(response, limit, quiet)
         async for chunk in response.chunks:
             client.bytes_fetched += len(chunk)
-            block.end_wait(clock())
-            block.came += len(chunk)
+            self._longest_wait = max(self._longest_wait, clock() - quiet)
+            self.came += len(chunk)
+            if self.rivals:
+                self._prefer_this()
             if skip:
                 passed = min(skip, len(chunk))
                 skip, chunk = skip - passed, chunk[passed:]
-            if block.stop is not None and len(chunk) > block.stop - block.reached:
+            if self.stop is not None and len(chunk) > self.stop - self.reached:
                 if to_its_end:
                     self._object.refuse_size("more")
-                chunk = chunk[: block.stop - block.reached]
+                chunk = chunk[: self.stop - self.reached]
             if chunk:
-                if fetch.rivals:
-                    fetch.prefer(block)
-                block.got += len(chunk)
+                self.got += len(chunk)
                 with lock:
-                    block.add(chunk)
-                    if queue.waiting is fetch and block.held >= queue.wake_bytes and block is fetch.read_now:
+                    self.add(chunk)
+                    if queue.waiting is fetch and self.held >= queue.wake_bytes and self is fetch.read_now:
                         queue.notify(fetch)
-            if block.is_whole() and not to_its_end:
+            if self.is_whole and not to_its_end:
                 break
-            if block is fetch.blocks[-1]:
+            if self is fetch.blocks[-1]:
                 with lock:
                     nearly_done = fetch.nearly_done
                 if nearly_done:
                     queue.schedule()
-            await self._until_it_may_be_read(response, limit)
+            self._quiet_since = clock()
+            quiet = await self._until_it_may_be_read(response, limit, self._quiet_since)
 
-    async def _until_it_may_be_read(self, response: Response, limit: asyncio.Timeout) -> None:
+    async def _until_it_may_be_read(self, response: Response, limit: asyncio.Timeout, quiet: float) -> float:
         """Wait for room where rule 2 says so. Then the server has ``patience`` seconds for the next
-        chunk, and rule 5 holds.
+        chunk, and rule 5 holds. Returns ``quiet``, or when the last pause ended.
         """
-        block, clock = self._block, self._clock
+        clock = self._clock
         while True:
             # With the lock: the consumer either sees that something is blocked, or took its bytes
             # before.
             with self._budget.lock:
-                if self._queue.may_read(block):
+                if self._queue.may_read(self):
                     break
-                self._budget.blocked, block.paused = True, asyncio.Event()
-                self._queue.has_paused = True
-                self._queue.notify(self._fetch)
-            self._rests += 1
+                paused = self._paused = self._paused or asyncio.Event()
+                self._budget.blocked = True
+                self._queue.paused.add(self)
+                self._queue.notify(self.fetch)
+            self._pauses += 1
             begin = clock()
-            block.quiet_since = None
+            self._quiet_since = None
             limit.reschedule(None)
             response.rest()
-            await block.paused.wait()
-            block.quiet_since = clock()
-            block.paused, block.rested = None, True
-            block.leave_out(clock() - begin)
+            await paused.wait()
+            quiet = self._quiet_since = clock()
+            self._since += quiet - begin
         now, timeout, end = clock(), self._reading.timeout_seconds, limit.when()
-        block.count_time(now, _LEAST_RATE * timeout)
-        wanted = min(now + self._reading.patience, block.since + timeout)
+        if self.came - self._counted >= _LEAST_RATE * timeout:
+            self._since, self._counted = now, self.came
+        wanted = min(now + self._reading.patience, self._since + timeout)
         # Not for every chunk, since that takes longer than the chunk.
         if end is None or not 0 <= wanted - end < 0.1 * self._reading.patience:
             limit.reschedule(wanted)
+        return quiet

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from wds_pipes.io.remote.budget import Client
-from wds_pipes.io.remote.object import Reported
+from wds_pipes.io.remote.object import RemoteObject
 from wds_pipes.io.remote.queue import Fetch, ReadQueue
 from wds_pipes.io.urls import redact
 
@@ -26,7 +26,7 @@ class RemoteShard(io.RawIOBase):
         size: how many bytes the shard must have; None: any number.
         stop: the byte after the last one to read; None: the shard's end.
         whole_queue: whether to close the queue with it.
-        reported: what the store has reported of the shard, see ``RemoteObject``.
+        known: what is known of the shard, shared by all that read ranges of it; None: nothing.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class RemoteShard(io.RawIOBase):
         size: int | None = None,
         stop: int | None = None,
         whole_queue: bool = False,
-        reported: Reported | None = None,
+        known: RemoteObject | None = None,
     ) -> None:
         self._queue, self._budget = queue, queue.budget
         self._whole_queue = whole_queue
         self._rest: memoryview | None = None  # of the chunk that is being read
         try:
-            self._fetch = Fetch(queue, url, start, size, stop=stop, reported=reported)
+            self._fetch = Fetch(queue, url, start, size, stop=stop, known=known)
         except BaseException:
             super().close()
             raise
@@ -72,22 +72,9 @@ class RemoteShard(io.RawIOBase):
         Raises:
             ShardError: they cannot be read.
         """
-        self._check_process()
         self._queue.begin()
-        with self._budget.lock:
-            while not self._fetch.has_begun:
-                self._check_open()
-                self._await(1)
-
-    def _check_open(self) -> None:
-        if self.closed or not self._queue.open:
-            raise ValueError("read of a closed shard")
-
-    def _check_process(self) -> None:
-        if not self._budget.is_ours:
-            raise RuntimeError(
-                f"shard {redact(self._fetch.url)} was opened in another process: iterate in the process that reads"
-            )
+        if self._rest is None:
+            self._rest = memoryview(self.next_chunk(wake_bytes=1))
 
     def _await(self, wake_bytes: int) -> None:
         """Wait for the event loop until ``wake_bytes`` have arrived; the caller holds the lock."""
@@ -95,7 +82,7 @@ class RemoteShard(io.RawIOBase):
         queue.waiting, queue.wake_bytes = self._fetch, wake_bytes
         if budget.blocked:
             budget.call(budget.schedule)
-        elif not queue.fetches or queue.fetches[0] is not self._fetch:  # see ReadQueue._put_first
+        elif not queue.fetches or queue.fetches[0] is not self._fetch:  # see ReadQueue.schedule
             budget.call(queue.schedule)
         start = perf_counter()
         queue.filled.wait(None if wake_bytes == 1 else _WAKE_SECONDS)
@@ -115,19 +102,25 @@ class RemoteShard(io.RawIOBase):
         self._rest = chunk[count:] if count < len(chunk) else None
         return count
 
-    def next_chunk(self) -> bytes:
-        """The next bytes as they arrived; empty at the end. Not to be mixed with ``read``."""
+    def next_chunk(self, *, wake_bytes: int = _WAKE_BYTES) -> bytes:
+        """The next bytes as they arrived; empty at the end. Not to be mixed with ``read`` or
+        ``wait``.
+        """
         budget = self._budget
-        self._check_process()
+        if not budget.is_ours:
+            raise RuntimeError(
+                f"shard {redact(self._fetch.url)} was opened in another process: iterate in the process that reads"
+            )
         with budget.lock:
             while True:
-                self._check_open()
+                if self.closed or not self._queue.open:
+                    raise ValueError("read of a closed shard")
                 chunk = self._fetch.take()
                 if chunk is not None:
                     if chunk and budget.blocked:
                         budget.call(budget.schedule)
                     return chunk
-                self._await(_WAKE_BYTES)
+                self._await(wake_bytes)
 
     def close(self) -> None:
         """Give up what was requested and not read. Closing again does nothing."""

@@ -7,14 +7,9 @@ than usual is made a second time, and the first response is used: hedged request
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
-from heapq import heappop, heappush
-from itertools import count
 
-_PRECISION = 0.005  # seconds
 _KEPT, _FEWEST = 256, 20  # waits: those that are remembered, and those without which nothing is usual
 _REFRESHED = 16  # after so many waits, the usual one is computed again
 _USUAL = 0.95  # the share of the waits that are no longer than the usual one
@@ -57,37 +52,3 @@ class Waits:
             return False
         self._allowed -= 1
         return True
-
-
-class Timer:
-    """Calls functions later, up to 5 ms late. It has one timer of the event loop for all: one for
-    each of hundreds of requests would take a noticeable part of the loop's time.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._calls: list[tuple[float, int, Callable[[], None]]] = []  # a heap, by time
-        self._numbers = count()
-        self._handle: asyncio.TimerHandle | None = None
-
-    def call_later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Call ``what`` after so many seconds."""
-        when = self._loop.time() + seconds
-        heappush(self._calls, (when, next(self._numbers), what))
-        if self._handle is None or when < self._handle.when() - _PRECISION:
-            self._set(when)
-
-    def _set(self, when: float) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._handle = self._loop.call_at(when + _PRECISION, self._call)
-
-    def _call(self) -> None:
-        self._handle, now = None, self._loop.time()
-        due = []
-        while self._calls and self._calls[0][0] <= now:
-            due.append(heappop(self._calls)[2])
-        if self._calls:
-            self._set(self._calls[0][0])
-        for what in due:
-            what()
