@@ -18,8 +18,7 @@ from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
-from wds_pipes.io.remote.object import RemoteObject
-from wds_pipes.io.remote.queue import RangeQueue, ReadQueue
+from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.remote.shard import RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
@@ -126,41 +125,14 @@ class Opener:
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
-            problem = self._problem(url, error)
+            problem = self.problem(url, error)
         raise problem  # outside of the handlers: an error in its context could contain the URL
 
     def open_stored(self, url: str) -> io.FileIO | None:
         """The file of a remote object in the cache; None: it is not stored there."""
         return None if self._cache is None else self._cache.open_stored(url, store=self._store(url))
 
-    def open_range(
-        self,
-        url: str,
-        start: int,
-        stop: int,
-        queue: RangeQueue,
-        *,
-        known: RemoteObject,
-    ) -> RemoteShard:
-        """The bytes ``start`` to ``stop`` - 1 of a remote object, which one request reads.
-
-        Args:
-            url: the URL.
-            start: the first byte.
-            stop: the byte after the last one.
-            queue: the queue in which it is read.
-            known: what is known of the object: its response must be of this one.
-
-        Raises:
-            ShardError: its protocol is not known. Other errors are raised when it is read.
-        """
-        try:
-            return RemoteShard(queue, url, start=start, stop=stop, known=known)
-        except Exception as error:
-            problem = self._problem(url, error)
-        raise problem
-
-    def _problem(self, url: str, error: Exception) -> ShardError:
+    def problem(self, url: str, error: Exception) -> ShardError:
         """The error for a shard that cannot be opened, without credentials."""
         shown, options = redact(url), self._reading.storage_options
         if isinstance(error, FileNotFoundError):

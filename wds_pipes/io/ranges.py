@@ -298,14 +298,13 @@ class Run:
 
     def request(self, queue: RangeQueue) -> None:
         """Request the bytes."""
-        start = self.ranges[0].start
-        self._held, self._base = b"", start
+        self._held, self._base, self._error = b"", self.ranges[0].start, None
+        self._known = self._reader.reported(self.url)
+        self._known.expected = self._size
         try:
-            self._known = self._reader.reported(self.url)
-            self._known.expected = self._size
-            self._stream = self._reader.opener.open_range(self.url, start, self.stop, queue, known=self._known)
-        except ShardError as error:
-            self._error = error
+            self._stream = RemoteShard(queue, self.url, start=self._base, stop=self.stop, known=self._known)
+        except Exception as error:
+            self._error = self._reader.opener.problem(self.url, error)
 
     def read_next(self, parts: Parts) -> Part:
         """Return the part with the next range."""
@@ -317,15 +316,12 @@ class Run:
             self.request(parts.queue)  # the cache has removed it meanwhile
         wanted = self.ranges.popleft()
         try:
-            if self._error is not None:
-                raise self._error
             part = self._read(wanted)
             self._reader.compare(self.url, self._known.validators.get("etag"))
             return part
         except Exception:
             self.close()
             if self.ranges:  # they are requested without it
-                self._error = None
                 self.request(parts.queue)
             raise
 
@@ -346,6 +342,8 @@ class Run:
 
     def _next_chunk(self) -> bytes:
         """Return the next bytes; none if the file ends."""
+        if self._error is not None:
+            raise self._error
         assert self._stream is not None
         try:
             return self._stream.next_chunk()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from time import sleep
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -79,21 +78,15 @@ def check_reachable(protocol: str, options: Mapping[str, Any]) -> None:
     if getproxies() or options.get("session_kwargs") or place.hostname is None:
         # These may reach it in another way.
         return
-    error: OSError | None = None
-    for wait in (0.0, 0.1, 0.2, 0.4):
-        sleep(wait)
+    address = place.hostname, place.port or (80 if place.scheme == "http" else 443)
+    for wait in (0.1, 0.2, 0.4, None):
         try:
-            socket.create_connection(
-                (place.hostname, place.port or (80 if place.scheme == "http" else 443)), _CONNECT_SECONDS
-            ).close()
-        except TimeoutError as late:
-            error = late
-            break
-        except OSError as refused:
-            error = refused
-        else:
+            socket.create_connection(address, _CONNECT_SECONDS).close()
             return
-    raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
+        except OSError as error:
+            if wait is None or isinstance(error, TimeoutError):
+                raise ConnectionError(f"no connection to {place.hostname}: {error}") from None
+        sleep(wait)
 
 
 def protocols_of(fs: Any) -> list[str]:
@@ -101,39 +94,22 @@ def protocols_of(fs: Any) -> list[str]:
     return [fs.protocol] if isinstance(fs.protocol, str) else list(fs.protocol)
 
 
-class Turns:
-    """Lets the calls of a file system run one at a time, if ``single``.
+def lock_of(fs: Any) -> AbstractContextManager[Any]:
+    """What the calls of a file system hold: a lock if they must run one at a time.
 
     fsspec reads all members of a tar through one open file, whose place is that of the last call,
-    and all files of an FTP server through one connection. A call waits for its turn in the event
-    loop, where it can be abandoned. The thread of an abandoned call may still run, so the threads
-    have a lock too.
+    and all files of an FTP server through one connection.
     """
-
-    def __init__(self, *, single: bool) -> None:
-        self.lock: AbstractContextManager[Any] = threading.Lock() if single else nullcontext()
-        self._single = single
-        self._loops: WeakKeyDictionary[Any, asyncio.Lock] = WeakKeyDictionary()
-
-    @property
-    def turn(self) -> AbstractAsyncContextManager[Any]:
-        """To be held in the event loop during a call."""
-        return self._loops.setdefault(asyncio.get_running_loop(), asyncio.Lock()) if self._single else nullcontext()
-
-
-def turns_of(fs: Any) -> Turns:
-    """The turns of a file system: those of the one that it reads through, if that is single."""
     single = None
     while fs is not None:
         single = fs if _SINGLE & {*protocols_of(fs)} else single
-        fs = getattr(fs, "fs", None) or getattr(getattr(fs, "fo", None), "fs", None)
-    return _FREE if single is None else _turns.setdefault(single, Turns(single=True))
+        fs = getattr(fs, "fs", None) or getattr(getattr(fs, "fo", None), "fs", None)  # which it reads through
+    return nullcontext() if single is None else _locks.setdefault(single, threading.Lock())
 
 
 _SINGLE = {"tar", "libarchive", "ftp"}
-_FREE = Turns(single=False)
-_turns: WeakKeyDictionary[Any, Turns] = WeakKeyDictionary()
-os.register_at_fork(after_in_child=_turns.clear)  # a thread of the parent may hold a lock
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+os.register_at_fork(after_in_child=_locks.clear)  # a thread of the parent may hold one
 
 
 # What file systems call the value that changes with a file, the surest first.

@@ -25,10 +25,10 @@ from wds_pipes.io.remote.file_systems import (
     check_reachable,
     copy_of_options,
     file_system,
+    lock_of,
     marks_of,
     protocols_of,
     through_client,
-    turns_of,
     without_guard,
 )
 from wds_pipes.io.remote.responses import (
@@ -131,7 +131,7 @@ class Stores:
             options = through_client(options)
         # A separate instance: those in fsspec's cache are shared with code that may close them or
         # rely on their retries.
-        return _shared.setdefault(os.getpid(), _Shared()).find(kind, options, identity)
+        return _shared_file_system(kind, options, identity)
 
     def _store(self, fs: Any) -> Store:
         names = protocols_of(fs)
@@ -144,34 +144,24 @@ class Stores:
         return _Other(fs, self._threads, self._patience)
 
 
-class _Shared:
-    """The file systems that this process uses.
+def _shared_file_system(kind: Any, options: dict[str, Any], identity: str) -> Any:
+    """The file system of class ``kind`` with these options, for the store ``identity``.
 
-    Equal options share a file system, since each file system has its own connections.
+    Equal options share one in this process, since each has its own connections. The identity is
+    compared too: the environment may have changed since it was created.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: list[tuple[Any, Any, weakref.ref[Any], str]] = []
-
-    def find(self, kind: Any, options: dict[str, Any], identity: str) -> Any:
-        """The file system of class ``kind`` with these options, for the store ``identity``.
-
-        The identity is compared too: the environment may have changed since a file system was
-        created.
-        """
-        with self._lock:
-            self._made = [made for made in self._made if made[2]() is not None]
-            for of_kind, of_options, found, of_identity in self._made:
-                fs = found()
-                if fs is not None and of_kind is kind and of_identity == identity and of_options == options:
-                    return fs
-            fs = kind(**{**options, "skip_instance_cache": True})
-            self._made.append((kind, copy_of_options(options), weakref.ref(fs), identity))
+    made = [(fs, known) for of_fs, known in _made if (fs := of_fs()) is not None]
+    for fs, known in made:
+        if known == (kind, identity, options):
             return fs
+    fs = kind(**{**options, "skip_instance_cache": True})
+    made.append((fs, (kind, identity, copy_of_options(options))))
+    _made[:] = [(weakref.ref(each), known) for each, known in made]
+    return fs
 
 
-_shared: dict[int, _Shared] = {}  # by process
+_made: list[tuple[weakref.ref[Any], tuple[Any, str, dict[str, Any]]]] = []
+os.register_at_fork(after_in_child=_made.clear)
 
 
 class _Http:
@@ -253,21 +243,17 @@ class _Other:
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
         self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()
-        self._turns = turns_of(fs)
+        self._lock = lock_of(fs)
         # The others read on in what they open, which a new file for each range makes useless.
         self._reading = {"cache_type": "none"} if "hf" in protocols_of(fs) else {}
         self._most = _FIRST_RANGE
 
-    async def _in_thread(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    async def _call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         def call() -> Any:
-            with self._turns.lock:
+            with self._lock:
                 return function(*args, **options)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
-
-    async def _call(self, function: Callable[..., Any], *args: Any) -> Any:
-        async with self._turns.turn:
-            return await self._in_thread(function, *args)
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         marks: dict[str, str] = {}
@@ -288,24 +274,23 @@ class _Other:
         """Read a range. If it ends with the object, this must then still have ``marks``."""
         while start < stop:
             wanted = min(self._most, stop - start)
-            async with self._turns.turn:
-                begun = perf_counter()
-                try:
-                    data = await self._in_thread(self._fs.cat_file, path, start, start + wanted, **self._reading)
-                except asyncio.CancelledError:  # it took too long, or the reader has stopped
-                    if perf_counter() - begun > self._patience / 2:
-                        self._learn(wanted, perf_counter() - begun)
-                    raise
-                seconds = perf_counter() - begun
-            if len(data) > wanted:
-                raise FaultyError(f"the store returned {len(data)} bytes from byte {start} on instead of {wanted}")
-            self._learn(len(data), seconds)
-            if marks and start + len(data) == stop and await self._is_another(path, marks):
-                raise FaultyError(f"it was changed before its last {len(data)} bytes were read")
+            begun = perf_counter()
+            try:
+                data = await self._call(self._fs.cat_file, path, start, start + wanted, **self._reading)
+            except asyncio.CancelledError:  # it took too long, or the reader has stopped
+                if perf_counter() - begun > self._patience / 2:
+                    self._learn(wanted, perf_counter() - begun)
+                raise
+            count = len(data)
+            self._learn(count, perf_counter() - begun)
+            if count > wanted:
+                raise FaultyError(f"the store returned {count} bytes from byte {start} on instead of {wanted}")
+            if marks and start + count == stop and await self._is_another(path, marks):
+                raise FaultyError(f"it was changed before its last {count} bytes were read")
             async for chunk in in_chunks(data):
                 yield chunk
-            start += len(data)
-            if len(data) < wanted:
+            start += count
+            if count < wanted:
                 return
 
     async def _is_another(self, path: str, marks: dict[str, str]) -> bool:
