@@ -84,11 +84,6 @@ def test_without_a_zstd_library_the_error_says_what_to_install(tmp_path, monkeyp
         samples([path], {"on_error": "skip"})  # never skipped: it is not the shard's fault
 
 
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(ValueError, match="unknown compression 'zip'"):
-        decompress(io.BytesIO(), "zip")
-
-
 @pytest.mark.parametrize("kind", COMPRESS)
 def test_closing_closes_what_is_below(kind):
     stream = decompress(io.BytesIO(COMPRESS[kind](DATA)), kind)

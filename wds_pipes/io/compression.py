@@ -88,16 +88,6 @@ def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-class _Decompressor(Protocol):
-    """The decompressor of one stream, with the interface of bz2, lzma and compression.zstd."""
-
-    eof: bool
-    unused_data: bytes
-    needs_input: bool
-
-    def decompress(self, data: bytes, max_length: int) -> bytes: ...
-
-
 class _Decompressed(io.RawIOBase):
     """A decompressing stream.
 
@@ -106,9 +96,9 @@ class _Decompressed(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, kind: str) -> None:
         self._stream = stream
-        self._new = _decompressors(kind)
+        self._new = _DECOMPRESSORS[kind]
         self._step = 1 << 15  # damage costs at most the output of one step
-        self._one: _Decompressor | None = self._new()
+        self._one: Any = self._new()  # that of the stream that is read; None: between two streams
         self._data = b""  # compressed bytes that were not passed to a decompressor yet
 
     def readable(self) -> bool:
@@ -132,25 +122,12 @@ class _Decompressed(io.RawIOBase):
             one, data = self._one, self._data
             if not data and one.needs_input and not (data := self._stream.read(self._step)):
                 raise EOFError("the compressed data ends before its end mark")
-            found = one.decompress(data, limit)
+            found: bytes = one.decompress(data, limit)
             self._data = b""
             if one.eof:
                 self._one, self._data = None, one.unused_data
             if found:
                 return found
-
-
-def _decompressors(kind: str) -> Callable[[], Any]:
-    """A function that creates a decompressor for one stream."""
-    if kind == "gz":
-        return _Gzip
-    if kind == "bz2":
-        return bz2.BZ2Decompressor
-    if kind == "xz":
-        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_WINDOW_BYTES)
-    if kind != "zst":
-        raise ValueError(f"unknown compression {kind!r}")
-    return _zstd().ZstdDecompressor  # type: ignore[no-any-return]
 
 
 def _zstd() -> Any:
@@ -175,14 +152,20 @@ def compressor(kind: str) -> Compressor:
     Raises:
         ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
     """
-    if kind == "gz":
-        return zlib.compressobj(wbits=31)  # a gzip header with time 0 and no name
-    if kind == "bz2":
-        return bz2.BZ2Compressor()
-    if kind == "xz":
-        return lzma.LZMACompressor(lzma.FORMAT_XZ)
+    return _COMPRESSORS[kind]()
+
+
+def _zstd_compressor() -> Compressor:
     zstd = _zstd()
     return zstd.ZstdCompressor(options={zstd.CompressionParameter.checksum_flag: 1})  # type: ignore[no-any-return]
+
+
+_COMPRESSORS: dict[str, Callable[[], Compressor]] = {
+    "gz": lambda: zlib.compressobj(wbits=31),  # a gzip header with time 0 and no name
+    "bz2": bz2.BZ2Compressor,
+    "xz": lambda: lzma.LZMACompressor(lzma.FORMAT_XZ),
+    "zst": _zstd_compressor,
+}
 
 
 def compress_bytes(data: bytes, kind: str) -> bytes:
@@ -213,7 +196,7 @@ def kind_of_name(path: str) -> str:
 
 
 class _Gzip:
-    """One gzip stream, with the interface of ``_Decompressor``."""
+    """The decompressor of one gzip stream, with the interface of bz2, lzma and compression.zstd."""
 
     def __init__(self) -> None:
         self._one = zlib.decompressobj(31)
@@ -233,6 +216,14 @@ class _Gzip:
         # If zlib returned max_length bytes, it may have more output without more input.
         self.needs_input = len(found) < max_length and not self._one.unconsumed_tail
         return found
+
+
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    "gz": _Gzip,
+    "bz2": bz2.BZ2Decompressor,
+    "xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_WINDOW_BYTES),
+    "zst": lambda: _zstd().ZstdDecompressor(),
+}
 
 
 def damage() -> tuple[type[Exception], ...]:

@@ -64,15 +64,13 @@ class Opener:
         self._verify = verify
         self._allow_pipe = allow_pipe
         self._buffer_bytes = buffer_bytes
-        # By protocols and user: the identity of the store for the cache, and the environment at
-        # that time.
-        self._stores: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
-        # The stores from which a shard was fetched, by process.
-        self._asked: set[tuple[int, tuple[str, ...]]] = set()
+        # The identity of each store for the cache, and the environment at that time; None: a shard
+        # was fetched from it.
+        self._stores: dict[tuple[int | str, ...], tuple[str, dict[str, str] | None]] = {}
         self._clients: dict[int, Client] = {}  # by process; several threads may request theirs at once
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clients": {}, "_stores": {}, "_asked": set()}
+        return {**self.__dict__, "_clients": {}, "_stores": {}}
 
     @property
     def client(self) -> Client:
@@ -176,24 +174,22 @@ class Opener:
         raw = self._fetch(url, start, queue, size, wait)
         return io.BufferedReader(raw if md5 is None or start else Verified(raw, md5), self._buffer_bytes)
 
-    def _store(self, url: str) -> str:
+    def _store(self, url: str, *, fetches: bool = False) -> str:
         """The identity of the store of a URL, for the cache.
 
         It follows changes of the environment until the process fetches from the store: then the
         file system is created, with the environment of that moment.
         """
-        kind, options = self._kind(url), options_for(url, self._reading.storage_options)
-        found = self._stores.get(kind)
-        if found is None or ((os.getpid(), kind) not in self._asked and found[1] != os.environ):
-            found = self._stores[kind] = identify_store(url, options), dict(os.environ)
-        return found[0]
-
-    def _kind(self, url: str) -> tuple[str, ...]:
-        """The parts of a URL that identify its store, and whether this gets the storage options."""
-        return *protocols_of(url), user_of(url), str(bool(options_for(url, self._reading.storage_options)))
+        options = options_for(url, self._reading.storage_options)
+        key: tuple[int | str, ...] = (os.getpid(), *protocols_of(url), user_of(url), bool(options))
+        identity, environment = self._stores.get(key) or (identify_store(url, options), dict(os.environ))
+        if environment is not None and environment != os.environ:
+            identity, environment = identify_store(url, options), dict(os.environ)
+        self._stores[key] = identity, None if fetches else environment
+        return identity
 
     def _fetch_stored(self, url: str, start: int, size: int | None) -> RemoteShard:
-        self._asked.add((os.getpid(), self._kind(url)))
+        self._store(url, fetches=True)
         return self._fetch(url, start, None, size, wait=False)
 
     def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool = True) -> RemoteShard:

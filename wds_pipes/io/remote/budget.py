@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -96,12 +97,10 @@ class Budget:
         readings = [queue.client.reading for queue in self.queues]
         self.readahead_bytes = max((reading.readahead_bytes for reading in readings), default=0)
         connections = max((reading.connections for reading in readings), default=0)
-        sharing: dict[Client | None, int] = {None: 0}
+        sharing = Counter(queue.client for queue in self.queues if not queue.ahead)
+        every = max(1, sharing.total())
         for queue in self.queues:
-            for who in (None, queue.client):
-                sharing[who] = sharing.get(who, 0) + (not queue.ahead)
-        for queue in self.queues:
-            reading, every, own = queue.client.reading, max(1, sharing[None]), max(1, sharing[queue.client])
+            reading, own = queue.client.reading, max(1, sharing[queue.client])
             queue.share = min(self.readahead_bytes // every, reading.readahead_bytes // own)
             queue.connections = max(1, min(connections // every, reading.connections // own))
         self.schedule()

@@ -63,6 +63,7 @@ class ReadQueue(Sharer):
         self.usual_size: int | None = None
         self.paused: set[Block] = set()
         self.open, self.ended = True, False
+        self._is_called = False  # whether ``schedule`` will be called soon
         self.budget.call(self._join)
 
     def close(self) -> None:
@@ -92,7 +93,11 @@ class ReadQueue(Sharer):
 
     def add(self, fetch: Fetch) -> None:
         """Add a shard, by any thread."""
-        self.budget.call(fetch.begin)
+        with self.budget.lock:
+            self.fetches.append(fetch)
+            if not self._is_called:
+                self._is_called = True
+                self.budget.call(self.schedule)
 
     def notify(self, fetch: Fetch) -> None:
         """Wake the consumer, which may wait for this shard; the caller holds the lock."""
@@ -111,6 +116,9 @@ class ReadQueue(Sharer):
         # With the lock: the consumer either sees that something is blocked, or took its bytes
         # before.
         with self.budget.lock:
+            self._is_called = False
+            if not self.open:
+                return
             if self.waiting is not None and self.fetches and self.fetches[0] is not self.waiting:
                 self._move_to_front(self.waiting)  # a stage may have changed their order
             self._request()
@@ -182,16 +190,13 @@ class RangeQueue(ReadQueue):
 
     def __init__(self, client: Client) -> None:
         self._unrequested: deque[Fetch] = deque()
-        self._is_called = self._is_watching = False
+        self._is_watching = False
         super().__init__(client)
 
     def add(self, fetch: Fetch) -> None:
         with self.budget.lock:
-            self.fetches.append(fetch)
             self._unrequested.append(fetch)
-            if self.running < self.connections and not self._is_called:  # otherwise one that ends requests the next
-                self._is_called = True
-                self.budget.call(self.schedule)
+            super().add(fetch)
 
     def notify(self, fetch: Fetch) -> None:
         if self.waiting is fetch:
@@ -204,7 +209,6 @@ class RangeQueue(ReadQueue):
             self._unrequested.appendleft(fetch)
 
     def _request(self) -> None:
-        self._is_called = False
         while self._unrequested and self.fetches:
             if not self._unrequested[0].can_request:  # given up
                 self._unrequested.popleft()
@@ -312,15 +316,6 @@ class Fetch:
                 self._budget.call(self._cancel)
 
     # On the event loop
-
-    def begin(self) -> None:
-        """Take its place in the queue."""
-        if self.given_up or not self.queue.open:
-            self.give_up()
-        else:
-            with self._budget.lock:
-                self.queue.fetches.append(self)
-            self.queue.schedule()
 
     def _cancel(self) -> None:
         for block in tuple(self.blocks):

@@ -8,7 +8,7 @@ import inspect
 import re
 import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from time import perf_counter, time
@@ -63,7 +63,7 @@ class Response:
     stop: int | None
     size: int | None
     validators: dict[str, str]
-    chunks: AsyncIterator[bytes] = field(default_factory=lambda: in_chunks(b""))
+    chunks: AsyncGenerator[bytes, None] = field(default_factory=lambda: in_chunks(b""))
     close: Callable[[], Any] = lambda: None
     rest: Callable[[], None] = lambda: None
     has_end_mark: bool = True
@@ -236,7 +236,7 @@ class HttpBody:
         self._least, self._came = 1, 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
             while chunk := await self._response.content.readany():
                 if self._socket is not None:
@@ -278,13 +278,13 @@ class HttpBody:
             self._timer = asyncio.get_running_loop().call_later(_LONGEST_GATHERING, self._look)
 
 
-async def body_chunks(body: Any) -> AsyncIterator[bytes]:
+async def body_chunks(body: Any) -> AsyncGenerator[bytes, None]:
     """The bytes of a body with ``read(n)``, in chunks."""
     while chunk := await body.read(CHUNK_BYTES):
         yield chunk
 
 
-async def in_chunks(data: bytes) -> AsyncIterator[bytes]:
+async def in_chunks(data: bytes) -> AsyncGenerator[bytes, None]:
     """Bytes that have arrived already, in chunks."""
     for place in range(0, len(data), CHUNK_BYTES):
         yield data[place : place + CHUNK_BYTES]
@@ -315,8 +315,7 @@ def refused_by_s3(found: dict[str, Any], message: str) -> RefusedError:
 
 async def close_response(response: Response) -> None:
     """Close the connection of a response."""
-    if isinstance(response.chunks, AsyncGenerator):  # otherwise the event loop does it, with a task
-        await response.chunks.aclose()
+    await response.chunks.aclose()
     done = response.close()
     if inspect.isawaitable(done):
         await done

@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from time import perf_counter
@@ -270,7 +270,7 @@ class _Other:
             start, max(start, last), size, marks, self._ranges(path, start, last, marks if last == size else {})
         )
 
-    async def _ranges(self, path: str, start: int, stop: int, marks: dict[str, str]) -> AsyncIterator[bytes]:
+    async def _ranges(self, path: str, start: int, stop: int, marks: dict[str, str]) -> AsyncGenerator[bytes, None]:
         """Read a range. If it ends with the object, this must then still have ``marks``."""
         while start < stop:
             wanted = min(self._most, stop - start)
@@ -308,7 +308,7 @@ class _Other:
         elif seconds < self._patience / 8:
             self._most = max(self._most, 4 * count)
 
-    async def _read_over(self, path: str) -> AsyncIterator[bytes]:
+    async def _read_over(self, path: str) -> AsyncGenerator[bytes, None]:
         """Read an object of unknown size, which is possible only from its beginning."""
         with await self._call(self._fs.open, path, "rb") as file:
             while chunk := await self._call(file.read, CHUNK_BYTES):
