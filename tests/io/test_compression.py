@@ -62,20 +62,6 @@ def test_a_read_gives_all_bytes_that_were_asked_for(kind):
         assert stream.read(1) == b""
 
 
-def test_a_zstd_shard_whose_frames_have_no_sizes(tmp_path):
-    """As a stream writes them."""
-    file = io.BytesIO()
-    with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed:
-        packed.write(DATA)
-    assert len(samples([put(tmp_path / "x.tar", file.getvalue())])) == 20
-
-
-def test_a_zstd_skippable_frame_at_the_start(tmp_path):
-    """pzstd writes one."""
-    data = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd" + COMPRESS["zst"](DATA)
-    assert len(samples([put(tmp_path / "x.tar", data)])) == 20
-
-
 def test_without_a_zstd_library_the_error_says_what_to_install(tmp_path, monkeypatch):
     for name in ("backports.zstd", "compression.zstd"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -160,27 +146,6 @@ def test_one_step_takes_a_bounded_amount_of_memory(kind):
     tracemalloc.stop()
     assert total == 1 << 26
     assert peak < 16 << 20
-
-
-def test_frames_of_zstd_of_all_kinds():
-    """With and without a checksum and a size, of blocks of one byte repeated, with skippable
-    frames between them.
-    """
-    skippable = b"\x5a\x2a\x4d\x18" + (300_000).to_bytes(4, "little") + NOISE[:3000] * 100
-    frames, expected = skippable, b""
-    for number in range(8):
-        packer = zstandard.ZstdCompressor(write_checksum=bool(number & 1), write_content_size=bool(number & 2))
-        content = (bytes(700_000) + NOISE) * (number & 4 or 1) if number else b""
-        frames += packer.compress(content) + skippable * (number & 1)
-        expected += content
-    assert unpacked(frames, "zst") == expected
-    for cut in range(1, 300_000, 50_021):
-        with pytest.raises(EOFError):
-            unpacked(frames[:-cut], "zst")
-    damaged = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(NOISE))
-    damaged[-1] ^= 1
-    with pytest.raises(DAMAGE_OR_END):
-        unpacked(bytes(damaged), "zst")
 
 
 def test_an_xz_stream_that_wants_much_memory_is_refused():

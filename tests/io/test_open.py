@@ -7,9 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import fsspec
 import pytest
 from tars import pairs, put, samples, tar
 
@@ -44,23 +42,6 @@ def test_local_paths_stay_what_they_are(tmp_path, name):
         assert stream.read() == tar(pairs(2))
 
 
-def test_a_url_of_fsspec():
-    fsspec.filesystem("memory").pipe("/opened/x.tar", tar(pairs(3)))
-    (first, *rest) = samples(["memory://opened/x.tar"])
-    assert first["__url__"] == "memory://opened/x.tar"
-    assert len(rest) == 2
-
-
-def test_the_output_of_a_command_if_the_call_allows_it():
-    with open_url("pipe:printf abc", allow_pipe=True) as stream:
-        assert stream.read() == b"abc"
-    with (
-        pytest.raises(OSError, match="the command exit ... ended with status 3"),
-        open_url("pipe:exit 3", allow_pipe=True) as stream,
-    ):
-        stream.read()
-
-
 def test_storage_options_go_to_the_file_system(tmp_path):
     """Here fsspec's dir file system over the local one."""
     put(tmp_path / "x.tar", b"content")
@@ -89,37 +70,6 @@ def test_what_cannot_be_opened(tmp_path, monkeypatch, url, message):
         open_url(url)
     assert message.format(folder=os.getcwd()) in str(caught.value)
     assert "secret" not in str(caught.value) + caught.value.url
-
-
-@pytest.mark.parametrize("status", [None, 403, 404])
-def test_a_web_server_that_does_not_give_the_shard(status):
-    """fsspec calls all of these "not found"."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_error(status)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        url = f"http://user:secret@127.0.0.1:{server.server_port}/x.tar?token=secret"
-        if status is not None:
-            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        else:
-            server.server_close()
-        message = {
-            None: "cannot be read .ClientConnectorError: .*; 4 requests in",
-            403: "may not be read: its signature may have expired, so sign it again",
-            404: "does not exist",
-        }
-        with pytest.raises(ShardError, match=message[status]) as caught:
-            open_url(url)
-        if status is not None:
-            server.shutdown()
-    assert "secret" not in str(caught.value)
 
 
 def test_a_file_that_may_not_be_read(tmp_path):

@@ -98,32 +98,6 @@ def test_without_end_and_within_bounds(web, local):
     assert next(parts, None) is None
 
 
-def test_a_range_has_one_task(web, local, monkeypatch):
-    """Which also ends its response."""
-    [url] = put_all(web, local[:1])
-    ranges = list(apart(url, 15))
-    RangeReader(None, 2).read_one(*ranges[0])  # it connects
-    web.faults.rules({"match": web.reads, "latency": 0.2})
-    loop, started = budget().loop, []
-    create = loop.create_task
-    monkeypatch.setattr(loop, "create_task", lambda what, **options: started.append(what) or create(what, **options))
-    data = content(local[0])
-    assert data_of(RangeReader(None, 2).read(ranges), ranges) == [data[start:stop] for _, start, stop, _ in ranges]
-    assert len(requests(web)) == 1 + len(ranges)
-    assert len(started) == len(ranges)
-
-
-def test_requests_ahead_are_bounded(web, local):
-    """Also where ranges are tiny."""
-    [url] = put_all(web, local[:1])
-    pulled = []
-    ranges = (pulled.append(wanted) or wanted for wanted in apart(url, size=10))
-    with RangeReader(None, 2).read(ranges) as parts:
-        for taken in range(1, 40):
-            next(parts)
-            assert len(pulled) <= taken + 8 * 2 + 1
-
-
 def test_all_ranges_are_of_one_version_of_a_file(remote, local):
     """Also those of different requests and iterations, until the reader may forget it."""
     [url] = put_all(remote, local[:1])

@@ -2,7 +2,6 @@
 what is left when iteration stops.
 """
 
-import gc
 import json
 import os
 import threading
@@ -11,7 +10,7 @@ import tracemalloc
 
 import psutil
 import pytest
-from remote import bare, content, first_bytes, put_all, samples, settle, tasks
+from remote import bare, content, first_bytes, put_all, samples, settle
 from waiting import wait_for
 
 import wds_pipes as wp
@@ -20,11 +19,6 @@ from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import make_shards
 
 MIB = 1 << 20
-
-
-def sockets():
-    """How many connections this process has open to servers."""
-    return sum(connection.status == psutil.CONN_ESTABLISHED for connection in psutil.Process().net_connections())
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +53,6 @@ def test_a_server_that_ignores_ranges_is_not_asked_for_each(web, large, tmp_path
     found = list(samples(url, index=index, connections=2, readahead_bytes=2 * MIB))
     assert list(map(bare, found)) == list(map(bare, samples(large)))
     assert len(web.faults.stats(web.reads)) <= 4  # two at once, perhaps one more before a response, and all the rest
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("connections", [1, 4])
-def test_several_shards_share_them(remote, large, local, connections):
-    """Each has at least one."""
-    if connections == 1 and remote.kind == "gcs":
-        pytest.skip(
-            "the imitation of GCS answers one request after another, and those that wait for the "
-            "consumer stop the others"
-        )
-    paths = [large, *local[:3]]
-    urls = [remote.put(f"share/{number}.tar", content(path)) for number, path in enumerate(paths)]
-    # "gather": else one answer might end before the next request comes, if there is much load
-    remote.faults.rules({"match": remote.reads, "rate": 8_000_000, "gather": 2})
-    options = {"storage_options": remote.storage_options, "readahead_bytes": 4 * MIB, "connections": connections}
-    pipe = wp.ShardList(urls).open_shards(**options).load_tar().group_by_key().interleave_shards(4)
-    alone = wp.ShardList(paths).open_shards().load_tar().group_by_key().interleave_shards(4)
-    assert list(map(bare, pipe)) == list(map(bare, alone))
-    most = max(request.live for request in remote.faults.stats(remote.reads))
-    # The first shard may still use all connections when each of the others gets its first one.
-    assert 2 <= most <= connections + 3
 
 
 def test_the_first_sample_needs_one_request(remote, local):
@@ -232,38 +204,6 @@ def test_no_more_is_fetched_than_may_be_held(remote, large):
     requests, retries, fetched, stalled, _ = opened.opener.used
     assert (requests, retries, fetched) == (len(remote.faults.stats(remote.reads)), 0, len(content(large)))
     assert stalled > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["drop the iterator", "close the loader", "drop everything"])
-def test_stopping_cancels_at_once(remote, large, way, recwarn, capfd):
-    """No further requests, sockets closed, and nobody complains."""
-    gc.collect()
-    before = sockets()
-    url = remote.put("large.tar", content(large))
-    remote.faults.rules({"match": remote.reads, "skip": 1, "rate": 2_000_000})
-    pipe = begin_and_stop(samples(url, remote, readahead_bytes=16 * MIB), way)
-    gc.collect()
-    wait_for(lambda: not tasks())
-    wait_for(lambda: all(request.ended is not None for request in remote.faults.stats(remote.reads)))
-    asked = len(remote.faults.stats(remote.reads))
-    time.sleep(0.3)
-    assert len(remote.faults.stats(remote.reads)) == asked
-    pipe.clear()
-    wait_for(lambda: gc.collect() < 0 or sockets() <= before)
-    assert not [str(warning.message) for warning in recwarn]
-    assert capfd.readouterr().err == ""
-
-
-def begin_and_stop(pipe, way):
-    """Take one item and no more; what is left of the pipe, in a list."""
-    if way == "close the loader":
-        pipe = wp.PipeLoader(pipe, batch_size=1, collate="list")
-    items = iter(pipe)
-    next(items)
-    if way == "close the loader":
-        pipe.close()
-    return [] if way == "drop everything" else [pipe]
 
 
 def test_a_consumer_may_take_its_time(web, large):

@@ -126,15 +126,6 @@ def test_what_is_dropped_gives_everything_back_at_once(way, indexed, web, large)
         gc.enable()
 
 
-def test_a_loader_reads_no_further_after_an_error(web, large):
-    url = web.put("large.tar", content(large))
-    loader = wp.PipeLoader(samples(url, readahead_bytes=MIB).map_samples(lambda sample: 1 / 0), batch_size=1)
-    after_an_error(loader)
-    settle()
-    assert (budget().held, budget().queues) == (0, [])
-    after_an_error(loader)  # the next epoch
-
-
 def test_the_sources_of_a_mix_share_one_budget(web, large):
     """Each open shard has one connection, as all are taken by them, apart from the first two, which
     may have begun with two each; and the bytes are those of one pipe.

@@ -37,21 +37,6 @@ def test_an_object_that_is_not_there(remote):
     assert skipping.counts()["skipped_shards"] == 1
 
 
-@pytest.mark.parametrize("protocol", ["s3", "gs"])
-def test_a_bucket_that_is_not_there(s3, gcs, protocol):
-    remote = s3 if protocol == "s3" else gcs
-    assert "does not exist" in str(fails(samples(f"{protocol}://nobody-has-this/x.tar", remote)))
-
-
-def test_a_request_that_is_forbidden(remote, local):
-    """Here by the server's answer."""
-    (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"status": 403})
-    error = fails(samples(url, remote))
-    assert f"shard {url} may not be read: check your credentials" in str(error)
-    assert len(remote.faults.stats(remote.reads)) == 1
-
-
 def test_wrong_keys(s3, local):
     if not s3.real:
         pytest.skip("the imitation of S3 takes any keys")
@@ -164,7 +149,7 @@ def test_a_server_that_wants_to_be_left_alone_for_too_long(remote, local):
     assert len(remote.faults.stats(remote.reads)) == 1
 
 
-@pytest.mark.parametrize(("lanes", "ahead"), [(None, 0), (None, 3), (1, 1), (2, 3)])
+@pytest.mark.parametrize(("lanes", "ahead"), [(None, 0), (2, 3)])
 def test_shards_that_are_missing_are_skipped(web, local, lanes, ahead):
     """Also the first, and several in a row."""
     there = put_all(web, local)
@@ -201,41 +186,23 @@ def test_a_server_that_stalls_for_ever(request, local, store, stall):
     assert re.search(r"no response in|no byte came for|only \d+ bytes came in", str(error)), error
 
 
-def test_an_etag_that_changes_while_it_is_read(remote, local):
-    (url,) = put_all(remote, local[:1])
-    remote.faults.rules(
-        {"match": remote.reads, "skip": 1, "headers": {"ETag": '"other"'}},
-        {"match": remote.reads, "times": 1, "headers": {"ETag": '"one"'}},
-    )
-    assert '("one" became "other"), byte 1048576' in str(fails(samples(url, remote)))
-
-
-@pytest.mark.parametrize("other", ["content", "size"])
+@pytest.mark.parametrize("other", ["content", "size", "less than was read"])
 def test_an_object_that_changes_while_it_is_read(remote, local, other):
-    """An error, never a splice of both."""
+    """An error, never a splice of both. Of one that has less than was read, the server has nothing
+    there (416).
+    """
+    sizes = {"content": None, "size": 1_100_000, "less than was read": 10_240}
     if other == "content" and remote.kind == "gcs":
         pytest.skip("the imitation of GCS does not say what changes with the content")
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "skip": 1, "hold": True})
     pipe = iter(samples(url, remote))
     got = [bare(next(pipe))]
-    remote.put("d/shard-000000.tar", content(local[1]) if other == "content" else content(local[1])[:1_100_000])
+    remote.put("d/shard-000000.tar", content(local[1])[: sizes[other]])
     remote.faults.rules()
     with pytest.raises(ShardError, match="was changed while it was read"):
         got += map(bare, pipe)
     assert got == [bare(sample) for sample in samples(local[0])][: len(got)]
-
-
-def test_an_object_that_shrinks_while_it_is_read(remote, local):
-    """To less than what was read: the server has nothing there (416)."""
-    (url,) = put_all(remote, local[:1])
-    remote.faults.rules({"match": remote.reads, "skip": 1, "hold": True})
-    pipe = iter(samples(url, remote))
-    next(pipe)
-    remote.put("d/shard-000000.tar", content(local[1])[:10_240])
-    remote.faults.rules()
-    with pytest.raises(ShardError, match="was changed while it was read"):
-        list(pipe)
 
 
 def test_an_empty_object_is_what_an_empty_file_is(remote, tmp_path):
@@ -273,24 +240,6 @@ def test_an_answer_in_compressed_form(remote, local):
     assert "store it without" in str(error)
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [{"status": 403}, {"status": 404}, {"status": 503}, {"drop": True}, {"truncate": 0}, {"add_length": 10**9}, None],
-)
-def test_secrets_stay_secret(web, local, rule):
-    """In the message, in what caused it, and in the attributes."""
-    put_all(web, local[:1])
-    web.faults.rules(*([{"match": web.reads, **rule}] if rule else []))
-    host = web.endpoint.removeprefix("http://") if rule else f"127.0.0.1:{free_port()}"
-    url = f"http://user:pa55word@{host}/d/shard-000000.tar?X-Amz-Signature=5ecret&token=5ecret"
-    pipe = samples(url, timeout_seconds=1, retries=1, storage_options={"headers": {"Authorization": "Bearer 5ecret"}})
-    error = fails(pipe)
-    shown = "".join(traceback.format_exception(error)) + repr(error.url)
-    assert "5ecret" not in shown
-    assert "pa55word" not in shown
-    assert "d/shard-000000.tar" in shown
-
-
 def test_shards_that_break_off_can_be_skipped_and_counted(remote, local):
     """What came before is given, but for the sample before the gap, which may not be whole; and
     all of the next shard.
@@ -309,8 +258,7 @@ def test_shards_that_break_off_can_be_skipped_and_counted(remote, local):
     assert pipe.counts()["damaged"] == 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 503])
-@pytest.mark.parametrize("passed", [0, 1], ids=["at once", "within the shard"])
+@pytest.mark.parametrize(("status", "passed"), [(403, 0), (401, 1), (503, 1)])
 def test_an_error_of_the_store_is_never_skipped(remote, local, status, passed):
     """Credentials may have expired, or a server be overloaded: then all shards would be skipped."""
     urls = put_all(remote, local[:2])

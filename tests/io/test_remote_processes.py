@@ -7,7 +7,6 @@ import pickle
 import signal
 
 import pytest
-import torch.utils.data
 from remote import bare, put_all, samples
 
 import wds_pipes as wp
@@ -151,14 +150,6 @@ def test_workers_of_a_loader(remote, local, method):
     finally:
         with_workers.close()
     assert sorted(found) == sorted(keys(samples(local)))
-
-
-def test_a_data_loader(remote, local):
-    urls = put_all(remote, local)
-    pipe = samples(urls, remote)
-    next(iter(pipe))
-    loader = torch.utils.data.DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context="fork")
-    assert sorted(keys(loader)) == sorted(keys(samples(local)))
 
 
 def test_a_pickled_pipe(remote, local):

@@ -516,8 +516,8 @@ class Block:
         """Its task has ended. If it was cancelled from outside, or broke, that is an error."""
         if not self.done:
             cause = None if task.cancelled() else task.exception()
-            reason = "its request was cancelled" if cause is None else type(cause).__name__
-            self._finish(UnreadError(f"byte {self.reached} cannot be read ({reason})"))
+            cause = cause or UnreadError("its request was cancelled")
+            self._finish(self._problem(f"cannot be read ({words(cause)})", cause))
 
     # Retries
 

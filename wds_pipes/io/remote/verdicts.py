@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import NamedTuple
 
@@ -116,12 +117,13 @@ _NO_CONNECTION = {"ConnectionRefusedError", "gaierror", "ClientConnectorError", 
 def _status(error: BaseException) -> int | None:
     """The HTTP status in an error of a library, or in one of its causes."""
     for each in causes(error):
-        if isinstance(refusal := getattr(each, "response", None), dict):  # of botocore
-            return refused_by_s3(refusal, "").status
-        for name in ("status", "status_code", "code"):
-            if name == "code" and hasattr(each, "status"):  # deprecated in aiohttp's errors
-                continue
-            value = getattr(each, name, None) or getattr(getattr(each, "response", None), name, None)
-            if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
-                return int(value)
+        with contextlib.suppress(Exception):  # what it has as an attribute may be code that fails
+            refusal = getattr(each, "response", None)
+            if isinstance(refusal, dict):  # of botocore
+                return refused_by_s3(refusal, "").status
+            # ``code`` is deprecated in aiohttp's errors, which have a status
+            names = ("status",) if hasattr(each, "status") else ("status_code", "code")
+            for value in (getattr(holder, name, None) for name in names for holder in (each, refusal)):
+                if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
+                    return int(value)
     return None
