@@ -182,7 +182,8 @@ async def _guarded_client(**options: Any) -> Any:
 
 
 def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an HTTP file system whose requests go through ``_guarded_client``.
+    """Options of an HTTP file system whose requests go through ``_guarded_client``; through
+    ``_client`` if there is nothing to guard, since aiohttp takes a sixth less time then.
 
     Cookies are passed to that client: aiohttp before 3.14 sends the cookies of a request to all
     origins.
@@ -190,23 +191,15 @@ def through_client(options: Mapping[str, Any]) -> dict[str, Any]:
     from fsspec import get_filesystem_class
     from fsspec.config import apply_config
 
-    made = {"get_client": _guarded_client, **apply_config(get_filesystem_class("http"), dict(options))}
-    if made["get_client"] is _guarded_client and made.get("cookies"):
-        given = made.get("client_kwargs") or {}
-        made["client_kwargs"] = {**given, "cookies": {**dict(given.get("cookies") or {}), **dict(made["cookies"])}}
-        made["cookies"] = None  # without it, fsspec would take the cookies of its configuration
-    return made
-
-
-def without_guard(fs: Any) -> None:
-    """Let an HTTP file system do without ``_guarded_client`` if its requests have nothing to guard:
-    aiohttp takes a sixth of its time for such requests.
-    """
-    of_session = fs.client_kwargs
-    if fs.get_client is _guarded_client and not (
-        fs.kwargs.get("headers") or any(of_session.get(name) for name in ("headers", "auth", "cookies"))
-    ):
-        fs.get_client = _client
+    made = apply_config(get_filesystem_class("http"), dict(options))
+    if "get_client" not in made:
+        session = dict(made.get("client_kwargs") or {})
+        if made.get("cookies"):
+            session["cookies"] = {**dict(session.get("cookies") or {}), **dict(made["cookies"])}
+            made["cookies"] = None  # without it, fsspec would take the cookies of its configuration
+        has_secrets = made.get("headers") or any(session.get(name) for name in ("headers", "auth", "cookies"))
+        made |= {"client_kwargs": session, "get_client": _guarded_client if has_secrets else _client}
+    return made  # type: ignore[no-any-return]
 
 
 _HARMLESS = {"accept", "accept-encoding", "accept-language", "cache-control", "range", "user-agent"}

@@ -29,7 +29,6 @@ from wds_pipes.io.remote.file_systems import (
     marks_of,
     protocols_of,
     through_client,
-    without_guard,
 )
 from wds_pipes.io.remote.responses import (
     CHUNK_BYTES,
@@ -169,7 +168,6 @@ class _Http:
 
     def __init__(self, fs: Any) -> None:
         self._fs, self.waits = fs, Waits()
-        without_guard(fs)
         self._options = {"timeout": _no_limit(), **fs.kwargs}
         self._headers = self._options.pop("headers", {})
 
