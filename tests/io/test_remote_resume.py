@@ -3,15 +3,9 @@
 import gzip
 import json
 import os
-import re
-import signal
-import textwrap
-from pathlib import Path
 
 import pytest
-import warm
 from remote import bare, content, first_bytes, put_all, samples, settle
-from warm import Program
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -107,59 +101,3 @@ def test_a_resume_behind_the_last_sample(remote, tmp_path, end):
     assert found == rest
     assert not any(member.name for member in rest)
     assert sum(request.sent for request in seen) < 11_000
-
-
-CHILD = """
-    import json, os, signal, sys, time
-    sys.path.insert(0, sys.argv[1])
-    import wds_pipes as wp
-
-    def keys(samples):
-        return [sample["__key__"] for sample in samples]
-
-    def main():
-        options = json.loads(sys.argv[2])
-        pipe = wp.ShardList(options["urls"], shuffle=True, seed=3).open_shards(storage_options=options["storage_options"], readahead_bytes=2 << 20)
-        pipe = pipe.load_tar().group_by_key()
-        workers = options["workers"]
-        loader = wp.PipeLoader(pipe, batch_size=4, collate=keys, num_workers=workers, multiprocessing_context="fork" if workers else None)
-        if options["state"]:
-            loader.load_state_dict(options["state"])
-        for batch in loader:
-            print(json.dumps([batch, loader.state_dict()]), flush=True)
-
-    main()
-"""  # noqa: E501
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("store", "workers"), [("s3", (2, 1)), ("gcs", (0, 0)), ("web", (0, 2))], ids=str)
-def test_killed_in_the_middle(request, local, tmp_path, store, workers):
-    """And resumed in a new process, with another number of workers: each sample once, and no
-    byte twice but for what a lane had in hand.
-    """
-    remote = request.getfixturevalue(store)
-    urls = put_all(remote, local)
-    script = tmp_path / "child.py"
-    script.write_text(textwrap.dedent(CHILD))
-    options = {"urls": urls, "storage_options": remote.storage_options, "state": None, "workers": workers[0]}
-    support = Path(__file__).parents[1] / "support"
-    got = []
-    with Program(script, support, json.dumps(options), start_new_session=True) as process:
-        for line in process.stdout:
-            batch, state = json.loads(line)
-            got += batch
-            if len(got) >= 60:
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-    remote.faults.clear()
-    options |= {"state": state, "workers": workers[1]}
-    done = warm.run(script, support, json.dumps(options))
-    assert done.returncode == 0, done.stderr
-    got += [key for line in done.stdout.splitlines() for key in json.loads(line)[0]]
-    assert sorted(got) == sorted(sample["__key__"] for sample in samples(local))
-    seen = remote.faults.stats(remote.reads)
-    left = sum(map(os.path.getsize, local)) - 60 * (os.path.getsize(local[0]) // 40)
-    assert sum(asked.sent for asked in seen) < left + 300_000
-    names = {re.search("shard-[0-9]+", asked.path)[0] for asked in seen}
-    assert len([start for start in first_bytes(seen) if start == 0]) < len(names)
