@@ -15,8 +15,7 @@ from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.io.remote.budget import budget
-from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.remote.shard import RemoteShard
+from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
 from wds_pipes.stages import OpenShards, ShardList
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards

@@ -18,8 +18,7 @@ from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
-from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.remote.shard import RemoteShard
+from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
 from wds_pipes.io.verified import Verified, VerifiedFile

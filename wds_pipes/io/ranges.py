@@ -16,9 +16,8 @@ from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
-from wds_pipes.io.remote.object import RemoteObject
-from wds_pipes.io.remote.queue import RangeQueue
-from wds_pipes.io.remote.shard import RemoteShard
+from wds_pipes.io.remote.queue import RangeQueue, RemoteShard
+from wds_pipes.io.remote.responses import RemoteObject
 from wds_pipes.io.urls import at_home, local_path, redact
 from wds_pipes.io.versions import version_of
 

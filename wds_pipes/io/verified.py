@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from wds_pipes.io.remote.budget import UnreadError
-from wds_pipes.io.remote.shard import RemoteShard
+from wds_pipes.io.remote.queue import RemoteShard
 
 _CHUNK = 1 << 20
 

@@ -6,10 +6,8 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
   A ``Client`` is what one pipe has there: its stores, its options and its counts.
 - ``queue``: a ``ReadQueue`` holds shards that are read one after another: the shards of a lane, or
   of one of several shards that are read in turn. It decides what is requested next. A ``Fetch`` is
-  the event loop's side of a shard; a ``Block`` is a byte range, whose chunks pass to the consumer,
-  and whose task makes the requests that fill it.
-- ``shard``: the consumer's side of a shard is a stream. ``object``: what is known of the shard as a
-  whole; ``waits``: how long requests usually wait.
+  the event loop's side of a shard, and a ``RemoteShard`` the consumer's side, a stream; a ``Block``
+  is a byte range, whose chunks pass to the consumer, and whose task makes the requests for it.
 - ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
   what their responses and errors mean.
 - ``metadata``: listings, sizes and what else is not read as a shard.

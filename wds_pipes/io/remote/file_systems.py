@@ -130,18 +130,13 @@ def missing_package(url: str) -> str:
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
 
 
-def aistore_gateway() -> str:
-    """The URL of the gateway of the AIStore."""
+def aistore_url(url: str) -> str:
+    """The URL of an AIStore object in the REST interface of the gateway."""
     endpoint = os.environ.get("AIS_ENDPOINT")
     if not endpoint:
         raise ValueError("ais:// needs the environment variable AIS_ENDPOINT, such as http://gateway:51080")
-    return endpoint.rstrip("/")
-
-
-def aistore_url(url: str) -> str:
-    """The URL of an AIStore object in the REST interface of the gateway."""
     bucket, _, name = url.removeprefix("ais://").partition("/")
-    return f"{aistore_gateway()}/v1/objects/{bucket}/{quote(name)}?provider=ais"
+    return f"{endpoint.rstrip('/')}/v1/objects/{bucket}/{quote(name)}?provider=ais"
 
 
 async def _client(**options: Any) -> Any:

@@ -9,9 +9,11 @@ Of other file systems, byte ranges are requested through fsspec's own interface.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -20,7 +22,6 @@ from typing import Any, Protocol
 
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.remote.file_systems import (
-    aistore_gateway,
     aistore_url,
     check_reachable,
     copy_of_options,
@@ -43,12 +44,58 @@ from wds_pipes.io.remote.responses import (
     request_by_http,
     response_of,
 )
-from wds_pipes.io.remote.waits import Waits
 from wds_pipes.io.secret import options_for
 from wds_pipes.io.threads import DaemonThreads
 
 # Bytes in a range, for stores that return whole ranges.
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
+
+_KEPT, _FEWEST = 256, 20  # waits: those that are remembered, and those without which nothing is usual
+_REFRESHED = 16  # after so many waits, the usual one is computed again
+_USUAL = 0.95  # the share of the waits that are no longer than the usual one
+_FACTOR, _SHORTEST = 1.5, 0.05  # times the usual wait, and seconds: what is longer is a stall
+_SHARE, _SAVED = 0.05, 10  # second requests for each request, and those that may be saved up
+
+
+class Waits:
+    """How long requests to one store usually wait for bytes, and which of them are made again.
+
+    A batch that needs many requests waits for the slowest of them. So a request that waits much
+    longer than usual is made a second time, and the first response is used: hedged requests (Dean
+    and Barroso, "The Tail at Scale", 2013).
+
+    Attributes:
+        stall: a request without bytes for this many seconds has stalled; infinity: too few waits
+            are known.
+    """
+
+    def __init__(self) -> None:
+        self.stall = math.inf
+        self._waits: deque[float] = deque(maxlen=_KEPT)
+        self._until_refreshed = _FEWEST
+        self._allowed = 0.0
+
+    def note(self, seconds: float) -> None:
+        """Record the longest time without bytes of a request that has ended."""
+        self._waits.append(seconds)
+        self._until_refreshed -= 1
+        if not self._until_refreshed:
+            self._until_refreshed = _REFRESHED
+            usual = sorted(self._waits)[int(_USUAL * len(self._waits))]
+            self.stall = max(_FACTOR * usual, _SHORTEST)
+
+    def count_request(self) -> None:
+        """Count a request that is made for the first time."""
+        self._allowed = min(self._allowed + _SHARE, _SAVED)
+
+    def allow_second(self) -> bool:
+        """Whether a second request may be made, which then counts as made. They are at most 5 % of
+        the requests.
+        """
+        if self._allowed < 1:
+            return False
+        self._allowed -= 1
+        return True
 
 
 class Store(Protocol):
@@ -96,8 +143,7 @@ class Stores:
         from fsspec.core import get_filesystem_class
 
         options = options_for(url, self._options)
-        gateway = aistore_gateway() if url.startswith("ais://") else None
-        if gateway is not None:
+        if url.startswith("ais://"):
             url = aistore_url(url)
         if "::" in url:
             fs, path = file_system(url, options)
@@ -105,7 +151,7 @@ class Stores:
         protocol = url.partition(":")[0]
         kind = get_filesystem_class(protocol)
         of_url = kind._get_kwargs_from_urls(url)
-        key = f"{protocol} {sorted(of_url.items())} {gateway} {bool(options)}"
+        key = f"{protocol} {sorted(of_url.items())} {bool(options)}"
         with self._lock:
             if key not in self._known:
                 fs = self._make(protocol, kind, options | of_url)
