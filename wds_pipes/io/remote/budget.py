@@ -118,10 +118,10 @@ _budgets: dict[int, Budget] = {}  # the budget of this process, by its ID
 
 def budget() -> Budget:
     """The budget of this process."""
-    found = _budgets.get(os.getpid())
-    if found is not None and not found.is_ours:
-        del _budgets[found.pid]
-    return _budgets.setdefault(os.getpid(), found if found is not None and found.is_ours else Budget())
+    process = os.getpid()
+    if process in _budgets and not _budgets[process].is_ours:
+        _budgets.pop(process, None)
+    return _budgets.get(process) or _budgets.setdefault(process, Budget())
 
 
 class Client:
