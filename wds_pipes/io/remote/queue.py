@@ -655,7 +655,7 @@ class Block:
 
     async def _run(self) -> None:
         """Request the bytes until all have arrived, or until an error that no retry can mend."""
-        tries, wait, reached, pauses = 0, 0.0, 0, 0
+        tries, wait, reached, pauses, since = 0, 0.0, 0, 0, self._clock()
         while True:
             before, self._winner = self.got, None
             try:
@@ -672,15 +672,17 @@ class Block:
             except BaseException as error:  # a SystemExit too, which would end the loop
                 self._quiet_since = None
                 if self.got > reached or self._pauses > pauses:
-                    tries, reached, pauses = 0, self.got, self._pauses
+                    tries, reached, pauses, since = 0, self.got, self._pauses, self._clock()
                 tries += 1
-                wait, final = self._after_error(error, tries)
+                wait, final = self._after_error(error, tries, min(since, self._since))
                 if final is not None:
                     return self._finish(final)
                 self._client.retries += 1
 
-    def _after_error(self, error: BaseException, tries: int) -> tuple[float, Exception | None]:
-        """The seconds to wait before the next request; or the error with which the block ends."""
+    def _after_error(self, error: BaseException, tries: int, since: float) -> tuple[float, Exception | None]:
+        """The seconds to wait before the next request; or the error with which the block ends, after
+        too many tries, or too long ``since`` there was progress.
+        """
         verdict = judge(error, self._protocol)
         is_plain = isinstance(error, (RefusedError, FaultyError, UnreadError))  # its message is for users
         reason = words(error) if is_plain else f"{type(error).__name__}: {words(error)}"
@@ -690,7 +692,7 @@ class Block:
         has_responded = is_plain or self._protocol in self._client.responded
         most = self._reading.retries if has_responded else min(EARLY_TRIES, self._reading.retries)
         wait = verdict.pause(tries)
-        passed = self._clock() - self._since
+        passed = self._clock() - since
         if tries <= most and passed + wait <= self._reading.timeout_seconds:
             return wait, None
         effort = f"{plural(tries, 'request')} in {passed:.0f} s"
