@@ -680,8 +680,12 @@ class Block:
                 self._client.retries += 1
 
     def _after_error(self, error: BaseException, tries: int, since: float) -> tuple[float, Exception | None]:
-        """The seconds to wait before the next request; or the error with which the block ends, after
-        too many tries, or too long without progress: since ``since``.
+        """The seconds to wait before the next request; or the error with which the block ends.
+
+        Args:
+            error: why the last request has ended.
+            tries: how many requests there were without progress.
+            since: when the last progress was.
         """
         verdict = judge(error, self._protocol)
         is_plain = isinstance(error, (RefusedError, FaultyError, UnreadError))  # its message is for users
