@@ -409,7 +409,8 @@ class Fetch:
         self.blocks: deque[Block] = deque()
         self.has_response = self.failed = self.given_up = False
         self.store, self.path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
-        queue.add(self)
+        if self._budget.is_ours:  # otherwise reading it says so
+            queue.add(self)
 
     # By the consumer, with the lock
 
