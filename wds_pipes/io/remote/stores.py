@@ -325,10 +325,10 @@ class _Other:
                 if perf_counter() - begun > self._patience / 2:
                     self._learn(wanted, perf_counter() - begun)
                 raise
-            count = len(data)
-            self._learn(count, perf_counter() - begun)
+            count, seconds = len(data), perf_counter() - begun
             if count > wanted:
                 raise FaultyError(f"the store returned {count} bytes from byte {start} on instead of {wanted}")
+            self._learn(count, seconds)
             if marks and start + count == stop and await self._is_another(path, marks):
                 raise FaultyError(f"it was changed before its last {count} bytes were read")
             async for chunk in in_chunks(data):
