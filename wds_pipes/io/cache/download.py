@@ -27,7 +27,7 @@ from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile
 
 if TYPE_CHECKING:
-    from wds_pipes.io.remote.shard import RemoteShard
+    from wds_pipes.io.remote.queue import RemoteShard
 
 FIRST = 1 << 16  # bytes that are read at first, so that readers get bytes early
 
