@@ -19,7 +19,7 @@ from remote import content
 from tars import by_reader, by_tarfile, pairs, put, samples, tar
 
 from wds_pipes.cli import main
-from wds_pipes.codecs import jpeg
+from wds_pipes.codecs import images
 from wds_pipes.tar import TarWriter, index_shards
 
 
@@ -143,7 +143,7 @@ def test_info_of_a_compressed_shard_and_of_odd_files(tmp_path):
 
 
 def test_codecs_says_what_decodes_each_format(monkeypatch):
-    monkeypatch.setattr(jpeg, "simplejpeg", lambda: None)
+    monkeypatch.setattr(images, "simplejpeg", lambda: None)
     lines = run("info", "--codecs").output.splitlines()
     assert lines[0] == f"JPEG  pillow {version('pillow')}"
     assert [line.split()[0] for line in lines[1:5]] == ["PNG", "WEBP", "TIFF", "GIF"]

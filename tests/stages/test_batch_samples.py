@@ -86,6 +86,7 @@ def test_a_batch_that_does_not_stack_is_an_error_that_names_the_sample():
     assert stream.state_dict() == state
 
 
+@pytest.mark.parametrize("loader", [False, True])
 def test_an_error_of_a_batch_says_which_samples_it_has(urls, loader):
     """Where tuples have lost their keys, the shard that was read."""
 

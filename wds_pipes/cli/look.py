@@ -337,10 +337,13 @@ def index(
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
     from wds_pipes.io.expand import expand
     from wds_pipes.io.urls import redact
+    from wds_pipes.tar.index import check_output
     from wds_pipes.tar.indexing import index_shards
     from wds_pipes.tools.progress import progress as shown
 
     options |= {"storage_options": storage_options or None, "offsets": offsets, "dali": dali}
+    if output is not None:
+        check_output(output, remote=True)
     total = len(expand(urls, storage_options))
     with executor_of(engine) as executor, shown(total, "shard", show=progress) as advance:
         found = index_shards(urls, output, executor=executor, on_shard=lambda *_: advance(1), **options)
