@@ -253,14 +253,15 @@ class Ranges(Partition):
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Ranges:
         if entry is None:
             return cls.of(lanes, epoch, terms)
-        partition = cls._one_from_json(lanes, entry, epoch, terms)
-        later: list[Ranges] = []
-        lanes_so_far = partition.lanes_so_far
-        for ahead, one in enumerate(read_as(list, entry.get("later", []), "the later epochs of its partition"), 1):
-            later.append(cls._one_from_json(lanes, read_dict(one, "its partition"), epoch + ahead, terms))
-            lanes_so_far += later[-1].lanes_so_far
+        partitions = [cls._one_from_json(lanes, entry, terms)]
+        lanes_so_far = partitions[0].lanes_so_far
+        for one in read_as(list, entry.get("later", []), "the later epochs of its partition"):
+            partitions.append(cls._one_from_json(lanes, read_dict(one, "its partition"), terms))
+            lanes_so_far += partitions[-1].lanes_so_far
             _check_number(lanes_so_far)
-        return replace(partition, later=tuple(later))
+        for ahead, partition in enumerate(partitions):  # that takes long for many lanes
+            partition._check(terms.chain.root, epoch + ahead)
+        return replace(partitions[0], later=tuple(partitions[1:]))
 
     @property
     def lanes_so_far(self) -> int:
@@ -268,9 +269,8 @@ class Ranges(Partition):
         return self.lanes + sum(len(opened) for _, opened in self.history)
 
     @classmethod
-    def _one_from_json(cls, lanes: int, entry: dict[str, Any], epoch: int, terms: Terms) -> Ranges:
-        """Return the partition of one epoch, without later epochs."""
-        source, inner = terms.chain.root, terms.inner
+    def _one_from_json(cls, lanes: int, entry: dict[str, Any], terms: Terms) -> Ranges:
+        """Return the partition of one epoch, without later epochs, and not checked yet."""
         history: list[tuple[Sizes, tuple[int, ...]]] = []
         earlier, lanes_so_far = read_as(list, entry.get("history"), "the history of its partition"), lanes
         if not len(earlier) <= MOST_PARTITIONS:
@@ -283,15 +283,13 @@ class Ranges(Partition):
             history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
         remainders = read_as(list, entry.get("remainders"), "the remainders of its partition")
         sizes = entry.get("sizes")
-        partition = cls(
+        return cls(
             lanes,
             dict(read_counts(entry.get("counts"), "the counts of its partition")),
             sizes=None if sizes is None else _flat(sizes, lanes),
             history=tuple(history),
-            remainders=tuple(Segment.from_json(remainder, inner) for remainder in remainders),
+            remainders=tuple(Segment.from_json(remainder, terms.inner) for remainder in remainders),
         )
-        partition._check(source, epoch)
-        return partition
 
     def _check(self, source: Source[Any], epoch: int) -> None:
         """Raise StateError if this cannot be a partition of an epoch of ``source``."""
