@@ -104,8 +104,7 @@ from typing import Any, Generic, overload
 
 from typing_extensions import TypeVar
 
-from wds_pipes.codecs.codec import Codec
-from wds_pipes.codecs.codec import Decoder, Encoder, Handler
+from wds_pipes.codecs.codec import Codec, Decoder, Encoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe

@@ -108,7 +108,8 @@ class PipeLoader:
             with ``mix_lanes`` the last batch of an epoch if parts are missing.
         collate: with ``batch_size``, as in ``batch_samples``.
         prefetch_factor: how many batches each worker reads ahead; None: 2.
-        pin_memory: copy tensors into pinned memory, in the thread that iterates; needs an accelerator.
+        pin_memory: copy tensors into pinned memory, where the loader is iterated; needs an
+            accelerator.
         multiprocessing_context: ``"fork"``, ``"spawn"`` or ``"forkserver"``; None: Python's
             default.
         persistent_workers: keep the workers from one epoch to the next.
