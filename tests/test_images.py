@@ -162,7 +162,7 @@ def test_any_image_is_resized_to_any_size(shape, size, fit, spec, form):
     assert found.shape == expected.shape
     if fit == "contain" and mode == "RGBA":  # ImageOps.pad fills with opaque black
         expected = np.where(found[..., 3:] == 0, 0, expected)
-    # a JPEG that is decoded at a smaller size has few values of colour in its last, unfinished block
+    # a JPEG decoded at a smaller size has few values of colour in its last, unfinished block
     most = 16 if form == "JPEG" and min(shape) < 16 else 8
     assert np.abs(found.astype(int) - expected).max() <= most
 
