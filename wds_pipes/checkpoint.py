@@ -193,8 +193,9 @@ def load(
         at = place_in(loader, states, str(step_directory(root, number)), moved)
         incomplete = newer_incomplete(root, number)
         agreed.append(checksum_of({"ranks": states}) if together else "")
-    known.root, known.incomplete, known.step = root, incomplete, number
+    known.root, known.incomplete = root, incomplete
     progress_of(loader).go_to(at)
+    known.step = number
     return number
 
 

@@ -32,9 +32,15 @@ _BLOCK = 1 << 13  # places of a Permutation that are computed at a time: they fi
 
 
 def _finalize(z: _Int) -> _Int:
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
-    return z ^ (z >> 31)
+    """The last step of splitmix64; an array is changed in place, which spares temporary ones."""
+    z ^= z >> 30
+    z *= 0xBF58476D1CE4E5B9
+    z &= _MASK
+    z ^= z >> 27
+    z *= 0x94D049BB133111EB
+    z &= _MASK
+    z ^= z >> 31
+    return z
 
 
 def hash64(*values: int) -> int:
