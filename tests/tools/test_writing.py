@@ -17,7 +17,7 @@ def test_a_function_does_what_its_command_does(tmp_path):
     for name, arguments, options, changes in (
         ("shuffle", [], ["--seed", 3, "--max-samples", 5], {"seed": 3, "max_samples": 5}),
         ("filter", [], ["--fields", "cls"], {"fields": ["cls"]}),
-        ("export", [], ["--to", "jsonl"], {"kind": "jsonl"}),
+        ("export", ["in"], ["--to", "jsonl"], {"kind": "jsonl"}),
     ):
         told = run_command(name, *arguments, tmp_path / "in", tmp_path / f"{name}-command", *options).stdout
         report = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes)
@@ -51,6 +51,35 @@ def test_options_that_do_not_fit(options, message, tmp_path):
     for function in (tools.reshard, tools.repair):
         with pytest.raises(TypeError, match="there is no option 'job'; the options of jobs are jobs, engine"):
             function(urls, tmp_path / "out", job=2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "options", "message"),
+    [
+        (
+            "join",
+            ["in"],
+            {"partners": ["other"], "missing": "Drop"},
+            "missing must be one of 'raise', 'drop', 'keep', not 'Drop'",
+        ),
+        (
+            "join",
+            ["in"],
+            {"partners": ["other"], "prefer": "Last"},
+            "prefer must be one of 'first', 'last', not 'Last'",
+        ),
+        ("map", ["module:function", "in"], {"on_error": "Skip"}, "on_error must be one of 'raise', 'skip', not 'Skip'"),
+        ("mix", ["in"], {"exhausted": "all"}, "exhausted must be one of 'stop', 'drop', not 'all'"),
+        ("export", ["in"], {"kind": "csv"}, "kind must be one of 'jsonl'"),
+        ("convert", ["in"], {"kind": "csv"}, "kind must be one of 'tfrecord'"),
+        ("reshard", ["in"], {"shards": 1, "engine": "Ray"}, "engine must be one of 'ray', not 'Ray'"),
+        ("reshard", ["in"], {"shards": 1, "jobs": 0}, "jobs must be"),
+    ],
+)
+def test_choices_that_do_not_exist(name, arguments, options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        getattr(tools, name)(*arguments, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 

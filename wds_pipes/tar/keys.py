@@ -36,6 +36,7 @@ def check_key_split(rule: KeySplit) -> KeySplit:
 
 def splitter(rule: KeySplit) -> Split:
     """The function of one rule of ``split_key``; it does not change the case of the field."""
+    check_key_split(rule)
     return rule if callable(rule) else _RULES[rule]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Unpack
 
+from wds_pipes.core.options import check_choice
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import redact
 from wds_pipes.tools import lmdbs, tfrecord
@@ -66,6 +67,7 @@ def convert(
         ModuleNotFoundError: a library is not installed.
         WdsError: a file or the store cannot be read, or has other outputs.
     """
+    check_choice("kind", kind, *FORMATS)
     if kind == "tfrecord" and max_samples is not None:
         raise ValueError(
             "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "

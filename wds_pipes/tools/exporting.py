@@ -23,6 +23,7 @@ from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.importing import library
+from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
@@ -76,6 +77,7 @@ def export(
         ModuleNotFoundError: a library is not installed.
         WdsError: a shard or the store cannot be read, or has other outputs.
     """
+    check_choice("kind", kind, *ENDINGS)
     running = Running(dest, options)
     if label is not None and kind != "imagefolder":
         raise ValueError("--label is for --to imagefolder")

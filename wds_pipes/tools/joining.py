@@ -10,6 +10,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.ranges import RangeReader
@@ -202,6 +203,9 @@ def join(
         ValueError: the options do not fit.
         WdsError: a shard, an index or the store cannot be read, or has other outputs.
     """
+    check_choice("missing", missing, "raise", "drop", "keep")
+    if prefer is not None:
+        check_choice("prefer", prefer, "first", "last")
     running, contents = Running(dest, options), []
     shards = find_shards(urls, running.place)
     for partner in partners:

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, Unpack
 
 from wds_pipes.codecs.table import encode
+from wds_pipes.core.options import check_choice
 from wds_pipes.errors import SampleError
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -211,6 +212,7 @@ def map(  # noqa: A001
         ValueError: the options do not fit, or there is no such function.
         WdsError: a shard or the store cannot be read, or has other outputs; all were skipped.
     """
+    check_choice("on_error", on_error, "raise", "skip")
     running = Running(dest, options)
     called = Function(function, decode)
     decided = {"function": called.identity, "decode": decode, "on_error": on_error, "key_split": key_split}

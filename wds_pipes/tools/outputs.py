@@ -29,6 +29,7 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.outputs import read_small
@@ -94,6 +95,10 @@ class Running:
         self._options, self.overwrite = options, options.get("overwrite", False)
         self.dry_run, self.storage_options = options.get("dry_run", False), options.get("storage_options") or None
         jobs, engine, task, tasks = (options.get(name) for name in ("jobs", "engine", "task", "tasks"))
+        if engine is not None and not callable(engine):
+            check_choice("engine", engine, "ray")
+        if jobs is not None:
+            check_count("jobs", jobs)
         if engine and jobs:
             raise ValueError(
                 "with --engine ray, as many tasks run as the cluster has CPUs, so --jobs would be ignored: pass one of "

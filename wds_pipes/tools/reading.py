@@ -309,7 +309,7 @@ def _find(sample: int | str, source: Source, key_split: str, on_scan: Callable[[
             except ValueError:
                 source.located.check_keys()  # else the index does not have it, and the shards may
                 raise
-        elif sample < source.indexed.count:
+        elif 0 <= sample < source.indexed.count:
             return next(source.slice(sample, sample + 1))
         else:
             source.located.compare_ends()

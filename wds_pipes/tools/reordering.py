@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, order_of_samples
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import kind_of_name
@@ -396,6 +397,7 @@ def mix(sources: Sequence[str], dest: str, *, exhausted: str = "stop", **options
         ValueError: the options do not fit, or there is no sample.
         WdsError: a shard or the store cannot be read, or has other outputs.
     """
+    check_choice("exhausted", exhausted, "stop", "drop")
     if is_weighted(dest):
         raise ValueError(f"DEST is the directory to write to, and {dest!r} has a weight: name one at the end")
     weights, each = weights_of(sources), []
