@@ -17,7 +17,7 @@ def test_a_function_does_what_its_command_does(tmp_path):
     for name, arguments, options, changes in (
         ("shuffle", [], ["--seed", 3, "--max-samples", 5], {"seed": 3, "max_samples": 5}),
         ("filter", [], ["--fields", "cls"], {"fields": ["cls"]}),
-        ("export", ["in"], ["--to", "jsonl"], {"kind": "jsonl"}),
+        ("export", [], ["--to", "jsonl"], {"kind": "jsonl"}),
     ):
         told = run_command(name, *arguments, tmp_path / "in", tmp_path / f"{name}-command", *options).stdout
         report = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes)
