@@ -71,6 +71,18 @@ def test_a_second_request_that_stalls_too(web, local):
     assert reader.network.retries == 0
 
 
+def test_a_second_request_that_pauses_goes_on(web, local):
+    """It is the one that is used once it has brought bytes; nothing takes its place for a pause."""
+    reader, url = used_to(web, local[0])
+    web.faults.rules(
+        {"match": web.reads, "times": 1, "latency": FOR_EVER},
+        {"match": web.reads, "skip": 1, "times": 1, "stall_after": 100, "stall": 0.8},
+        {"match": web.reads, "skip": 2, "times": 5, "latency": FOR_EVER},
+    )
+    assert read(reader, url, 1) == expected(local[0], 1)
+    assert (reader.network.hedged, reader.network.retries) == (1, 0)
+
+
 def test_at_most_one_of_twenty_is_made_again(web, local):
     """Whatever stalls: here a server that became slow all at once. How many are made again depends
     on the waits before, which are long beside other work.

@@ -127,7 +127,9 @@ def of_longest_extension(values: Mapping[str, T], name: str) -> T | None:
 
     At most as many parts of the name are compared as the longest extension has.
     """
-    most = max((extension.count(".") + 1 for extension in values), default=1)
+    if not values:
+        return None
+    most = max(extension.count(".") + 1 for extension in values)
     parts = name.rsplit(".", most)[-most:]
     endings = (".".join(parts[start:]) for start in range(len(parts)))
     return next((values[ending] for ending in endings if ending in values), None)

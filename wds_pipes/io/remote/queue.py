@@ -732,10 +732,11 @@ class Block:
     def look(self, now: float) -> None:
         """Make a second request if the last one has brought nothing for much longer than usual, at
         the second look: at the first one, this process may have been busy, and the bytes may have
-        arrived.
+        arrived. A second request that is used is not replaced: if it stalls for too long, the range
+        is requested again as after an error.
         """
         quiet, waits = self._quiet_since, self.fetch.store.waits
-        if self.done or not self._is_hedged or quiet is None or now - quiet <= waits.stall:
+        if self.done or self._winner is not None or not self._is_hedged or quiet is None or now - quiet <= waits.stall:
             return
         if self._suspected != quiet:
             self._suspected = quiet

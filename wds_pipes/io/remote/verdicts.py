@@ -122,7 +122,7 @@ def _status(error: BaseException) -> int | None:
             if isinstance(refusal, dict):  # of botocore
                 return refused_by_s3(refusal, "").status
             # ``code`` is deprecated in aiohttp's errors, which have a status
-            names = ("status",) if hasattr(each, "status") else ("status_code", "code")
+            names = ("status", "status_code", *(() if hasattr(each, "status") else ("code",)))
             for value in (getattr(holder, name, None) for name in names for holder in (each, refusal)):
                 if isinstance(value, (int, str)) and str(value).isdigit() and 300 <= int(value) < 600:
                     return int(value)
