@@ -303,6 +303,45 @@ def test_worker_init_fn_that_fails_or_is_no_function(urls):
     assert next(iter(loader(urls, worker_init_fn=partial(note_start, "/no/such/folder"))))
     with pytest.raises(TypeError, match="worker_init_fn must be a function of the number of a worker, not 3"):
         loader(urls, worker_init_fn=3)
+    source = loader(urls, num_workers=1, worker_init_fn=lambda number: next(iter(())), multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="worker_init_fn raised StopIteration"):  # not an epoch without batches
+        list(source)
+    source.close()
+
+
+def test_a_worker_that_does_not_begin_in_time(urls):
+    """Also where what it is told is more than a connection holds."""
+    options = {"worker_init_fn": lambda number: time.sleep(3600), "multiprocessing_context": "fork"}
+    source = loader(urls, lanes=20_000, num_workers=1, timeout_seconds=1, **options)
+    with pytest.raises(wp.WorkerError, match="timed out after 1 seconds"):
+        next(iter(source))
+    source.close()
+
+
+def test_an_error_that_holds_what_cannot_be_sent(urls):
+    def fails(sample):
+        raise ValueError("the reason", torch.ones(2, requires_grad=True) * 2)
+
+    source = wp.PipeLoader(samples(urls).map_samples(fails), num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="ValueError in a worker:(.|\n)*the reason"):
+        next(iter(source))
+    source.close()
+
+
+def test_spawned_workers_end_in_silence(urls, tmp_path):
+    """In the middle of an epoch, with shards open."""
+    done = run_file(
+        tmp_path / "closes.py",
+        f"""
+import wds_pipes as wp
+if __name__ == "__main__":
+    pipe = wp.ShardList({urls!r}).open_shards().load_tar().group_by_key()
+    loader = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="spawn")
+    next(iter(loader))
+    loader.close()
+""",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # Batches

@@ -286,10 +286,9 @@ class LoaderIterator:
         except Exception as error:  # also of a signal handler, at any moment
             stopped = self._error is not None
             found = self.stop(error, interrupted=True)
-            if stopped:  # of a signal handler, while the workers of an epoch that is over were ended
-                progress.inside = False
-                raise
             progress.close("what it had in flight is gone")
+            if stopped:  # of a signal handler, while the workers of an epoch that is over were ended
+                raise
         except BaseException:  # Ctrl-C, most often
             progress.workers.end(interrupted=True)
             raise

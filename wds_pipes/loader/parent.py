@@ -109,8 +109,8 @@ def end_with_parent() -> None:
     """Make this worker process end when the main process is gone, whatever the worker is doing
     then.
 
-    DataLoader's workers check for the main process only between commands. A worker that is blocked
-    in a write to the main process, because the queue is full, would stay for ever. The kernel could
+    Workers notice that the main process is gone only between commands. One that waits for a store,
+    or in a write to a full connection whose other end a fork holds, would stay. The kernel could
     send a signal instead (PR_SET_PDEATHSIG), but it sends this signal when the *thread* that
     started the worker ends.
     """

@@ -95,9 +95,13 @@ def run_worker(
     try:
         if on_start is not None:
             on_start(number)
+    except StopIteration as error:
+        answer = partial(_failure, error=RuntimeError(f"worker_init_fn raised {error!r}"))
     except Exception as error:
         answer = partial(_failure, error=error)
-    with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or did not wait
+    # The errors: the main process is gone, or did not wait.
+    with contextlib.closing(host), contextlib.suppress(EOFError, ConnectionError):
+        connection.send(outbox.pack(None))
         while (command := connection.recv()) is not None:
             if isinstance(command, dict):
                 host.begin(command)
@@ -109,7 +113,10 @@ def _packed(outbox: Outbox, result: Result) -> Sent:
     """Return what is sent for a result."""
     lane, _, _, _, error, _ = result
     if error is not None:
-        return outbox.pack(_failure(lane, _portable(error)))
+        try:
+            return outbox.pack(_failure(lane, _portable(error)))
+        except Exception:  # it holds what is not sent, such as a tensor with a gradient
+            return outbox.pack(_failure(lane, _as_text(error)))
     try:
         return outbox.pack(result)
     except Exception as error:
@@ -259,12 +266,20 @@ class _Running:
 
 def _portable(error: Exception) -> Any:
     """Return ``error`` in a form that can be pickled, with its traceback as text."""
-    story = hide("".join(traceback.format_exception(error))).rstrip()
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
-    return _Portable(error, [f"In the worker:\n{story}", *getattr(error, "__notes__", [])])
+        return _as_text(error)
+    return _Portable(error, [f"In the worker:\n{_story(error)}", *getattr(error, "__notes__", [])])
+
+
+def _as_text(error: Exception) -> RuntimeError:
+    return RuntimeError(f"{type(error).__name__} in a worker:\n{_story(error)}")
+
+
+def _story(error: Exception) -> str:
+    """Return an error with its traceback, as text."""
+    return hide("".join(traceback.format_exception(error))).rstrip()
 
 
 class _Portable(NamedTuple):

@@ -26,6 +26,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
+from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
 
 from wds_pipes.core.stage import Stage
@@ -63,7 +64,8 @@ class _Worker:
     Attributes:
         process: the process.
         connection: the end of this process.
-        asked: how many messages it has still to send: one when it runs, and one for each batch.
+        asked: how many messages it has still to send: one when it runs, one when it is ready to
+            read, and one for each batch.
     """
 
     def __init__(self, context: BaseContext, most: int, *arguments: Any) -> None:
@@ -72,7 +74,7 @@ class _Worker:
         """
         self._inbox = Inbox(most)
         self.connection, theirs = context.Pipe()
-        self.asked = 1
+        self.asked = 2
         with theirs:  # so that its end is seen here
             self.process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker, args=(theirs, self.connection if forks(context) else None, *arguments), daemon=True
@@ -102,7 +104,11 @@ class _Worker:
                 if time.monotonic() >= end:
                     raise WorkerError(_LATE.format(pid=self.process.pid, seconds=timeout))
             message = self._inbox.open(self.connection.recv())
-        except (EOFError, ConnectionError) as error:
+        except (
+            EOFError,
+            ConnectionError,
+            FileNotFoundError,
+        ) as error:  # the last: it ended with a block that is not open here
             self._raise(error)
         self.asked -= 1
         return message
@@ -111,6 +117,7 @@ class _Worker:
         """Make the process end, and return it."""
         if kill:
             self.process.kill()
+            return self.process
         with contextlib.suppress(OSError):
             self.connection.send(None)
         return self.process
@@ -200,6 +207,8 @@ class Workers:
     def _start_workers(self, seed: int) -> None:
         check_guarded()
         context = multiprocessing.get_context(self._method)
+        with contextlib.suppress(OSError):
+            get_temp_dir()  # else each worker has one, which stays if the worker is killed
         for _ in range(_STARTS):
             with uninterrupted():
                 _with_workers.add(self)
