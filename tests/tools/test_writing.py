@@ -75,12 +75,25 @@ def test_options_that_do_not_fit(options, message, tmp_path):
         ("convert", ["in"], {"kind": "csv"}, "kind must be one of 'tfrecord'"),
         ("reshard", ["in"], {"shards": 1, "engine": "Ray"}, "engine must be one of 'ray', not 'Ray'"),
         ("reshard", ["in"], {"shards": 1, "jobs": 0}, "jobs must be"),
+        ("filter", ["in"], {"every": 0, "fields": ["cls"]}, "every must be"),
     ],
 )
 def test_choices_that_do_not_exist(name, arguments, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         getattr(tools, name)(*arguments, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_fields_are_names(tmp_path):
+    """In any case, and no text, whose letters would be taken for names."""
+    make_shards(tmp_path / "in", shards=1, samples=2, fields=("txt", "cls"))
+    tools.filter(str(tmp_path / "in"), tmp_path / "out", drop_fields=["TXT"])
+    assert {*next(tools.head(str(tmp_path / "out"), count=1)).fields} == {"cls"}
+    for function, option in ((tools.filter, "fields"), (tools.filter, "drop_fields"), (tools.export, "fields")):
+        kind = {"kind": "jsonl"} if function is tools.export else {}
+        with pytest.raises(TypeError, match=f"{option} must be a list of names, not 'txt'"):
+            function(str(tmp_path / "in"), tmp_path / "other", **{option: "txt"}, **kind)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_public_name_is_no_module():

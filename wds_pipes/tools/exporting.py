@@ -28,6 +28,7 @@ from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
 from wds_pipes.io.urls import redact
+from wds_pipes.stages.fields import read_names
 from wds_pipes.tar.index import folder_of
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.listing import list_shards
@@ -78,6 +79,8 @@ def export(
         WdsError: a shard or the store cannot be read, or has other outputs.
     """
     check_choice("kind", kind, *ENDINGS)
+    if fields is not None:
+        read_names("fields", fields)  # refuses a text
     running = Running(dest, options)
     if label is not None and kind != "imagefolder":
         raise ValueError("--label is for --to imagefolder")

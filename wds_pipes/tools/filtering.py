@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any, Unpack
 
 from wds_pipes.core.counts import NothingKeptError
+from wds_pipes.core.options import check_count
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, ShardWarning
 from wds_pipes.io.urls import redact
+from wds_pipes.stages.fields import read_names
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.listing import exists
@@ -192,6 +194,7 @@ def filter(  # noqa: A001
         WdsError: a shard, a table or the store cannot be read, or has other outputs.
     """
     running = Running(dest, options)
+    check_count("every", every)
     if where is not None and (not where.strip() or where.startswith("@")):
         raise ValueError("--where is a condition such as 'clip > 0.28'; a file of keys is for --keys")
     if metadata and not where:
@@ -209,7 +212,8 @@ def filter(  # noqa: A001
     without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
     shards = find_shards(urls, running.place)
     function = None if keep is None else Function(keep, decode)
-    kept, left = None if fields is None else tuple(fields), frozenset(drop_fields or ())
+    kept = None if fields is None else read_names("fields", fields)
+    left = frozenset(read_names("drop_fields", drop_fields)) if drop_fields else frozenset[str]()
     chosen = Filter(where, only, without, function, every, kept, left, running.storage_options)
     decided = {
         "where": where,
