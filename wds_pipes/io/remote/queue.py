@@ -145,7 +145,7 @@ class RemoteShard(io.RawIOBase):
             )
         with budget.lock:
             while True:
-                if self.closed or not self._queue.open:
+                if self._fetch.given_up or not self._queue.open:
                     raise ValueError("read of a closed shard")
                 chunk = self._fetch.take()
                 if chunk is not None:
