@@ -1,11 +1,14 @@
 """Writing, reading and chains of stages work where torch is not installed."""
 
+import json
 import textwrap
 
+import pytest
 from scripts import run_code
 
-BLOCK = """
-    import sys
+# Runs each program, with a directory of its own, and prints what each has printed.
+RUN_ALL = """
+    import contextlib, io, json, os, sys
 
     class NoTorch:
         def find_spec(self, name, path=None, target=None):
@@ -13,21 +16,25 @@ BLOCK = """
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     sys.meta_path.insert(0, NoTorch())
+    printed, (programs, directory) = {}, sys.argv[1:]
+    for name, code in json.loads(programs).items():
+        sys.argv = ["-c", f"{directory}/{name}"]
+        os.mkdir(sys.argv[1])
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(code, {"__name__": "__main__"})
+        printed[name] = output.getvalue()
+    assert "torch" not in sys.modules
+    print(json.dumps(printed))
 """
 
-
-def run(code: str, *arguments) -> str:
-    return run_code(textwrap.dedent(BLOCK) + textwrap.dedent(code), *arguments)
-
-
-def test_shards_are_written_and_read(tmp_path):
-    """With wds_pipes.tar, and by stages whose state goes through JSON."""
-    code = """
+PROGRAMS = {
+    "shards_are_written_and_read": (  # With wds_pipes.tar, and by stages whose state goes through JSON.
+        """
         import io, json
         import numpy as np
         from wds_pipes.tar import ShardWriter, TarReader, TarWriter, split_key
         from wds_pipes.core.stream import Stream
-        from wds_pipes.stages import BatchSamples, DecodeByExt, GroupByKey, LoadTar, OpenShards, ShardList, ShuffleBuffer, ToTuple
+        from wds_pipes.stages import DecodeByExt, GroupByKey, LoadTar, OpenShards, ShardList, ShuffleBuffer, ToTuple
 
         with ShardWriter(sys.argv[1] + "/s-%d.tar", max_samples=10) as writer:
             for number in range(30):
@@ -50,15 +57,12 @@ def test_shards_are_written_and_read(tmp_path):
         again = make()
         again.load_state_dict(state)
         assert first + list(again) == whole
-        assert "torch" not in sys.modules
         print("done")
-    """  # noqa: E501
-    assert run(code, tmp_path) == "done\n"
-
-
-def test_an_error_of_a_pipe_says_what_to_install():
-    """An AttributeError with the mend; names that need no torch exist."""
-    code = """
+        """,
+        "done\n",
+    ),
+    "an_error_of_a_pipe_says_what_to_install": (  # An AttributeError with the mend; names that need no torch exist.
+        """
         import wds_pipes
         wds_pipes.TarWriter, wds_pipes.ShardError, wds_pipes.describe_state
         try:
@@ -66,25 +70,21 @@ def test_an_error_of_a_pipe_says_what_to_install():
         except AttributeError as error:
             print(error)
         print(hasattr(wds_pipes, "nonsense"))
-    """
-    assert run(code) == "wds_pipes.ShardList needs torch, which is not installed: pip install torch\nFalse\n"
-
-
-def test_the_test_kit_works(tmp_path):
-    """make_shards and check_resume."""
-    code = """
+        """,
+        "wds_pipes.ShardList needs torch, which is not installed: pip install torch\nFalse\n",
+    ),
+    "the_test_kit_works": (  # make_shards and check_resume.
+        """
         from wds_pipes.core.stream import Stream
         from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
         from wds_pipes.testing import check_resume, make_shards
         urls = make_shards(sys.argv[1], shards=2, samples=3)
         print(len(check_resume(lambda: Stream(GroupByKey(LoadTar(OpenShards(ShardList(urls))))))[0]))
-    """
-    assert run(code, tmp_path) == "6\n"
-
-
-def test_shards_are_made_by_the_command(tmp_path):
-    """Also in processes, which import what they need."""
-    code = """
+        """,
+        "6\n",
+    ),
+    "shards_are_made_by_the_command": (  # Also in processes, which import what they need.
+        """
         import os
         from click.testing import CliRunner
         from wds_pipes.cli import main
@@ -99,15 +99,12 @@ def test_shards_are_made_by_the_command(tmp_path):
             arguments = [folder, sys.argv[1] + "/out" + jobs, "--max-samples", "2", "-j", jobs]
             result = CliRunner().invoke(main, ["create", *arguments])
             assert result.exit_code == 0, result.output
-        assert "torch" not in sys.modules
         print("2 shards, 4 samples" in result.output)
-    """
-    assert run(code, tmp_path) == "True\n"
-
-
-def test_an_index_is_made_and_read(tmp_path):
-    """By the functions and by the command."""
-    code = """
+        """,
+        "True\n",
+    ),
+    "an_index_is_made_and_read": (  # By the functions and by the command.
+        """
         from click.testing import CliRunner
         from wds_pipes.cli import main
         from wds_pipes.stages import ShardList
@@ -118,15 +115,12 @@ def test_an_index_is_made_and_read(tmp_path):
         result = CliRunner().invoke(main, ["index", *urls, "-o", sys.argv[1] + "/again.json"])
         assert result.exit_code == 0, result.output
         assert list(ShardList(sys.argv[1] + "/again.json").facts) == list(ShardList(urls, index=True).facts)
-        assert "torch" not in sys.modules
         print(list(ShardList(sys.argv[1] + "/index.json").samples))
-    """
-    assert run(code, tmp_path) == "[3, 4]\n"
-
-
-def test_shards_and_states_are_looked_at(tmp_path):
-    """By the commands; a file of torch.save says what it needs."""
-    code = """
+        """,
+        "[3, 4]\n",
+    ),
+    "shards_and_states_are_looked_at": (  # By the commands; a file of torch.save says what it needs.
+        """
         import json
         from click.testing import CliRunner
         from wds_pipes.cli import main
@@ -149,6 +143,19 @@ def test_shards_and_states_are_looked_at(tmp_path):
             assert result.exit_code == 0, (arguments, result.output)
         told = CliRunner().invoke(main, ["state", "show", sys.argv[1] + "/state.pt"]).output
         print(told.count("needs the torch package"))
-        assert "torch" not in sys.modules
-    """
-    assert run(code, tmp_path) == "1\n"
+        """,
+        "1\n",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What each program prints; they run one after another in one process."""
+    programs = {name: "import sys\n" + textwrap.dedent(code) for name, (code, _) in PROGRAMS.items()}
+    return json.loads(run_code(RUN_ALL, json.dumps(programs), tmp_path_factory.mktemp("without_torch")))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_works(name, printed):
+    assert printed[name] == PROGRAMS[name][1]
