@@ -71,7 +71,7 @@ except wp.ShardError as error:
 
 
 def test_too_many_open_files_are_no_fault_of_a_shard(urls):
-    assert "Too many open files" in run_code(SURROUNDINGS, urls[0])
+    assert "Too many open files" in run_code(SURROUNDINGS, urls[0], has_torch=True)
 
 
 @pytest.mark.parametrize("url", ["htps://host/x.tar", "http://127.0.0.1:{port}/x.tar", "s3://bucket/x.tar"])
