@@ -254,7 +254,7 @@ ANYWHERE = ["shuffle", "map", *sorted(STEPS.keys() - {"interleave", "decode", "t
 
 
 def extend(rng, pipe, most, *, first=True):
-    """``pipe`` with up to ``most`` random steps; interleave_shards only if they are its ``first``."""
+    """``pipe`` with up to ``most`` random steps; interleave_shards if they are the ``first``."""
     dicts = not any(step in repr(pipe) for step in ("batch", "collate", "to_tuple"))
     for place in range(rng.randrange(most + 1)):
         step = rng.choice([
@@ -696,7 +696,7 @@ class Ledger:
         return loaders
 
     def take(self, loaders, most):
-        """Take batches from each rank in turn; returns their numbers, and whether all have ended."""
+        """Take batches from each rank in turn; returns how many, and whether all have ended."""
         given, running = [0] * len(loaders), dict(enumerate(map(iter, loaders)))
         for _ in range(most):
             for rank, items in list(running.items()):
