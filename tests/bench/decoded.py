@@ -39,7 +39,7 @@ import numpy as np
 import torch
 import webdataset
 from bars import bar, exit_if_missed
-from data import images
+from peers.data import images
 from PIL import Image, ImageOps
 
 import wds_pipes as wp

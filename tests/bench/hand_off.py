@@ -36,9 +36,10 @@ from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
-import data
 import torch
 from bars import bar, exit_if_missed
+from peers.data import images as make_images
+from peers.data import tiny
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
@@ -125,7 +126,7 @@ def measure(sources):
 
 def copies(directory, batches=6):
     """Print the processor time of decoding batches, stacking them, and copying them into blocks."""
-    urls = data.images(directory, shards=1)
+    urls = make_images(directory, shards=1)
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("rgb8", size=(224, 224))
     samples = iter(pipe.to_tuple("jpg", "cls"))
     inbox = Inbox(100)
@@ -152,7 +153,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        urls = data.tiny(directory, shards=2)
+        urls = tiny(directory, shards=2)
         for make, least in ((small, 1.3), (images, 1.2), (encoded, 1.0)):
             print(f"{make.__doc__} The load of the machine is {os.getloadavg()[0]:.1f}.")
             sources = {"torch": torchs(urls, make), "ours": ours(urls, make), "numbers": ours(urls, nothing)}

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 from bars import bar, exit_if_missed
-from data import tiny
+from peers.data import tiny
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 

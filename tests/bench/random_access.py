@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import wids
 from bars import bar, exit_if_missed
-from data import images, tiny
+from peers.data import images, tiny
 from servers import paced_web
 
 import wds_pipes as wp

@@ -12,7 +12,6 @@ import gc
 import itertools
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -23,8 +22,8 @@ from pathlib import Path
 import psutil
 import webdataset
 from bars import bar, exit_if_missed
-from data import images, tiny
-from peers.adapters.limits import walk
+from peers.adapters.limits import shuffled_by_hand, walk
+from peers.data import images, tiny
 
 import wds_pipes as wp
 
@@ -64,20 +63,6 @@ def ways(urls):
     }
 
 
-def shuffled_by_hand(samples):
-    """The least code that shuffles a stream in a buffer."""
-    rng, buffer = random.Random(0), []
-    for sample in samples:
-        if len(buffer) < SHUFFLED:
-            buffer.append(sample)
-            continue
-        place = int(rng.random() * SHUFFLED)
-        yield buffer[place]
-        buffer[place] = sample
-    rng.shuffle(buffer)
-    yield from buffer
-
-
 def state_seconds(urls) -> tuple[float, float, float]:
     """Return the median seconds of a batch, of its state, and of a first batch after loading it."""
 
@@ -115,7 +100,7 @@ def main() -> None:
         print("tiny samples (200-byte text, class)")
         shuffles = {
             "wds_pipes, shuffled": lambda: raw(small).shuffle_buffer(SHUFFLED),
-            "shuffled by hand": lambda: shuffled_by_hand(raw(small)),
+            "shuffled by hand": lambda: shuffled_by_hand(raw(small), SHUFFLED),
         }
         found = measure({**ways(small), **shuffles}, 7)
         bar("against webdataset", found["wds_pipes"] / found["webdataset"], 10, least=True)

@@ -1,11 +1,17 @@
-"""How long a proof runs: a number of rounds, or as many as begin within some minutes."""
+"""How long a proof runs: a number of rounds, or as many as begin within some minutes.
+
+Proofs import this module first: those after it may import what lies in tests/support.
+"""
 
 import argparse
 import itertools
 import random
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 START = time.monotonic()
 
 

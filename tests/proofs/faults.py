@@ -14,8 +14,6 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
-
 from amount import parser, rounds
 from remote import content, samples
 from servers import Servers

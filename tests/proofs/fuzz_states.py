@@ -18,8 +18,6 @@ import tempfile
 import time
 import traceback
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-
 from amount import parser, rounds
 from mutations import attack, subjects
 

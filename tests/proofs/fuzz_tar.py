@@ -21,7 +21,6 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from amount import parser, rounds
 from tars import END, header, padded, pax, tar
 

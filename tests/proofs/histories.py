@@ -11,17 +11,19 @@ of the epoch once, with the same draws, and counts that add up. ``equal``: epoch
 ``--only NUMBER`` with the same seed repeats it. Exit code 1 if one failed.
 """
 
-import collections
 import gzip
+import itertools
 import json
 import logging
 import pathlib
 import pickle
 import random
+import re
 import sys
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 
 import torchdata.nodes as torch_nodes
@@ -46,30 +48,8 @@ SIZES = (
 NONE = object()
 
 
-class Take(Stage):
-    """Ends before its source does."""
-
-    scope = "window"
-
-    @dataclass(slots=True)
-    class At:
-        taken: int = 0
-
-    order_options = ("count",)
-
-    def __init__(self, source, count):
-        super().__init__(source)
-        self.count = count
-
-    def run(self):
-        at = self.at
-        while at.taken < self.count and (item := next(self.source.items, NONE)) is not NONE:
-            at.taken += 1
-            yield item
-
-
-class Until(Stage):
-    """Takes an item that it does not yield, and ends."""
+class Stop(Stage):
+    """Ends before its source does; if it ``swallows``, it takes the last item and yields it not."""
 
     scope = "window"
 
@@ -77,16 +57,17 @@ class Until(Stage):
     class At:
         seen: int = 0
 
-    order_options = ("count",)
+    order_options = ("count", "swallows")
 
-    def __init__(self, source, count):
+    def __init__(self, source, count, swallows):
         super().__init__(source)
-        self.count = count
+        self.count, self.swallows = count, swallows
 
     def run(self):
-        for item in self.source.items:
-            self.at.seen += 1
-            if self.at.seen == self.count:
+        at = self.at
+        while at.seen < self.count and (item := next(self.source.items, NONE)) is not NONE:
+            at.seen += 1
+            if self.swallows and at.seen == self.count:
                 return
             yield item
 
@@ -144,7 +125,7 @@ class Twice(Stage):
         return self._own(self.at), self.before if self.at.half and self.before is not None else self.source.mark()
 
 
-for kind in (Take, Until, Lag, Twice):
+for kind in (Stop, Lag, Twice):
     wp.register_stage(kind)
 
 
@@ -205,32 +186,23 @@ def canon(item):
     return [str(part) for part in item[:2]] if isinstance(item, tuple) else repr(item)
 
 
-class Data:
-    """Collections of shards, whole and damaged."""
-
-    def __init__(self, directory):
-        self.found = []
-        for place, sizes in enumerate(SIZES):
-            for form in ("plain", "gz", "damaged"):
-                urls = make_shards(
-                    f"{directory}/{place}-{form}",
-                    shards=len(sizes),
-                    samples=sizes,
-                    fields={"txt": lambda rng, n: "x" * rng.randrange(900), "cls": bad_field},
-                )
-                for shard, url in enumerate(urls):
-                    path = pathlib.Path(url)
-                    data = path.read_bytes()
-                    if form == "gz":
-                        pathlib.Path(url + ".gz").write_bytes(gzip.compress(data, mtime=0))
-                        path.unlink()
-                        urls[shard] = url + ".gz"
-                    elif form == "damaged" and shard % 2 == 0 and len(data) > 10240:
-                        at = (len(data) // 1024) * 512
-                        path.write_bytes(
-                            data[:at] + bytes(range(256)) * 2 + data[at + 512 :] if shard % 4 == 0 else data[: at + 100]
-                        )
-                self.found.append((urls, sizes, form))
+def make_data(directory):
+    """Collections of shards, whole and damaged: (urls, sizes, form)."""
+    fields, found = {"txt": lambda rng, n: "x" * rng.randrange(900), "cls": bad_field}, []
+    for (place, sizes), form in itertools.product(enumerate(SIZES), ("plain", "gz", "damaged")):
+        urls = make_shards(f"{directory}/{place}-{form}", shards=len(sizes), samples=sizes, fields=fields)
+        for shard, path in enumerate(map(pathlib.Path, urls)):
+            data, middle = path.read_bytes(), path.stat().st_size // 1024 * 512
+            if form == "gz":
+                urls[shard] = f"{path}.gz"
+                pathlib.Path(urls[shard]).write_bytes(gzip.compress(data, mtime=0))
+                path.unlink()
+            elif form == "damaged" and len(data) > 10240 and shard % 4 == 0:  # a block of other bytes
+                path.write_bytes(data[:middle] + bytes(range(256)) * 2 + data[middle + 512 :])
+            elif form == "damaged" and len(data) > 10240 and shard % 4 == 2:  # a cut
+                path.write_bytes(data[: middle + 100])
+        found.append((urls, sizes, form))
+    return found
 
 
 def listed(rng, urls, sizes, form, *, counted):
@@ -242,68 +214,56 @@ def listed(rng, urls, sizes, form, *, counted):
     return wp.ShardList(urls, empty_check=False, **options)
 
 
-def grouped(rng, data, *, counted=None):
-    urls, sizes, form = rng.choice(data.found)
-    pipe = listed(rng, urls, sizes, form, counted=rng.random() < 0.4 if counted is None else counted)
+def grouped(rng, data):
+    urls, sizes, form = rng.choice(data)
     skip = {"on_error": "skip"} if form == "damaged" else {}
+    pipe = listed(rng, urls, sizes, form, counted=rng.random() < 0.4)
     pipe = pipe.open_shards(buffer_bytes=rng.choice([512, 1 << 20])).load_tar(**skip)
     if rng.random() < 0.1:
-        pipe = rng.choice(
-            [
-                lambda: pipe.filter_samples(keep_member),
-                lambda: pipe.map_samples(Trap.step),
-                lambda: pipe.filter(keep_member),
-            ]
-        )()
+        step, function = rng.choice(
+            [("filter_samples", keep_member), ("map_samples", Trap.step), ("filter", keep_member)]
+        )
+        pipe = getattr(pipe, step)(function)
     fields = {"fields": rng.choice([["cls"], ["txt", "cls"]])} if rng.random() < 0.2 else {}
     return pipe.group_by_key(**fields, **skip)
 
 
-def extend(rng, pipe, most, *, torch=True, own=True, first=True):
-    """``pipe`` with up to ``most`` random steps after it."""
-    text = repr(pipe)
-    dicts = not any(step in text for step in ("batch", "collate", "to_tuple"))
+STEPS = {  # random steps after a pipe, by name
+    "shuffle": lambda rng, pipe: pipe.shuffle_buffer(
+        rng.choice([1, 2, 3, 4, 5, 8, 20, 1000]), seed=rng.choice([None, 5])
+    ),
+    "filter": lambda rng, pipe: pipe.filter_samples(wanted),
+    "map": lambda rng, pipe: pipe.map_samples(Trap.step),
+    "skip": lambda rng, pipe: pipe.map_samples(break_some, on_error="skip", max_errors=rng.choice([None, 1000])),
+    "draw": lambda rng, pipe: pipe.map_samples(draw),
+    "decode": lambda rng, pipe: pipe.decode_by_ext(on_error="skip", partial=True),
+    "interleave": lambda rng, pipe: pipe.interleave_shards(rng.randrange(1, 5)),
+    "batch": lambda rng, pipe: pipe.batch_samples(rng.randrange(1, 5), collate="list", drop_last=rng.random() < 0.3),
+    "tuple": lambda rng, pipe: pipe.to_tuple("__key__", "cls"),
+    "torch map": lambda rng, pipe: pipe.map(Trap.step),
+    "torch filter": lambda rng, pipe: pipe.filter(wanted),
+    "torch batch": lambda rng, pipe: pipe.batch(rng.randrange(1, 4), drop_last=rng.random() < 0.3, wrapper_class=list),
+    "torch collate": lambda rng, pipe: pipe.collate(list),
+    "take": lambda rng, pipe: pipe.stop(rng.randrange(0, 12), swallows=False),
+    "until": lambda rng, pipe: pipe.stop(rng.randrange(1, 12), swallows=True),
+    "lag": lambda rng, pipe: pipe.lag(),
+    "twice": lambda rng, pipe: pipe.twice(),
+}
+NO_DICTS_AFTER = ("batch", "torch batch", "torch collate", "tuple")
+ANYWHERE = ["shuffle", "map", *sorted(STEPS.keys() - {"interleave", "decode", "tuple"})]  # these two more often
+
+
+def extend(rng, pipe, most, *, first=True):
+    """``pipe`` with up to ``most`` random steps; interleave_shards if they are the ``first``."""
+    dicts = not any(step in repr(pipe) for step in ("batch", "collate", "to_tuple"))
     for place in range(rng.randrange(most + 1)):
-        steps = ["shuffle", "shuffle", "filter", "map", "skip", "draw", "batch", "trap"]
-        steps += ["torch map", "torch filter", "torch batch", "torch collate"] if torch else []
-        steps += ["take", "until", "lag", "twice"] if own else []
-        steps += ["interleave"] * 2 if first and place < 3 else []
-        steps += ["decode", "tuple"] if dicts else []
-        step = rng.choice(steps)
-        if step == "shuffle":
-            pipe = pipe.shuffle_buffer(rng.choice([1, 2, 3, 4, 8, 20, 1000]), seed=rng.choice([None, 5]))
-        elif step == "filter":
-            pipe = pipe.filter_samples(wanted)
-        elif step in ("map", "trap"):
-            pipe = pipe.map_samples(Trap.step)
-        elif step == "skip":
-            pipe = pipe.map_samples(break_some, on_error="skip", max_errors=rng.choice([None, 1000]))
-        elif step == "draw":
-            pipe = pipe.map_samples(draw)
-        elif step == "batch":
-            pipe, dicts = pipe.batch_samples(rng.randrange(1, 5), collate="list", drop_last=rng.random() < 0.3), False
-        elif step == "torch map":
-            pipe = pipe.map(Trap.step)
-        elif step == "torch filter":
-            pipe = pipe.filter(wanted)
-        elif step == "torch batch":
-            pipe, dicts = pipe.batch(rng.randrange(1, 4), drop_last=rng.random() < 0.3, wrapper_class=list), False
-        elif step == "torch collate":
-            pipe, dicts = pipe.collate(list), False
-        elif step == "take":
-            pipe = pipe.take(rng.randrange(0, 12))
-        elif step == "until":
-            pipe = pipe.until(rng.randrange(1, 12))
-        elif step == "lag":
-            pipe = pipe.lag()
-        elif step == "twice":
-            pipe = pipe.twice()
-        elif step == "interleave":
-            pipe = pipe.interleave_shards(rng.randrange(1, 5))
-        elif step == "decode":
-            pipe = pipe.decode_by_ext(on_error="skip", partial=True)
-        elif step == "tuple":
-            pipe, dicts = pipe.to_tuple("__key__", "cls"), False
+        step = rng.choice([
+            *ANYWHERE,
+            *(["interleave"] * 2 if first and place < 3 else []),
+            *(["decode", "tuple"] if dicts else []),
+        ])  # fmt: skip
+        pipe = STEPS[step](rng, pipe)
+        dicts = dicts and step not in NO_DICTS_AFTER
     return pipe
 
 
@@ -311,316 +271,305 @@ def anything(rng, data, depth=0):
     """A random chain; the same for a generator in the same state."""
     chance = rng.random()
     if chance < 0.06 and depth == 0:
-        urls, sizes, form = rng.choice([entry for entry in data.found if entry[2] != "damaged"])
+        urls, sizes, form = rng.choice([entry for entry in data if entry[2] != "damaged"])
         pipe = listed(rng, urls, sizes, form, counted=rng.random() < 0.3)
-        if rng.random() < 0.7:
-            pipe = pipe.open_shards()
-            if rng.random() < 0.7:
-                pipe = pipe.load_tar()
-        return pipe
-    if chance < 0.35 and depth < 2:
-        sources = {
-            name: anything(rng, data, depth + 1) if rng.random() < 0.3 else extend(rng, grouped(rng, data), 2)
-            for name in "abc"[: rng.randrange(1, 4)]
-        }
-        pipe = wp.mix(
-            sources,
-            weights=[rng.randrange(1, 4) for _ in sources],
-            exhausted=rng.choice(["stop", "drop", "repeat"]),
-            seed=rng.randrange(9),
-        )
-        return extend(rng, pipe, 4, first=False)
-    return extend(rng, grouped(rng, data), 5)
+        opened = rng.choice(["ShardList", "open_shards", "load_tar"])
+        pipe = pipe if opened == "ShardList" else pipe.open_shards()
+        return pipe.load_tar() if opened == "load_tar" else pipe
+    if chance >= 0.35 or depth == 2:
+        return extend(rng, grouped(rng, data), 5)
+    sources = {
+        name: anything(rng, data, depth + 1) if rng.random() < 0.3 else extend(rng, grouped(rng, data), 2)
+        for name in "abc"[: rng.randrange(1, 4)]
+    }
+    return extend(rng, mixed(rng, sources, rng.choice(["stop", "drop", "repeat"])), 4, first=False)
+
+
+def mixed(rng, sources, exhausted):
+    weights = [rng.randrange(1, 4) for _ in sources]
+    return wp.mix(sources, weights=weights, exhausted=exhausted, seed=rng.randrange(9))
 
 
 # The same lanes: the same items
 
-
-class Host:
-    """Something that is iterated: how it is made, run and saved."""
-
-    def __init__(self, rng, data):
-        self.kind = rng.choices(
-            ["pipe", "node", "dataset", "dataloader", "stateful", "loader", "loader"], [3, 3, 1, 1, 1, 3, 3]
-        )[0]
-        self.chain_seed, self.data = rng.randrange(1 << 40), data
-        self.options, self.cut = {}, None
-        self.wrap = rng.choice(["", "", "prefetch", "batch", "map", "weighted"]) if self.kind == "node" else ""
-        self.workers = 0
-        if self.kind == "loader":
-            world = rng.choice([1, 1, 1, 2, 3])
-            self.options = {
-                "rank": rng.randrange(world),
-                "world_size": world,
-                "lanes": world * rng.randrange(1, 4),
-                "epoch_end": "exact",
-            }
-            if rng.random() < 0.5:
-                self.options |= {"batch_size": rng.randrange(1, 5), "collate": "list", "drop_last": rng.random() < 0.3}
-            if rng.random() < 0.25 and world == 1:
-                self.cut = rng.randrange(1, 8)
-            self.workers = 2 if rng.random() < WORKERS else 0
-        elif self.kind == "stateful":
-            self.workers = 2 if rng.random() < WORKERS else 0
-
-    def pipe(self):
-        return anything(random.Random(self.chain_seed), self.data)
-
-    def make(self, workers=None, plain=False):
-        pipe, workers = self.pipe(), self.workers if workers is None else workers
-        if self.kind == "pipe":
-            return wp_pipe(pipe)
-        if self.kind == "node":
-            node = pipe.as_node()
-            if self.wrap == "prefetch":
-                node = torch_nodes.Prefetcher(node, 2, snapshot_frequency=1)
-            elif self.wrap == "batch":
-                node = torch_nodes.Batcher(node, 2, drop_last=False)
-            elif self.wrap == "map":
-                node = torch_nodes.Mapper(node, same)
-            elif self.wrap == "weighted":
-                node = torch_nodes.MultiNodeWeightedSampler(
-                    {"a": node}, {"a": 1.0}, torch_nodes.StopCriteria.FIRST_DATASET_EXHAUSTED
-                )
-            return torch_nodes.Loader(node)
-        if self.kind == "dataset":
-            return pipe.as_dataset()
-        if self.kind == "dataloader":
-            return Wrapped(pipe.as_dataset())
-        if self.kind == "stateful":
-            context = {"multiprocessing_context": "fork"} if workers else {}
-            return StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers, **context)
-        context = {"multiprocessing_context": "fork"} if workers else {}
-        loader = wp.PipeLoader(pipe, num_workers=workers, **context, **self.options)
-        return loader.with_epoch(batches=self.cut) if self.cut and not plain else loader
+EPOCHS = 3
+WORKERS = 0.0  # the share of histories with two workers
+LONGEST = 400  # items of an epoch; one with more may have no end
+KINDS = {"pipe": 3, "node": 3, "dataset": 1, "dataloader": 1, "stateful": 1, "loader": 6}  # with their weights
+OURS = ("pipe", "dataset", "loader")  # those whose states and ends are this package's own
+WRAPS = {  # nodes of torchdata after ours
+    "": lambda node: node,
+    "prefetch": lambda node: torch_nodes.Prefetcher(node, 2, snapshot_frequency=1),
+    "batch": lambda node: torch_nodes.Batcher(node, 2, drop_last=False),
+    "map": lambda node: torch_nodes.Mapper(node, same),
+    "weighted": lambda node: torch_nodes.MultiNodeWeightedSampler(
+        {"a": node}, {"a": 1.0}, torch_nodes.StopCriteria.FIRST_DATASET_EXHAUSTED
+    ),
+}
 
 
 def same(item):
     return item
 
 
-class Wrapped:
-    """A DataLoader over a dataset whose state is taken beside it."""
+class Host:
+    """Something that is iterated: how it is made."""
 
-    def __init__(self, dataset):
-        self.dataset, self.loader = dataset, DataLoader(dataset, batch_size=None)
+    def __init__(self, rng, data):
+        [self.kind] = rng.choices(list(KINDS), KINDS.values())
+        self.chain_seed, self.data = rng.randrange(1 << 40), data
+        self.options, self.cut = {}, None
+        self.wrap = rng.choice(["", *WRAPS]) if self.kind == "node" else ""
+        if self.kind == "loader":
+            world = rng.choice([1, 1, 1, 2, 3])
+            self.options = {"rank": rng.randrange(world), "world_size": world, "epoch_end": "exact"}
+            self.options["lanes"] = world * rng.randrange(1, 4)
+            if rng.random() < 0.5:
+                self.options |= {"batch_size": rng.randrange(1, 5), "collate": "list", "drop_last": rng.random() < 0.3}
+            if rng.random() < 0.25 and world == 1:
+                self.cut = rng.randrange(1, 8)
+        has_workers = self.kind in ("loader", "stateful") and rng.random() < WORKERS
+        self.workers = 2 if has_workers else 0
 
-    def __iter__(self):
-        return iter(self.loader)
+    def __str__(self):
+        workers, cut = " 2 workers" if self.workers else "", " with_epoch" if self.cut else ""
+        return f"{self.kind} {self.wrap}{workers}{cut}"
 
-    def state_dict(self):
-        return self.dataset.state_dict()
+    def pipe(self):
+        return anything(random.Random(self.chain_seed), self.data)
 
-    def load_state_dict(self, state):
-        self.dataset.load_state_dict(state)
-
-
-class wp_pipe:
-    """A pipe by the functions of the package."""
-
-    def __init__(self, pipe):
-        self.pipe = pipe
-
-    def __iter__(self):
-        return iter(self.pipe)
-
-    def state_dict(self):
-        return wp.state_dict(self.pipe)
-
-    def load_state_dict(self, state):
-        wp.load_state_dict(self.pipe, state)
-
-    def set_epoch(self, epoch):
-        self.pipe.set_epoch(epoch)
-
-    def close(self):
-        self.pipe._stream.close()
+    def make(self, workers, *, whole_epochs=False):
+        pipe = self.pipe()
+        context = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+        match self.kind:
+            case "pipe":
+                return pipe
+            case "node":
+                return torch_nodes.Loader(WRAPS[self.wrap](pipe.as_node()))
+            case "dataset":
+                return pipe.as_dataset()
+            case "dataloader":  # the state of its dataset is taken beside it
+                dataset = pipe.as_dataset()
+                loader = DataLoader(dataset, batch_size=None)
+                loader.state_dict, loader.load_state_dict = dataset.state_dict, dataset.load_state_dict
+                return loader
+            case "stateful":
+                return StatefulDataLoader(pipe.as_dataset(), batch_size=None, **context)
+        loader = wp.PipeLoader(pipe, **context, **self.options)
+        return loader.with_epoch(batches=self.cut) if self.cut and not whole_epochs else loader
 
 
-EPOCHS = 3
-WORKERS = 0.0
+def close(loader):
+    """End what iterates; of a pipe, its stream."""
+    if isinstance(loader, wp.datapipes.WdsPipe):
+        loader._stream.close()
+    elif hasattr(loader, "close"):
+        loader.close()
 
 
-def same_history(rng, data, told):
-    host = Host(rng, data)
-    told["host"] = (
-        host.kind
-        + (f" {host.wrap}" if host.wrap else "")
-        + (" 2 workers" if host.workers else "")
-        + (" with_epoch" if host.cut else "")
-    )
-    told["pipe"] = repr(host.pipe())
-    told["options"] = host.options | {"cut": host.cut}
-    workers = host.workers if host.kind == "stateful" else 0
-    whole = host.make(workers, plain=True)
+def whole_run(host):
+    """The items of each epoch without an interruption; None if one may have no end."""
+    loader = host.make(host.workers if host.kind == "stateful" else 0, whole_epochs=True)
     epochs = []
     for _ in range(EPOCHS):
-        epochs.append([])
-        for item in whole:
-            epochs[-1].append(canon(item))
-            if len(epochs[-1]) > 400:
-                break
-        if len(epochs[-1]) > 400:
-            return "endless"
-    flat = [item for epoch in epochs for item in epoch]
-    starts = [sum(map(len, epochs[:epoch])) for epoch in range(EPOCHS + 1)]
-    del whole
-    told["epochs"] = [len(epoch) for epoch in epochs]
-    loader, place, log = host.make(), 0, []
-    told["log"] = log
-    # given: in this epoch of with_epoch; fresh: a state was loaded and nothing was taken since;
-    # left: by break or close
-    given, fresh, left = 0, False, False
-    if host.cut and not all(epochs):
-        return "with_epoch over empty epochs"
-    last_start = starts[EPOCHS - 1]
-    for _ in range(rng.randrange(2, 6)):
-        items = iter(loader)
-        ends = [end for end in starts if end > place]
-        chance = rng.random()
-        count = (
-            0
-            if chance < 0.1
-            else rng.randrange(1, 12)
-            if chance < 0.5
-            else max(0, (ends or [place])[0] - place - rng.choice([0, 0, 1, 1, 2, 3, 5]))
-        )
+        epochs.append([canon(item) for item in itertools.islice(loader, LONGEST + 1)])
+        if len(epochs[-1]) > LONGEST:
+            return None
+    return epochs
+
+
+class Interrupted:
+    """The same run, cut, interrupted, closed and resumed at random; AssertionError where it differs
+    from ``epochs``.
+    """
+
+    def __init__(self, rng, host, epochs, log):
+        self.rng, self.host, self.epochs, self.log = rng, host, epochs, log
+        self.flat = [item for epoch in epochs for item in epoch]
+        self.starts = [sum(map(len, epochs[:epoch])) for epoch in range(EPOCHS + 1)]
+        self.loader = host.make(host.workers)
+        self.place = 0  # the next item of ``flat``
+        self.given = 0  # items in this pass of with_epoch
+        self.fresh = False  # a state was loaded, and not left by break, close or set_epoch
+        self.left = False  # by break or close
+
+    def is_over(self):
+        """Whether the last epoch has begun."""
+        return self.place > self.starts[EPOCHS - 1] or self.place == len(self.flat)
+
+    def turn(self):
+        """Take some items and stop in some way; returns whether there is more to do."""
+        rng, begun = self.rng, self.place
+        items, count = iter(self.loader), self.choose_count()
+        self.log.append(f"at {self.place}: take {count}")
+        if self.host.workers == 0 and self.host.wrap not in ("prefetch", "batch") and rng.random() < 0.3:
+            Trap.set(rng.randrange(1, 12), rng.choice([KeyboardInterrupt("trap"), OSError("trap")]))
+            self.log.append(f"  with {Trap.error!r} in {Trap.calls} calls")
+        ended, broken = self.take(items, count)
+        Trap.set(0, None)
+        self.check_end(ended)
+        if self.is_over():
+            return False
+        if self.host.kind == "loader":
+            self.check_figures(broken)
+        action = self.choose_action(begun, ended, broken)
+        self.log.append(f"at {self.place}{' (ended)' if ended else ''}: {action}")
+        self.left = action in ("break", "close")
+        if self.left:
+            self.leave(action, begun)
+            return self.place < self.starts[EPOCHS - 1]
+        if action == "epoch":
+            self.set_epoch(waits=self.fresh and self.place == begun and not ended)
+            return True
+        self.resume(action)
+        if self.host.kind in ("node", "stateful") and not ended and begun < self.place in self.starts:
+            self.check_rest()
+        return not self.is_over()
+
+    def choose_count(self):
+        """How many items to take: none, some, or about as many as are left of the epoch."""
+        rng, chance = self.rng, self.rng.random()
+        to_end = next((end for end in self.starts if end > self.place), self.place) - self.place
+        count = rng.randrange(1, 12) if chance < 0.5 else max(0, to_end - rng.choice([0, 0, 1, 1, 2, 3, 5]))
+        count = 0 if chance < 0.1 else count
         count += rng.choice([0, 0, 0, 1])  # over the end
-        if left:
-            count = max(1, count)  # until then, a state stands where the iterator was left
-        trap = None
-        if host.workers == 0 and host.wrap not in ("prefetch", "batch") and rng.random() < 0.3:
-            trap = rng.choice([KeyboardInterrupt("trap"), OSError("trap")])
-            Trap.set(rng.randrange(1, 12), trap)
-        log.append(f"at {place}: take {count}" + (f" with {trap!r} in {Trap.calls} calls" if trap else ""))
-        ended = broken = left = False
-        begun = place
+        # Until an item is taken, a state stands where the iterator was left.
+        return max(1, count) if self.left else count
+
+    def take(self, items, count):
+        """Take items; returns whether the iterator has ended, and whether an error broke it."""
         for _ in range(count):
             try:
                 item = next(items, NONE)
             except (KeyboardInterrupt, OSError, RuntimeError) as error:
-                if "trap" not in str(error) and "interrupt" not in str(error).lower() and "Caught" not in str(error):
+                if not re.search("trap|Caught|[Ii]nterrupt", str(error)):
                     raise
-                broken = True
-                log.append(f"at {place}: {type(error).__name__}: {error!s:.60}")
-                if rng.random() < 0.5:
-                    try:
-                        again = next(items, NONE)
-                    except (Exception, KeyboardInterrupt):
-                        pass
-                    else:
-                        if again is NONE and host.kind in ("pipe", "dataset", "loader"):
-                            raise AssertionError("an iterator that was interrupted says that it has ended") from error
-                        if again is not NONE:
-                            check(again, flat, place)
-                            place, given = place + 1, given + 1
-                            if host.kind != "loader":
-                                raise AssertionError("goes on after an interrupt") from error
-                            broken = False
-                            continue
-                break
+                self.log.append(f"at {self.place}: {type(error).__name__}: {error!s:.60}")
+                if not self.goes_on(items, error):
+                    return False, True
+                continue
             if item is NONE:
-                ended = True
+                return True, False
+            self.check(item)
+            if self.place > self.starts[EPOCHS - 1]:
                 break
-            check(item, flat, place)
-            place, given = place + 1, given + 1
-            if place > last_start:
-                break
-        Trap.set(0, None)
+        return False, False
+
+    def goes_on(self, items, error):
+        """Sometimes, try the iterator again after an error; returns whether it continues."""
+        if self.rng.random() < 0.5:
+            return False
+        try:
+            again = next(items, NONE)
+        except (Exception, KeyboardInterrupt):
+            return False
+        if again is NONE:
+            if self.host.kind in OURS:
+                raise AssertionError("an iterator that was interrupted says that it has ended") from error
+            return False
+        self.check(again)
+        if self.host.kind != "loader":
+            raise AssertionError("goes on after an interrupt") from error
+        return True
+
+    def check(self, item):
+        """An item is the next one."""
+        item, place = canon(item), self.place
+        if place >= len(self.flat):
+            raise AssertionError(f"item {place} is one too many: {item}")
+        if item != self.flat[place]:
+            raise AssertionError(f"item {place} is {item!s:.300}, not {self.flat[place]!s:.300}")
+        self.place, self.given = place + 1, self.given + 1
+
+    def check_end(self, ended):
+        """An epoch, or a pass of with_epoch, ends where it should."""
+        cut = self.host.cut
+        if cut and (self.given > cut or (ended and self.given != cut)):
+            raise AssertionError(f"a pass of with_epoch({cut}) gave {self.given}, at {self.place}")
+        if ended and not cut and self.place not in self.starts:
+            raise AssertionError(f"ends at {self.place}, not at one of {self.starts}")
         if ended:
-            if host.cut:
-                if given != host.cut:
-                    raise AssertionError(f"a pass of with_epoch({host.cut}) gave {given}, at {place}")
-                given = 0
-            elif place not in starts:
-                raise AssertionError(f"ends at {place}, not at one of {starts}")
-        elif host.cut and given > host.cut:
-            raise AssertionError(f"with_epoch({host.cut}) gave {given}")
-        if place > last_start or place == len(flat):
-            break
-        if host.kind == "loader":
-            stats = loader.stats()
-            if any(value < 0 for value in stats.values()):
-                raise AssertionError(f"stats: {stats}")
-            if (
-                host.cut
-                and not broken
-                and given
-                and place < last_start
-                and loader.remaining() != (host.cut - given if given < host.cut else host.cut)
-            ):
-                raise AssertionError(f"remaining: {loader.remaining()} of {host.cut} after {given}")
-        action = rng.choice(["new", "new", "new", "same", "break", "close", "epoch", "twice"])
-        if broken and action in ("break", "close", "epoch"):
-            action = "new"
-        over = place in starts and place > begun and host.kind in ("pipe", "dataset", "dataloader", "loader")
-        if action in ("break", "close") and (
-            place == begun
-            or over
-            or ended
-            or host.cut
-            or place not in range(starts[-1])
-            or host.kind in ("node", "stateful", "dataloader")
-        ):
-            action = "new"
-        if action == "epoch" and (host.kind not in ("pipe", "dataset", "loader") or host.cut):
-            action = "same"
-        log.append(f"at {place}{' (ended)' if ended else ''}: {action}")
-        if action in ("break", "close"):
-            if action == "close" and hasattr(loader, "close"):
-                loader.close()
-            epoch = next(epoch for epoch in range(EPOCHS) if starts[epoch] <= begun < starts[epoch + 1])
-            place, fresh, left = starts[epoch + 1], False, True
-            del items
-            if place >= last_start:
-                break
-            continue
-        if action == "epoch":
-            epoch, now = rng.randrange(EPOCHS - 1), loader.state_dict()["epoch"]
-            waits = fresh and place == begun and not ended
-            loader.set_epoch(epoch)
-            over = host.kind == "loader" and waits and place == starts[epoch + 1]  # nothing is left of it
-            if (not waits or epoch != now) and not over:  # else the loaded state continues
-                place, fresh = starts[epoch], False
-            continue
-        state = loader.state_dict()
+            self.given = 0
+
+    def check_figures(self, broken):
+        """What stats() and remaining() say of a PipeLoader."""
+        stats, cut, given = self.loader.stats(), self.host.cut, self.given
+        if any(value < 0 for value in stats.values()):
+            raise AssertionError(f"stats: {stats}")
+        if cut and given and not broken and self.place < self.starts[EPOCHS - 1]:
+            remaining = self.loader.remaining()
+            if remaining != (cut - given if given < cut else cut):
+                raise AssertionError(f"remaining: {remaining} of {cut} after {given}")
+
+    def choose_action(self, begun, ended, broken):
+        """What to do with the iterator, unless the result of that is undefined."""
+        host, place = self.host, self.place
+        action = self.rng.choice(["new", "new", "new", "same", "break", "close", "epoch", "twice"])
+        inside = begun < place < self.starts[-1] and place not in self.starts and not ended
+        if action in ("break", "close") and (broken or host.cut or host.kind not in OURS or not inside):
+            return "new"
+        if action == "epoch" and (host.cut or host.kind not in OURS or broken):
+            return "new" if broken else "same"
+        return action
+
+    def leave(self, action, begun):
+        """Leave the iterator within an epoch: the next one begins the next epoch."""
+        if action == "close":
+            close(self.loader)
+        self.place, self.fresh = next(start for start in self.starts if start > begun), False
+
+    def set_epoch(self, *, waits):
+        """Set an epoch, which begins anew unless a loaded state ``waits`` that stands in it."""
+        epoch, now = self.rng.randrange(EPOCHS - 1), self.loader.state_dict()["epoch"]
+        self.loader.set_epoch(epoch)
+        nothing_left = self.host.kind == "loader" and waits and self.place == self.starts[epoch + 1]
+        if (not waits or epoch != now) and not nothing_left:
+            self.place, self.fresh = self.starts[epoch], False
+
+    def resume(self, action):
+        """Load the state into the same loader, into a new one, or into two, one after the other."""
+        host, state = self.host, self.loader.state_dict()
         state = pickle.loads(pickle.dumps(state)) if host.wrap == "weighted" else json.loads(json.dumps(state))
-        if host.cut and given >= host.cut:
-            given = 0
-        fresh = True
+        if host.cut and self.given >= host.cut:
+            self.given = 0
+        self.fresh = True
         if action == "same":
-            loader.load_state_dict(state)
-        else:
-            if host.kind == "loader" and host.workers:
-                loader.close()
-            for _ in range(2 if action == "twice" else 1):
-                loader = host.make(0 if host.kind == "loader" and rng.random() < 0.5 else None)
-                loader.load_state_dict(state)
-                again = loader.state_dict()
-                if host.kind in ("pipe", "dataset", "loader") and again != state:
-                    raise AssertionError(f"another state after it was loaded: {state} {again}")
-                if host.kind in ("pipe", "dataset", "loader"):
-                    state = again
-        if host.kind in ("node", "stateful") and not ended and place in starts and place > begun:
-            # torchdata: a state after the last item means an empty rest
-            rest = [canon(item) for item in loader]
-            if rest and rest != epochs[starts.index(place)] and flat[place : place + len(rest)] != rest:
-                raise AssertionError(f"at the end, gives {rest}")
-            if rest:
-                place += len(rest)
-                if place > last_start or place == len(flat):
-                    break
-    if hasattr(loader, "close"):
-        loader.close()
+            self.loader.load_state_dict(state)
+            return
+        if host.workers and host.kind == "loader":
+            self.loader.close()
+        for _ in range(2 if action == "twice" else 1):
+            in_process = host.kind == "loader" and self.rng.random() < 0.5
+            self.loader = host.make(0 if in_process else host.workers)
+            self.loader.load_state_dict(state)
+            again = self.loader.state_dict()
+            if host.kind in OURS and again != state:
+                raise AssertionError(f"another state after it was loaded: {state} {again}")
+
+    def check_rest(self):
+        """To torchdata, a state after the last item means an empty rest, or the next epoch."""
+        rest, place = [canon(item) for item in self.loader], self.place
+        if rest and rest != self.epochs[self.starts.index(place)] and self.flat[place : place + len(rest)] != rest:
+            raise AssertionError(f"at the end, gives {rest}")
+        self.place += len(rest)
+
+
+def same_history(rng, data, told):
+    host = Host(rng, data)
+    told["host"], told["pipe"] = str(host), repr(host.pipe())
+    told["options"] = host.options | {"cut": host.cut}
+    epochs = whole_run(host)
+    if epochs is None:
+        return "endless"
+    told["epochs"], told["log"] = [len(epoch) for epoch in epochs], []
+    if host.cut and not all(epochs):
+        return "with_epoch over empty epochs"
+    run = Interrupted(rng, host, epochs, told["log"])
+    for _ in range(rng.randrange(2, 6)):
+        if not run.turn():
+            break
+    close(run.loader)
     return host.kind
-
-
-def check(item, flat, place):
-    item = canon(item)
-    if place >= len(flat):
-        raise AssertionError(f"item {place} is one too many: {item}")
-    if item != flat[place]:
-        raise AssertionError(f"item {place} is {item!s:.300}, not {flat[place]!s:.300}")
 
 
 # Other lanes: each sample once
@@ -630,194 +579,168 @@ def leaves(item):
     return [leaf for part in item for leaf in leaves(part)] if isinstance(item, list) else [item]
 
 
-def ledger_chain(rng, data, form, exact):
-    """A chain that yields single samples, and whether it yields them all, and the total of
-    its epoch.
-    """
-    choices = [entry for entry in data.found if entry[2] == form]
+def name(sample):
+    fields = ",".join(sorted(field for field in sample if field != "__padding__"))
+    return f"{sample['__url__']}#{sample['__key__']}#{sample.get('draw', '')}#{fields}"
+
+
+def ledger_chain(rng, data, form, *, exact):
+    """A chain, how many samples its shards have, and whether it yields batches."""
+    names = ["shuffle", "shuffle", "draw", *(["filter", "skip", "decode", "lag", "torch map"] if exact else [])]
+    total = 0
 
     def base():
-        urls, sizes, _ = rng.choice(choices)
-        options = {"samples_per_shard": sizes} if form != "damaged" and (not exact or rng.random() < 0.5) else {}
+        nonlocal total
+        urls, sizes, _ = rng.choice([entry for entry in data if entry[2] == form])
+        total += sum(sizes)
+        counted = form != "damaged" and (not exact or rng.random() < 0.5)
+        options = {"samples_per_shard": sizes} if counted else {}
         skip = {"on_error": "skip"} if form == "damaged" else {}
-        return wp.ShardList(
-            urls, empty_check=False, shuffle=rng.random() < 0.8, seed=rng.randrange(99), **options
-        ).open_shards().load_tar(**skip).group_by_key(**skip), sum(sizes)
+        options |= {"shuffle": rng.random() < 0.8, "seed": rng.randrange(99)}
+        return wp.ShardList(urls, empty_check=False, **options).open_shards().load_tar(**skip).group_by_key(**skip)
 
-    def steps(pipe, most, interleave=True):
+    def extended(pipe, most, *, interleave=True):
         for _ in range(rng.randrange(most + 1)):
-            step = rng.choice(
-                [
-                    "shuffle",
-                    "shuffle",
-                    "draw",
-                    *(["interleave"] if interleave else []),
-                    *(["filter", "skip", "decode", "lag", "torch"] if exact else ["decode all"]),
-                ]
-            )
-            if step == "shuffle":
-                pipe = pipe.shuffle_buffer(rng.choice([1, 2, 3, 5, 9, 1000]))
-            elif step == "draw":
-                pipe = pipe.map_samples(draw)
-            elif step == "interleave":
-                pipe, interleave = pipe.interleave_shards(rng.randrange(1, 5)), False
-            elif step == "filter":
-                pipe = pipe.filter_samples(wanted)
-            elif step == "skip":
-                pipe = pipe.map_samples(break_some, on_error="skip")
-            elif step == "decode":
-                pipe = pipe.decode_by_ext(on_error="skip", partial=True)
-            elif step == "torch":
-                pipe = pipe.map(dict)
-            elif step == "lag":
-                pipe = pipe.lag()
+            step = rng.choice([*names, "interleave"] if interleave else names)
+            pipe = STEPS[step](rng, pipe)
+            interleave = interleave and step != "interleave"
         return pipe
 
     if exact and rng.random() < 0.25:
         # sources over the same collection have the same keys: distinguished by URL
-        sources, total = {}, 0
-        for name in rng.sample("abc", rng.randrange(1, 4)):
-            pipe, size = base()
-            sources[name], total = steps(pipe, 2), total + size
-        pipe = steps(
-            wp.mix(sources, exhausted="drop", weights=[rng.randrange(1, 4) for _ in sources], seed=rng.randrange(9)),
-            3,
-            interleave=False,
-        )
+        sources = {name: extended(base(), 2) for name in rng.sample("abc", rng.randrange(1, 4))}
+        pipe = extended(mixed(rng, sources, "drop"), 3, interleave=False)
     else:
-        pipe, total = base()
-        pipe = steps(pipe, 4)
-    whole = True
-    if exact and rng.random() < 0.3:
+        pipe = extended(base(), 4)
+    batched = exact and rng.random() < 0.3
+    if batched:
         pipe = pipe.batch_samples(rng.randrange(1, 4), collate="list")
         if rng.random() < 0.3:
             pipe = pipe.shuffle_buffer(rng.randrange(1, 4))
-        return pipe, whole, total, True
-    return pipe, whole, total, False
+    return pipe, total, batched
 
 
-def name(sample):
-    return f"{sample['__url__']}#{sample['__key__']}#{sample.get('draw', '')}#{','.join(sorted(field for field in sample if field != '__padding__'))}"  # noqa: E501
+class Ledger:
+    """Two epochs over PipeLoaders on changing numbers of ranks, lanes and workers; it raises
+    AssertionError where they differ from those of the pipe alone.
+    """
 
+    def __init__(self, rng, data, told, mode):
+        self.rng, self.data, self.mode = rng, data, mode
+        self.form = rng.choice(["plain", "gz", "damaged"] if mode == "exact" else ["plain", "gz"])
+        self.chain_seed, self.log = rng.randrange(1 << 40), []
+        once, self.total, self.batched = self.build()
+        text = repr(once)
+        told["pipe"], told["log"] = text, self.log
+        # as documented, a shuffle of batches delivers to itself
+        self.delivers_early = self.batched and ".shuffle_buffer" in text.rpartition("batch_samples")[2]
+        first = list(map(name, leaves(list(once))))
+        self.first_counts = Counter(once.counts())
+        self.expected = [first, list(map(name, leaves(list(once))))]  # of each epoch
+        self.size = rng.randrange(1, 5)
+        self.states, self.epoch, self.got = None, 0, []
+        self.outcome = f"{mode} {self.form}"
 
-def ledger_history(rng, data, told, mode="exact"):
-    form = rng.choice(["plain", "gz", "damaged"] if mode == "exact" else ["plain", "gz"])
-    chain_seed = rng.randrange(1 << 40)
-    build = lambda: ledger_chain(random.Random(chain_seed), data, form, mode == "exact")  # noqa: E731
-    pipe, _, total, batched = build()
-    told["pipe"], log = repr(pipe), []
-    told["log"] = log
-    flatten = lambda items: [  # noqa: E731
-        sample for item in items for sample in (flatten(item) if isinstance(item, list) else [item])
-    ]
-    once = build()[0]
-    expected = [[name(sample) for sample in flatten(list(once))] for _ in range(2)]
-    size = rng.randrange(1, 5)
-    states, got, epoch = None, [], 0
-    padded = False
-    for _ in range(rng.randrange(2, 7)):
+    def build(self):
+        return ledger_chain(random.Random(self.chain_seed), self.data, self.form, exact=self.mode == "exact")
+
+    def turn(self):
+        """Continue on other ranks, lanes and workers; returns whether there is more to do."""
+        rng, loaders = self.rng, self.start()
+        remaining = [loader.remaining() for loader in loaders]
+        given, is_through = self.take(loaders, most=rng.choice([0, 1, 1, 2, 2, 3, 5, 8, 1000]))
+        if is_through and any(left not in (None, count) for left, count in zip(remaining, given)):
+            raise AssertionError(f"ranks gave {given} batches, and remaining() was {remaining}")
+        counts = Counter()
+        for loader in loaders:
+            counts.update(loader.counts())
+            if any(value < 0 for value in loader.stats().values()):
+                raise AssertionError(f"stats: {loader.stats()}")
+        states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+        for loader in loaders:
+            loader.close()
+        ended = is_through or all(lane["ended"] for state in states for lane in state["lanes"].values())
+        self.log.append(f"  ended: {ended}, given {given}, counts {dict(counts)}")
+        self.check_so_far(counts, ended)
+        epochs = {state["epoch"] for state in states}
+        if len(epochs) > 1:  # a rank is through with the epoch before others: not compared further
+            self.outcome = "uneven"
+            return False
+        if ended or epochs == {self.epoch + 1}:
+            self.check_epoch(counts)
+            self.got, self.epoch = [], self.epoch + 1
+        self.states = wp.merge_states(states) if rng.random() < 0.5 else states
+        return self.epoch < 2
+
+    def start(self):
+        """The loaders of all ranks, which continue in the epoch that they should."""
+        rng, options = self.rng, {}
         ranks, lanes_each = rng.choice([1, 1, 2, 3]), rng.choice([1, 1, 2, 3])
-        workers = 2 if rng.random() < WORKERS else 0
-        context = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
-        options = {} if batched else {"batch_size": size, "collate": "list"}
-        if mode == "exact" and not batched and rng.random() < 0.5:
-            options["batch_size"] = rng.randrange(1, 5)
-        lanes = {} if rng.random() < 0.1 and not workers else {"lanes": ranks * lanes_each}
+        if not self.batched:
+            other_size = self.mode == "exact" and rng.random() < 0.5
+            options |= {"batch_size": rng.randrange(1, 5) if other_size else self.size, "collate": "list"}
+        if rng.random() < WORKERS:
+            options |= {"num_workers": 2, "multiprocessing_context": "fork"}
+        if "num_workers" in options or rng.random() < 0.9:
+            options["lanes"] = ranks * lanes_each
+        self.log.append(f"{ranks} ranks, {options}")
         loaders = [
-            wp.PipeLoader(build()[0], rank=rank, world_size=ranks, epoch_end=mode, **lanes, **context, **options)
+            wp.PipeLoader(self.build()[0], rank=rank, world_size=ranks, epoch_end=self.mode, **options)
             for rank in range(ranks)
         ]
-        log.append(f"{ranks} ranks, {lanes}, {workers} workers, {options}")
-        for loader in loaders if states is not None else ():
-            loader.load_state_dict(states)
+        for loader in loaders if self.states is not None else ():
+            loader.load_state_dict(self.states)
         now = {loader.state_dict()["epoch"] for loader in loaders}
-        if len(now) > 1:
-            raise AssertionError(f"ranks begin in epochs {now}")
-        if now != {epoch}:
-            raise AssertionError(f"begins in epoch {now}, not {epoch}")
-        remaining, before = [loader.remaining() for loader in loaders], [0] * ranks
-        running = {rank: iter(loader) for rank, loader in enumerate(loaders)}
-        cut = rng.choice([0, 1, 1, 2, 2, 3, 5, 8, 1000])
-        step = 0
-        while running and step < cut:
+        if now != {self.epoch}:
+            raise AssertionError(f"ranks begin in epochs {now}, not in {self.epoch}")
+        return loaders
+
+    def take(self, loaders, most):
+        """Take batches from each rank in turn; returns how many, and whether all have ended."""
+        given, running = [0] * len(loaders), dict(enumerate(map(iter, loaders)))
+        for _ in range(most):
             for rank, items in list(running.items()):
                 batch = next(items, NONE)
                 if batch is NONE:
                     del running[rank]
                     continue
-                before[rank] += 1
-                if mode != "exact" and len(batch) != size:
-                    raise AssertionError(f"a batch of {len(batch)}, not {size}")
-                got += [sample for sample in flatten([batch]) if not (mode == "pad" and sample["__padding__"])]
-                padded = padded or any(sample.get("__padding__") for sample in flatten([batch]))
-            step += 1
-        if mode != "exact" and 0 < len(running) < ranks:
-            raise AssertionError(f"some ranks have ended, and ranks {list(running)} go on after {before}")
-        if mode != "exact" and len(set(before)) > 1:
-            raise AssertionError(f"ranks gave {before} batches")
-        if not running:
-            for rank, (left, count) in enumerate(zip(remaining, before, strict=True)):
-                if left is not None and left != count:
-                    raise AssertionError(f"rank {rank} gave {count} batches, and remaining() was {left}")
-        counts = collections.Counter()
-        for loader in loaders:
-            counts.update(loader.counts())
-            if any(value < 0 for value in loader.stats().values()):
-                raise AssertionError(f"stats: {loader.stats()}")
-        names = [name(sample) for sample in got]
-        if len(set(names)) < len(names) and len(set(expected[epoch])) == len(expected[epoch]):
-            raise AssertionError(
-                f"twice: {[one for one, count in collections.Counter(names).items() if count > 1][:4]}"
-            )
-        all_states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
-        ended = not running or all(lane["ended"] for state in all_states for lane in state["lanes"].values())
-        for loader in loaders:
-            loader.close()
-        log.append(f"  {step} steps, ended: {ended}, given {before}, counts {dict(counts)}")
-        lags = ".shuffle_buffer" in told["pipe"].rpartition("batch_samples")[2] and batched  # as documented
-        if (
-            mode == "exact"
-            and counts["delivered"] != len(got)
-            and not (lags and not ended and counts["delivered"] < len(got))
-        ):
-            raise AssertionError(f"counts {dict(counts)}, and {len(got)} were given")
-        if len({state["epoch"] for state in all_states}) > 1:
-            return "uneven"
-        if all(state["epoch"] == epoch + 1 for state in all_states) or ended:
-            if mode == "exact":
-                if sorted(names) != sorted(expected[epoch]):
-                    lost = collections.Counter(expected[epoch]) - collections.Counter(names)
-                    more = collections.Counter(names) - collections.Counter(expected[epoch])
-                    raise AssertionError(
-                        f"lost {list(lost)[:3]} ({len(lost)}), too many {list(more)[:3]} ({len(more)})"
-                    )
-                if epoch == 0 and {what: count for what, count in counts.items() if count} != {
-                    what: count for what, count in once_counts(build, 0).items() if count
-                }:
-                    raise AssertionError(f"counts {dict(counts)}, not {once_counts(build, 0)}")
-            else:
-                if not set(names) <= set(expected[epoch]):
-                    raise AssertionError("samples of another epoch")
-                if mode == "pad" and sorted(names) != sorted(expected[epoch]):
-                    raise AssertionError(f"lost {len(set(expected[epoch]) - set(names))}")
-                if (
-                    mode == "drop"
-                    and counts["delivered"] + counts["dropped"] + counts["filtered"] + counts["skipped"] != total
-                ):
-                    raise AssertionError(f"counts {dict(counts)} of {total}")
-            got, epoch = [], epoch + 1
-            if epoch == 2:
-                break
-        states = wp.merge_states(all_states) if rng.random() < 0.5 else all_states
-    return f"{mode} {form}"
+                given[rank] += 1
+                if self.mode != "exact" and len(batch) != self.size:
+                    raise AssertionError(f"a batch of {len(batch)}, not {self.size}")
+                self.got += [name(sample) for sample in leaves(batch) if not sample.get("__padding__")]
+        if self.mode != "exact" and len(set(given)) > 1:
+            raise AssertionError(f"ranks gave {given} batches, and ranks {list(running)} go on")
+        return given, not running
+
+    def check_so_far(self, counts, ended):
+        """No sample came twice, and what was delivered is what was given."""
+        expected, delivered = self.expected[self.epoch], counts["delivered"]
+        twice = [one for one, count in Counter(self.got).items() if count > 1]
+        if twice and len(set(expected)) == len(expected):
+            raise AssertionError(f"twice: {twice[:4]}")
+        early = self.delivers_early and not ended and delivered < len(self.got)
+        if self.mode == "exact" and delivered != len(self.got) and not early:
+            raise AssertionError(f"counts {dict(counts)}, and {len(self.got)} were given")
+
+    def check_epoch(self, counts):
+        """The samples and the counts of an epoch that is over."""
+        got, expected = Counter(self.got), Counter(self.expected[self.epoch])
+        lost, more = expected - got, got - expected
+        if more or (lost and self.mode != "drop"):
+            raise AssertionError(f"lost {list(lost)[:3]} ({len(lost)}), too many {list(more)[:3]} ({len(more)})")
+        if self.mode == "exact" and self.epoch == 0 and +counts != +self.first_counts:
+            raise AssertionError(f"counts {dict(counts)}, not {dict(self.first_counts)}")
+        accounted = sum(counts[what] for what in ("delivered", "dropped", "filtered", "skipped"))
+        if self.mode == "drop" and accounted != self.total:
+            raise AssertionError(f"counts {dict(counts)} of {self.total}")
 
 
-def once_counts(build, epoch):
-    pipe = build()[0]
-    pipe.set_epoch(epoch)
-    for _ in pipe:
-        pass
-    return pipe.counts()
+def ledger_history(rng, data, told, mode):
+    ledger = Ledger(rng, data, told, mode)
+    for _ in range(rng.randrange(2, 7)):
+        if not ledger.turn():
+            break
+    return ledger.outcome
 
 
 def main():
@@ -831,9 +754,9 @@ def main():
     WORKERS = args.workers
     warnings.simplefilter("ignore")
     logging.getLogger("wds_pipes").setLevel(logging.ERROR)
-    tally, failed = collections.Counter(), 0
+    tally, failed = Counter(), 0
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        data = Data(directory)
+        data = make_data(directory)
         for number in rounds(args) if args.only is None else [args.only]:
             rng, told = random.Random(f"{args.seed} {number}"), {}
             kind = args.kind or rng.choice(["same", "same", "same", "ledger", "equal"])
@@ -841,45 +764,33 @@ def main():
                 if kind == "same":
                     tally[f"same {same_history(rng, data, told)}"] += 1
                 else:
-                    tally[
-                        ledger_history(rng, data, told, "exact" if kind == "ledger" else rng.choice(["drop", "pad"]))
-                    ] += 1
-            except (TypeError, ValueError, wp.StateError) as error:
-                if "build" not in told and not told:
-                    tally[f"refused {type(error).__name__}: {error!s:.60}"] += 1
-                    continue
-                failed += report(args, number, kind, told)
+                    mode = "exact" if kind == "ledger" else rng.choice(["drop", "pad"])
+                    tally[ledger_history(rng, data, told, mode)] += 1
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and "trap" not in str(error):
                     raise
-                failed += report(args, number, kind, told)
+                if not told and isinstance(error, (TypeError, ValueError, wp.StateError)):
+                    tally[f"refused {type(error).__name__}: {error!s:.60}"] += 1
+                    continue
+                failed += 1
+                report(args, number, kind, told)
             finally:
                 Trap.set(0, None)
             if failed >= args.most:
                 break
     for what, count in sorted(tally.items()):
         print(f"{count:6} {what}")
-    print(f"histories={sum(tally.values()) + failed} failed={failed} seed={args.seed}")
+    print(f"histories={tally.total() + failed} failed={failed} seed={args.seed}")
     return int(failed > 0)
 
 
 def report(args, number, kind, told):
-    print(
-        f"--- history {number} failed: --seed {args.seed} --only {number}"
-        + (f" --kind {args.kind}" if args.kind else "")
-        + f"  ({kind})"
-    )
+    """Print a history that failed."""
+    same_kind = f" --kind {args.kind}" if args.kind else ""
+    print(f"--- history {number} failed: --seed {args.seed} --only {number}{same_kind}  ({kind})")
     for what, value in told.items():
-        print(
-            f"    {what}: "
-            + (
-                "\n      ".join(["", *value])
-                if isinstance(value, list) and value and isinstance(value[0], str)
-                else str(value)
-            )
-        )
+        print(f"    {what}: " + ("\n      ".join(["", *value]) if what == "log" else str(value)))
     print("    " + "    ".join(traceback.format_exc().splitlines(keepends=True)[-6:]), flush=True)
-    return 1
 
 
 if __name__ == "__main__":

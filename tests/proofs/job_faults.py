@@ -15,30 +15,17 @@ import random
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
 from pathlib import Path
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
 
 import fsspec
 from amount import parser, rounds
+from jobs import COMMANDS, command_line, finals, make_files, outputs
 from servers.all import Servers
 from servers.s3 import SECRET
 
 SECONDS = 300  # of a run; far more than it takes
 RUNS = 3  # with faults, before the last one without
-COMMANDS = {
-    "create": ["create", "{files}", "{to}", "--max-samples", "60", "--shuffle", "3"],
-    "download": ["download", "{from}", "{to}"],
-    "filter": ["filter", "{from}", "{to}", "--every", "2"],
-    "dedup": ["dedup", "{from}", "{to}", "--by", "content"],
-    "repair": ["repair", "{from}", "{to}"],
-    "reshard": ["reshard", "{from}", "{to}", "--max-bytes", "8MB"],
-    "split": ["split", "{from}", "{to}", "--shares", "a=0.6,b=0.4", "--max-samples", "90"],
-    "shuffle": ["shuffle", "{from}", "{to}", "--max-samples", "90"],
-    "sort": ["sort", "{from}", "{to}", "--by", "cls", "--max-samples", "300"],
-    "export": ["export", "{from}", "{to}", "--to", "jsonl", "--fields", "cls"],
-}
+NAMES = ("create", "download", "filter", "dedup", "repair", "reshard", "split", "shuffle", "sort", "export-jsonl")
 READING = {
     "none": {},
     "500": {"prob": 0.1, "status": 500},
@@ -64,119 +51,109 @@ WRITING = {
 READS, WRITES = "^(GET|HEAD) ", "^(PUT|POST|DELETE) "
 
 
-def make_files(folder: Path, count: int) -> None:
-    numbers = random.Random(0)
-    folder.mkdir()
-    for number in range(count):
-        (folder / f"{number:04d}.bin").write_bytes(numbers.randbytes(numbers.randrange(1000, 40_000)))
-        (folder / f"{number:04d}.cls").write_text(str(number % 10))
+class Place:
+    """A folder in a store, or for None in a local directory."""
 
+    def __init__(self, store, url: str) -> None:
+        self.store, self.url = store, url
+        self.environment = store.environment if store is not None else {}
 
-class Store:
-    """Where shards are read or written: a store, or for None a local directory."""
-
-    def __init__(self, store, folder: Path) -> None:
-        self.store, self.folder = store, folder
-
-    def at(self, name: str) -> str:
-        return str(self.folder / name) if self.store is None else f"{self.store.url}/{name}"
-
-    def files(self, name: str) -> dict[str, bytes]:
+    def files(self) -> dict[str, bytes]:
         """The files under final names, read without faults."""
-        url = self.at(name)
         if self.store is None:
-            paths = [path for path in (self.folder / name).rglob("*") if path.is_file()]
-            found = {str(path.relative_to(url)): path.read_bytes() for path in paths}
-        else:
-            direct = {"use_listings_cache": False, "skip_instance_cache": True}
-            fs, path = fsspec.url_to_fs(url, **self.store.direct.storage_options, **direct)
-            found = {key.removeprefix(f"{path}/"): fs.cat_file(key) for key in fs.find(path)}
-        return {key: data for key, data in found.items() if not any(part[0] == "." for part in key.split("/"))}
+            return outputs(Path(self.url))
+        direct = {"use_listings_cache": False, "skip_instance_cache": True}
+        fs, path = fsspec.url_to_fs(self.url, **self.store.direct.storage_options, **direct)
+        return finals({key.removeprefix(f"{path}/"): fs.cat_file(key) for key in fs.find(path)})
 
-    def faults(self, *rules: dict) -> None:
+    def faults(self, match: str, rule: dict) -> None:
+        """Answer the requests that match with a fault; with none, as usual."""
         if self.store is not None:
             self.store.faults.clear()
-            self.store.faults.rules(*rules)
+            self.store.faults.rules(*([{"match": match, **rule}] if rule else []))
 
 
-def run(arguments: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """The exit code and the errors of a command."""
-    command = [sys.executable, "-m", "wds_pipes", *arguments, "--no-progress"]
+def run(command: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """The exit code and the errors of a command, and what is wrong with how it ended."""
+    environment = {**os.environ, **environment}
     try:
-        environment = {**os.environ, **environment}
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        return -1, "it did not end"
-    return done.returncode, done.stderr
-
-
-def check_errors(code: int, errors: str) -> str:
-    """What is wrong with how a command ended."""
+        return -1, "", "it did not end"
+    code, errors = done.returncode, done.stderr
     if code not in (0, 1, 2):
-        return f"exit code {code}"
+        return code, errors, f"exit code {code}"
     if "Traceback" in errors or SECRET in errors:
-        return "not words for people"
-    return "" if code == 0 or errors.strip() else "no word of why"
+        return code, errors, "not words for people"
+    return code, errors, "" if code == 0 or errors.strip() else "no word of why"
+
+
+def attempts(
+    command, here: Place, there: Place, whole: dict, *, reading: dict, writing: dict
+) -> tuple[int, list[str], str]:
+    """Run a command with faults until it succeeds, the last time without; returns how many runs
+    were wrong, what came of each, and the errors of the last one.
+    """
+    bad, told = 0, []
+    for attempt in range(RUNS + 1):
+        faulty = attempt < RUNS
+        here.faults(READS, reading if faulty else {})
+        there.faults(WRITES, writing if faulty else {})
+        code, errors, problem = run(command, here.environment | there.environment)
+        now = there.files()
+        wrong = [key for key, content in now.items() if whole.get(key) != content]
+        if wrong or problem or (code == 0 and now != whole) or (not faulty and code):
+            bad += 1
+            told.append(f"WRONG: {problem} {wrong} code {code}: {errors}")
+        told.append(f"{code}:{len(now)}")
+        if code == 0:
+            break
+    here.faults(READS, {})
+    there.faults(WRITES, {})
+    return bad, told, errors if code else ""
 
 
 def main() -> None:
     known = parser(__doc__, 40)
-    known.add_argument("--command", choices=COMMANDS, action="append")
+    known.add_argument("--command", choices=NAMES, action="append")
     known.add_argument("--source", choices=("local", "web", "s3", "gcs"), action="append")
     known.add_argument("--to", choices=("local", "s3", "gcs"), action="append")
     options = known.parse_args()
-    numbers, bad = random.Random(options.seed), 0
-    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
-        servers, data, wholes = stack.enter_context(Servers()), Path(directory), {}
-        make_files(data / "files", 600)
-        code, errors = run(["create", f"{data}/files", f"{data}/shards", "--max-samples", "80"], {})
+    numbers, bad, wholes = random.Random(options.seed), 0, {}
+    with tempfile.TemporaryDirectory() as directory, Servers() as servers:
+        data = Path(directory)
+        files, shards = data / "files", data / "shards"
+        make_files(files, 600)
+        code, errors, _ = run(command_line("create {files} {to} --max-samples 80", files=files, to=shards), {})
         assert not code, errors
         for number in rounds(options):
-            name = numbers.choice(options.command or list(COMMANDS))
+            name = numbers.choice(options.command or NAMES)
             source = numbers.choice(options.source or ("local", "web", "s3", "gcs"))
             to = numbers.choice(options.to or ("local", "s3", "gcs"))
             reading, writing = numbers.choice(list(READING)), numbers.choice(list(WRITING))
-            if source == to:
-                source = "local"  # the rules are those of a whole store
-            here = Store(getattr(servers, source) if source != "local" else None, data)
-            there = Store(getattr(servers, to) if to != "local" else None, data)
-            place, files = f"job-{number}", {"files": f"{data}/files", "from": f"{data}/shards", "to": None}
-            if here.store is not None:
-                for path in (data / "shards").iterdir():
+            if source in (to, "local"):  # the rules are those of a whole store
+                source, here = "local", Place(None, str(shards))
+            else:
+                store = getattr(servers, source)
+                here = Place(store, f"{store.url}/in/index.json")
+                for path in shards.iterdir():
                     if path.is_file():
-                        here.store.put(f"in/{path.name}", path.read_bytes())
-                files["from"] = here.at("in/index.json")
+                        store.put(f"in/{path.name}", path.read_bytes())
+            store = None if to == "local" else getattr(servers, to)
+            there = Place(store, f"{data if store is None else store.url}/job-{number}")
             if name not in wholes:
-                whole = [
-                    word.format(**{**files, "from": f"{data}/shards", "to": f"{data}/whole-{name}"})
-                    for word in COMMANDS[name]
-                ]
-                assert not run(whole, {})[0], name
-                wholes[name] = Store(None, data).files(f"whole-{name}")
-            arguments = [word.format(**{**files, "to": there.at(place)}) for word in COMMANDS[name]]
-            environment = {}
-            for store in (here.store, there.store):
-                environment |= store.environment if store is not None else {}
-            told = []
-            for attempt in range(RUNS + 1):
-                faulty = attempt < RUNS
-                here.faults(*([{"match": READS, **READING[reading]}] if faulty and READING[reading] else []))
-                there.faults(*([{"match": WRITES, **WRITING[writing]}] if faulty and WRITING[writing] else []))
-                code, errors = run(arguments, environment)
-                now = there.files(place)
-                wrong = [key for key, content in now.items() if wholes[name].get(key) != content]
-                problem = check_errors(code, errors)
-                if wrong or problem or (code == 0 and now != wholes[name]) or (not faulty and code):
-                    bad += 1
-                    told.append(f"WRONG: {problem} {wrong} code {code}: {errors}")
-                told.append(f"{code}:{len(now)}")
-                if code == 0:
-                    break
+                whole = Place(None, str(data / f"whole-{name}"))
+                command = command_line(COMMANDS[name], **{"files": files, "from": shards, "to": whole.url})
+                assert not run(command, {})[0], name
+                wholes[name] = whole.files()
+            command = command_line(COMMANDS[name], **{"files": files, "from": here.url, "to": there.url})
+            mistakes, told, errors = attempts(
+                command, here, there, wholes[name], reading=READING[reading], writing=WRITING[writing]
+            )
+            bad += mistakes
             print(f"{number}: {name} {source} ({reading}) -> {to} ({writing}): {' '.join(told)}", flush=True)
-            if code and errors:
+            if errors:
                 print(f"    {errors.strip().splitlines()[0]}")
-            here.faults()
-            there.faults()
     print(f"jobs={number + 1} wrong={bad} seed={options.seed}")
     sys.exit(bool(bad))
 

@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -23,65 +22,31 @@ from collections import Counter
 from pathlib import Path
 
 from amount import parser, rounds
-
-COMMANDS = {
-    "create": lambda data, place: ["create", f"{data}/files", place, "--max-samples", "50", "--shuffle", "3"],
-    "convert": lambda data, place: ["convert", f"{data}/tables", place, "--from", "parquet", "--max-samples", "50"],
-    "export-parquet": lambda data, place: ["export", f"{data}/shards", place, "--to", "parquet"],
-    "export-imagefolder": lambda data, place: ["export", f"{data}/shards", place, "--to", "imagefolder"],
-    "download": lambda data, place: ["download", f"{data}/shards", place],
-    "index": lambda data, place: ["index", f"{data}/shards", "-o", f"{place}/index.json", "--offsets-to", place],
-    "filter": lambda data, place: ["filter", f"{data}/shards", place, "--every", "2"],
-    "map": lambda data, place: ["map", "copy:copy", f"{data}/shards", place],
-    "dedup": lambda data, place: ["dedup", f"{data}/shards", place, "--by", "content"],
-    "join": lambda data, place: [*["join", f"{data}/shards", place, "--with", f"{data}/indexed", "--prefer", "last"]],
-    "repair": lambda data, place: ["repair", f"{data}/shards", place],
-    "reshard": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB"],
-    "reshard-md5": lambda data, place: ["reshard", f"{data}/shards", place, "--max-bytes", "1MB", "--md5"],
-    "split": lambda data, place: ["split", f"{data}/shards", place, "--shares", "a=0.6,b=0.4", "--max-samples", "50"],
-    "shuffle": lambda data, place: ["shuffle", f"{data}/shards", place, "--seed", "3", "--max-samples", "50"],
-    "sort": lambda data, place: ["sort", f"{data}/shards", place, "--by", "cls", "--max-samples", "50"],
-    "mix": lambda data, place: [
-        *["mix", f"{data}/shards=0.7", f"{data}/others=0.3", place, "--exhausted", "drop", "--max-samples", "50"]
-    ],
-}
+from jobs import COMMANDS, command_line, make_files, outputs
 
 
-def make_files(folder: Path, count: int) -> None:
-    """Files of samples with two fields, of 1 to 40 kB."""
-    numbers = random.Random(0)
-    for number in range(count):
-        path = folder / "files" / f"{number % 17:02d}" / f"{number:06d}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".bin").write_bytes(numbers.randbytes(numbers.randrange(1000, 40_000)))
-        path.with_suffix(".cls").write_text(str(number % 10))
-
-
-def make_shards(folder: Path) -> None:
-    """Shards of these files, with offsets, the same without, as tables, and some other ones."""
-    finish(start(["create", f"{folder}/files", f"{folder}/indexed", "--max-samples", "50"], 2))
-    finish(start(["export", f"{folder}/indexed", f"{folder}/tables", "--to", "parquet"], 2))
-    finish(start(["create", f"{folder}/files/03", f"{folder}/others"], 2))
-    (folder / "shards").mkdir()
-    for path in (folder / "indexed").glob("*.tar"):
-        shutil.copy(path, folder / "shards")
-    time.sleep(4)  # an index records the versions of files only when they are not quite new
-
-
-def outputs(place: Path) -> dict[str, bytes]:
-    """The files under their final names; an index without the hash of where it was written."""
-    return {
-        str(path.relative_to(place)): re.sub(rb'"place": "\w+"', b"", path.read_bytes())
-        for path in sorted(place.rglob("*"))
-        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(place).parts)
-    }
-
-
-def start(arguments: list[str], jobs: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "wds_pipes", *arguments, "-j", str(jobs), "--no-progress"]
+def start(template: str, data: Path, place: Path, jobs: int) -> subprocess.Popen:
+    """Start a command that writes to ``place``."""
+    places = {"from": data / "shards", "files": data / "files", "data": data, "to": place}
+    command = [*command_line(template, **places), "-j", str(jobs)]
     return subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
+
+
+def finish(process: subprocess.Popen) -> None:
+    errors = process.communicate()[1]
+    if process.returncode:
+        sys.exit(f"the command failed with {process.returncode}: {errors}")
+
+
+def make_shards(data: Path) -> None:
+    """Shards of the files, with offsets, the same without, as tables, and some other ones."""
+    finish(start("create {files} {to} --max-samples 50", data, data / "indexed", 2))
+    finish(start("export {data}/indexed {to} --to parquet", data, data / "tables", 2))
+    finish(start("create {files}/03 {to}", data, data / "others", 2))
+    shutil.copytree(data / "indexed", data / "shards", ignore=lambda _, names: {n for n in names if n[-4:] != ".tar"})
+    time.sleep(4)  # an index records the versions of files only when they are not quite new
 
 
 def wait_for_files(process: subprocess.Popen, place: Path, count: int) -> None:
@@ -97,18 +62,12 @@ def count_of(place: Path) -> int:
     return sum(not name.startswith(".") for _, _, names in os.walk(place) for name in names)
 
 
-def finish(process: subprocess.Popen) -> None:
-    errors = process.communicate()[1]
-    if process.returncode:
-        sys.exit(f"the command failed with {process.returncode}: {errors}")
-
-
 def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, numbers) -> tuple[int, int]:
     """Kill and repeat a command; return how many kills found it at work, and the files then."""
     hit = found = 0
     place.mkdir()
     for _ in range(kills):
-        process = start(COMMANDS[name](str(data), str(place)), numbers.choice([1, 2]))
+        process = start(COMMANDS[name], data, place, numbers.choice([1, 2]))
         wait_for_files(process, place, numbers.randrange(len(whole) // kills))
         time.sleep(numbers.random() * 0.1)
         hit += process.poll() is None
@@ -123,7 +82,7 @@ def one_round(name: str, data: Path, place: Path, *, whole: dict, kills: int, nu
         wrong = [path for path, content in now.items() if whole.get(path) != content]
         if wrong:
             sys.exit(f"{name}: after a kill, {wrong} are not as in a run without an interruption")
-    finish(start(COMMANDS[name](str(data), str(place)), 2))
+    finish(start(COMMANDS[name], data, place, 2))
     now = outputs(place)
     if now != whole:
         wrong = sorted(path for path in {*now, *whole} if now.get(path) != whole.get(path))
@@ -135,7 +94,7 @@ def uninterrupted(name: str, data: Path) -> dict[str, bytes]:
     """The files that a command writes if nothing interrupts it."""
     place = data / f"whole-{name}"
     place.mkdir()
-    finish(start(COMMANDS[name](str(data), str(place)), 1))
+    finish(start(COMMANDS[name], data, place, 1))
     return outputs(place)
 
 
@@ -152,7 +111,7 @@ def main() -> None:
     hits, kills = Counter(), 0
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
-        make_files(data, arguments.samples)
+        make_files(data / "files", arguments.samples)
         if arguments.only != "create":  # which reads the files
             make_shards(data)
         for number, name in zip(rounds(arguments), itertools.cycle(names)):

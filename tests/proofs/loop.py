@@ -17,8 +17,6 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-
 from amount import parser, rounds
 from launch import CONTEXT
 from loops import Ledger, make_data, play

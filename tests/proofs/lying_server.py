@@ -9,12 +9,9 @@ The cases are taken in a random order; a round is one for each thread.
 import collections
 import os
 import random
-import sys
 import tempfile
 import warnings
 from pathlib import Path
-
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "support"))
 
 from amount import parser, rounds
 from lies import TIMEOUT_SECONDS, Trials, all_cases

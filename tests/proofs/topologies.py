@@ -9,13 +9,10 @@ pairs a round, in a random order. Exit code 1 if a sample was lost or came twice
 """
 
 import itertools
-import pathlib
 import random
 import sys
 import tempfile
 import warnings
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 from amount import parser, rounds
 from launch import CONTEXT, Tally, Topology, run_pairs

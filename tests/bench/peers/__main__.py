@@ -11,7 +11,6 @@ temporary directory; nothing else should run then. It writes the table, its JSON
 
 import argparse
 import importlib.metadata
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,27 +22,20 @@ from bars import bar, exit_if_missed
 
 from peers.data import Data
 from peers.report import ratios, write
-from peers.rows import EVERYWHERE, ROWS
-from peers.running import Environment, Plan, chosen, compare
+from peers.rows import EVERYWHERE, QUICK, RATIOS, ROWS
+from peers.running import compare
 
 # torch of another version would be a build for CUDA, of some gigabytes.
 CONSTRAINT = f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n"
 OWN_PACKAGES = ("torch", "torchdata", "fsspec", "braceexpand", "click")  # what the package needs for its rows
-BARS = {  # at least; peak memory at most
-    ("wds_pipes", "limit: the same function", "decoded workers"): 0.95,
-    ("wds_pipes", "limit: the same function", "decoded threads"): 0.95,
-    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded workers"): 0.95,
-    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded threads"): 0.95,
-    ("wds_pipes", "webdataset", "decoded workers"): 1.15,
-    ("wds_pipes, size=(224, 224)", 'webdataset, .decode("pil")', "decoded workers"): 1.9,
-    ("wds_pipes", "limit: header walk", "raw tiny"): 0.45,
-    ("wds_pipes", "webdataset", "raw tiny"): 10,
-    ("wds_pipes", "webdataset", "raw images"): 4.5,
-}
 
 
-def environments(rows, directory: Path) -> dict[str, Environment]:
-    """Make the environments that do not exist, and install what the rows need."""
+def environments(rows, directory):
+    """Make the environments that do not exist, install what the rows need, and return the
+    interpreters by the names of the rows.
+
+    A library that does not install is measured as one that is not there.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     constraints = directory / "constraints.txt"
     constraints.write_text(CONSTRAINT)
@@ -54,45 +46,37 @@ def environments(rows, directory: Path) -> dict[str, Environment]:
         if not python.exists():
             subprocess.run([sys.executable, "-m", "venv", directory / name], check=True)
         packages = [*EVERYWHERE, *row.packages, *(OWN_PACKAGES if row.with_package else ())]
-        reason = install(python, packages, constraints)
-        print(f"{name}: {' '.join(packages)}: {reason or 'installed'}", flush=True)
-        found[row.name] = Environment(str(python), reason)
+        print(f"{name}: {' '.join(packages)}", flush=True)
+        install = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "-c", constraints]
+        subprocess.run([*install, *packages], check=False)
+        found[row.name] = str(python)
     return found
 
 
-def install(python: Path, packages, constraints: Path) -> str:
-    """Install packages; return nothing, or why it failed."""
-    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-q", "-c", constraints, *packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return ""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["pip wrote nothing"]
-    errors = [line for line in lines if re.match(r"(\w*Error|ERROR): ", line)]
-    return f"does not install: {(errors or lines)[-1]}"[:200]
-
-
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--envs", type=Path)
-    parser.add_argument("--out", default="wds-pipes-peers")
+    parser.add_argument("--out", type=Path, default=Path("wds-pipes-peers"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few samples, and only webdataset beside this package")
-    parser.add_argument("--only", action="append", default=[], choices=[row.name for row in ROWS], metavar="NAME")
+    parser.add_argument("--only", action="append", choices=[row.name for row in ROWS], metavar="NAME")
     asked = parser.parse_args()
-    rows = chosen(asked.only, asked.quick)
-    places = environments(rows, asked.envs) if asked.envs else {}
+    names = asked.only or [row.name for row in (QUICK if asked.quick else ROWS)]
+    rows = [row for row in ROWS if row.name in names]
+    pythons = environments(rows, asked.envs) if asked.envs else {}
     with tempfile.TemporaryDirectory() as work:
-        plan = Plan.quick() if asked.quick else Plan(rounds=asked.rounds)
-        data = Data.quick(work) if asked.quick else Data(work)
-        results = compare(rows, data, work, plan, environments=places, report=lambda line: print(line, flush=True))
+        if asked.quick:
+            results = compare(rows, Data(work, images=64, tiny=512), work, pythons, rounds=1, seconds=0.05)
+        else:
+            results = compare(rows, Data(work), work, pythons, rounds=asked.rounds)
     print(*write(results, asked.out), sep="\n")
     if asked.quick:  # so few samples that no figure says anything
         return
     for (one, other, what), value in ratios(results).items():
         if what == "peak memory":
             bar(f"{what}, {one} over {other}", value, 1)
-        elif (one, other, what) in BARS:
-            bar(f"{what}, {one} over {other}", value, BARS[one, other, what], least=True)
+        elif least := RATIOS[one, other, what]:
+            bar(f"{what}, {one} over {other}", value, least, least=True)
     exit_if_missed()
 
 

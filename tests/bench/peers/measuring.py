@@ -4,8 +4,7 @@ Both are JSON files. RESULT has ``value``, with more about a resume, or ``reason
 value.
 """
 
-from __future__ import annotations
-
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -17,46 +16,34 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-from peers.data import Data
-
-if TYPE_CHECKING:
-    from peers.adapters.base import Adapter
 
 CHUNK = 256  # samples between two looks at the clock
 IN_FLIGHT = 3  # batches of each worker or thread, at most: torch's DataLoader has 2, PipeLoader one more
 
 
-def rate(passes: Callable[[], Iterable[Any]], seconds: float) -> float:
+def rate(passes, seconds):
     """Samples per second in passes that take ``seconds``, without the first sample of each."""
     count, spent = 0, 0.0
-    while spent < seconds:
+    while spent < seconds or not count:
         items = iter(passes())
         if next(items, None) is None:
             raise ValueError("there are no samples")
         start = time.perf_counter()
-        before, more = count, True
-        while more:  # at least one chunk, however slow the machine is
-            taken = sum(1 for _ in itertools.islice(items, CHUNK))
-            count, more = count + taken, taken == CHUNK and spent + time.perf_counter() - start < seconds
+        while taken := sum(1 for _ in itertools.islice(items, CHUNK)):
+            count += taken
+            if spent + time.perf_counter() - start >= seconds:
+                break
         spent += time.perf_counter() - start
-        if count == before:
-            raise ValueError("a pass has one sample only")
-        del items
     return count / spent
 
 
-def batch_rate(batches: Iterable[Any], processors: int) -> float:
+def batch_rate(batches, processors):
     """Samples per second in the middle of one pass: from the first batch of each worker or thread
     to the last one before those that are in flight at the end. Else the batches that a loader has
     ready when the clock starts would count as made in no time.
     """
-    count, counts, times = 0, list[int](), list[float]()
+    count, counts, times = 0, [], []
     for batch in batches:
-        if isinstance(batch, float):  # a rate that the adapter has measured itself
-            return float(batch)
         count += len(batch[0])
         counts.append(count)
         times.append(time.perf_counter())
@@ -67,12 +54,12 @@ def batch_rate(batches: Iterable[Any], processors: int) -> float:
     return (counts[last] - counts[first]) / (times[last] - times[first])
 
 
-def access_rate(read: Callable[[int], Any], count: int, seconds: float) -> float:
+def access_rate(read, count, seconds):
     """Samples per second at random places."""
     rng = random.Random(1)
+    for _ in range(16):
+        read(rng.randrange(count))
     places = [rng.randrange(count) for _ in range(4096)]
-    for place in places[:16]:
-        read(place)
     done, spent, start = 0, 0.0, time.perf_counter()
     while not done or spent < seconds:
         for place in places[done % 4096 :][:CHUNK]:
@@ -81,116 +68,110 @@ def access_rate(read: Callable[[int], Any], count: int, seconds: float) -> float
     return done / spent
 
 
-def save(adapter: Adapter, path: str) -> dict[str, Any]:
-    """Read one epoch without a break, and keep its state at the half and what came after it."""
+def save(adapter, path):
+    """Read one epoch without a break, and keep its state at the half and what came after it;
+    returns the bytes of the state as JSON, or pickled if it is not JSON.
+    """
     batches, state_of = adapter.resumable(None)
-    half = adapter.data.count("images") // 64 // 2
-    before, state, after = list[Any](), None, list[Any]()
-    for number, names in enumerate(batches, 1):
-        (before if number <= half else after).extend(map(_plain, names))
-        if number == half:
-            state = pickle.dumps(state_of())
-    if state is None or not after:
+    before = list(names_of(itertools.islice(batches, adapter.data.count("images") // 64 // 2)))
+    state = state_of()
+    pickled = pickle.dumps(state)
+    after = list(names_of(batches))
+    if not after:
         raise ValueError(f"the epoch ended after {len(before)} samples")
     with open(path, "wb") as file:
-        pickle.dump((before, state, after), file)
-    return {"value": _size(pickle.loads(state))}
+        pickle.dump((before, pickled, after), file)
+    try:
+        return len(json.dumps(pickle.loads(pickled)))
+    except (TypeError, ValueError):
+        return len(pickled)
 
 
-def resume(adapter: Adapter, path: str) -> dict[str, Any]:
-    """Continue from the state of ``save``: the seconds to the first batch, and how the rest of the
-    epoch differs from that without a break.
+def resume(adapter, path):
+    """Continue from the state of ``save``; returns the seconds to the first batch, and how the rest
+    of the epoch differs from that without a break.
     """
     with open(path, "rb") as file:
-        before, state, expected = pickle.load(file)
+        before, pickled, expected = pickle.load(file)
     start = time.perf_counter()
-    batches, _ = adapter.resumable(pickle.loads(state))
-    first = next(batches, None)
-    if first is None:
-        return {"reason": f"the resume lost all {len(expected)} samples that were left"}
+    batches, _ = adapter.resumable(pickle.loads(pickled))
+    first = next(batches, ())
     seconds = time.perf_counter() - start
     # A library that begins another epoch after this one is cut off.
     most = len(before) + 2 * len(expected)
-    rest = itertools.islice(itertools.chain(first, itertools.chain.from_iterable(batches)), most)
-    return {"value": seconds, "outcome": outcome(before, expected, [_plain(name) for name in rest])}
+    return seconds, outcome(expected, list(itertools.islice(names_of(itertools.chain([first], batches)), most)))
 
 
-def outcome(before: Sequence[Any], expected: Sequence[Any], found: Sequence[Any]) -> str:
+def outcome(expected, found):
     """Say how the samples after a resume differ from those that had come without a break."""
-    if list(found) == list(expected):
-        return "exact"
-    lost = sum((Counter(expected) - Counter(found)).values())
-    repeated = sum((Counter(found) - Counter(expected)).values())
-    if not lost and not repeated:
-        return "other order"
-    return f"lost {lost}, repeated {repeated}"
+    lost = (Counter(expected) - Counter(found)).total()
+    repeated = (Counter(found) - Counter(expected)).total()
+    if lost or repeated:
+        return f"lost {lost}, repeated {repeated}"
+    return "exact" if found == expected else "other order"
 
 
-def _plain(name: Any) -> Any:
-    return name if isinstance(name, (str, int, bytes)) else int(name)
+def names_of(batches):
+    """Yield the names of samples as plain Python: strings, or numbers that may be numpy's."""
+    for batch in batches:
+        for name in batch:
+            yield name if isinstance(name, (str, int, bytes)) else int(name)
 
 
-def _size(state: Any) -> int:
-    """The bytes of a state as JSON, or pickled if it is not JSON."""
-    try:
-        return len(json.dumps(state))
-    except (TypeError, ValueError):
-        return len(pickle.dumps(state))
-
-
-def measure(adapter: Adapter, what: str, seconds: float) -> dict[str, Any]:
-    """Measure one thing; see ``rows.MEASUREMENTS``."""
-    data, state = adapter.data, os.path.join(adapter.work, "state")
+def measure(adapter, what, seconds):
+    """Measure one thing; see ``rows.COLUMNS``."""
+    state = os.path.join(adapter.work, "state")
     match what.split():
         case ["prepare"]:
-            start = time.perf_counter()
             adapter.prepare()
-            return {"value": time.perf_counter() - start}
+            return {"value": 0}
         case ["raw", kind]:
-            return {"value": rate(lambda: adapter.raw(kind), seconds)}
+            value = rate(lambda: adapter.samples(kind), seconds)
         case ["shuffled", kind]:
-            return {"value": rate(lambda: adapter.shuffled(kind), seconds)}
+            value = rate(lambda: adapter.samples(kind, shuffle=True), seconds)
         case ["access", kind]:
-            return {"value": access_rate(adapter.access(kind), data.count(kind), seconds)}
+            value = access_rate(adapter.access(kind), adapter.data.count(kind), seconds)
         case ["decoded"]:
-            return {"value": batch_rate(adapter.decoded(0, 0), 1)}
+            value = batch_rate(adapter.decoded(workers=0, threads=0), 1)
         case ["decoded", "workers"]:
-            return {"value": batch_rate(adapter.decoded(2, 0), 2)}
+            value = batch_rate(adapter.decoded(workers=2, threads=0), 2)
         case ["decoded", "threads"]:
-            return {"value": batch_rate(adapter.decoded(0, 2), 2)}
+            value = batch_rate(adapter.decoded(workers=0, threads=2), 2)
         case ["save"]:
-            return save(adapter, state)
+            value = save(adapter, state)
         case ["resume"]:
-            return resume(adapter, state)
-    raise ValueError(f"there is no measurement {what!r}")
+            value, found = resume(adapter, state)
+            return {"value": value, "outcome": found}
+    return {"value": value}
 
 
-def _last_line(lines: Iterable[str]) -> str:
-    """Return the line of an error that says most: that of a worker's error is its last one."""
-    found = [line.strip() for line in "".join(lines).splitlines() if line.strip()]
-    return found[-1 if any(line.startswith("Traceback") for line in found[1:]) else 0][:200]
+def last_line(error):
+    """The line of an error that says most: that of a worker's error is its last one."""
+    lines = [line.strip() for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
+    return lines[-1 if any(line.startswith("Traceback") for line in lines[1:]) else 0][:200]
 
 
-def main(job_path: str, result_path: str) -> None:
+def main(job_path, result_path):
     """Measure what a job says, and write the result."""
     from peers.adapters.base import adapter_of
+    from peers.data import Data
 
     warnings.simplefilter("ignore")
     with open(job_path) as file:
         job = json.load(file)
-    result: dict[str, Any]
     try:
         versions = {package: importlib.metadata.version(package) for package in job["packages"]}
         kind = adapter_of(job["adapter"])
         os.makedirs(job["work"], exist_ok=True)
-        kind.load()
-        result = measure(kind(Data(**job["data"]), job["work"]), job["measurement"], job["seconds"])
-        result["versions"] = versions
+        adapter = kind(Data(**job["data"]), job["work"])
+        for library in kind.imports:
+            importlib.import_module(library)
+        result = {**measure(adapter, job["measurement"], job["seconds"]), "versions": versions}
     except importlib.metadata.PackageNotFoundError as error:
         result = {"reason": f"not installed: pip install {error.name}"}
     except Exception as error:  # of any library: it is the result of this measurement
         traceback.print_exc()
-        result = {"reason": _last_line(traceback.format_exception_only(error))}
+        result = {"reason": last_line(error)}
     with open(f"{result_path}.partial", "w") as file:
         json.dump(result, file)
     os.replace(f"{result_path}.partial", result_path)

@@ -1,90 +1,72 @@
-"""The results as JSON and as a table in Markdown, and the ratios that they are judged by."""
-
-from __future__ import annotations
+"""The results as JSON, as a table in Markdown and as a chart, and the ratios that have bars."""
 
 import json
-import os
 import statistics
-from collections.abc import Sequence
-from typing import Any
 
-from peers.rows import MEASUREMENTS, MEMORY, STATE
+from peers.rows import COLUMNS, MEMORY, RATIOS, STATE
 from wds_pipes.core.words import plural
 
-RATIOS = (  # what, over what, of which measurement
-    ("wds_pipes", "limit: the same function", "decoded workers"),
-    ("wds_pipes", "limit: the same function", "decoded threads"),
-    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded workers"),
-    ("wds_pipes, size=(224, 224)", "limit: decode + resize", "decoded threads"),
-    ("wds_pipes", "webdataset", "decoded workers"),
-    ("wds_pipes, size=(224, 224)", 'webdataset, .decode("pil")', "decoded workers"),
-    ("wds_pipes", "limit: header walk", "raw tiny"),
-    ("wds_pipes", "webdataset", "raw tiny"),
-    ("wds_pipes", "webdataset", "raw images"),
-    ("wds_pipes", "webdataset", "shuffled tiny"),
+PANELS = (  # of the chart: title, measurements with the labels of their bars, whether the axis is logarithmic
+    (
+        "decoded 224 x 224, images/s",
+        {"decoded workers": "2 workers", "decoded threads": "2 threads", "decoded": "1 process"},
+        False,
+    ),
+    (
+        "raw samples/s (logarithmic)",
+        {"raw images": "images", "raw tiny": "tiny", "shuffled tiny": "tiny, shuffled"},
+        True,
+    ),
 )
 
 
-def write(results: dict[str, Any], directory: str) -> list[str]:
-    """Write ``peers.json``, ``peers.md`` and, where matplotlib is installed, ``peers.png``.
-
-    Returns:
-        The paths of the files that were written.
+def write(results, directory):
+    """Write ``peers.json``, ``peers.md`` and, where matplotlib is installed, ``peers.png``; return
+    their paths.
     """
-    os.makedirs(directory, exist_ok=True)
-    data, page, picture = (os.path.join(directory, f"peers.{ending}") for ending in ("json", "md", "png"))
-    with open(data, "w") as file:
-        json.dump(results, file, indent=1)
-        file.write("\n")
+    directory.mkdir(parents=True, exist_ok=True)
+    data, page, picture = (directory / f"peers.{ending}" for ending in ("json", "md", "png"))
+    data.write_text(json.dumps(results, indent=1) + "\n")
     try:
-        from peers.chart import draw
-
         draw(results, picture)
     except ModuleNotFoundError:
-        picture = ""
-    with open(page, "w") as file:
-        file.write(table(results, os.path.basename(picture)))
-    return [path for path in (data, page, picture) if path]
+        page.write_text(table(results))
+        return [data, page]
+    page.write_text(table(results, picture.name))
+    return [data, page, picture]
 
 
-def table(results: dict[str, Any], picture: str = "") -> str:
+def table(results, picture=""):
     """Return results as a page in Markdown.
 
     Args:
         results: of ``running.compare``.
         picture: the name of the chart next to the page, if there is one.
     """
-    reasons: list[str] = []
-    titles = ["", "reads", *(each.title for each in MEASUREMENTS[:-1])]
-    titles += ["peak memory, 2 workers", "first batch after a resume", "state", "resumed"]
-    lines = ["# Against other loaders", "", f"{heading(results)}.", "", _explained(results), ""]
+    rates = [what for what in COLUMNS if what != "resume"]
+    titles = ["", "reads", *(COLUMNS[what] for what in rates)]
+    titles += ["peak memory, 2 workers", COLUMNS["resume"], "state", "resumed"]
+    lines = ["# Against other loaders", "", f"{heading(results)}.", "", explained(results), ""]
     if picture:
         lines += [f"![The rates of the table]({picture})", ""]
-    lines += [_line(titles), _line(["---"] * 2 + ["--:"] * (len(titles) - 3) + ["---"])]
+    lines += [line(titles), line(["---"] * 2 + ["--:"] * (len(titles) - 3) + ["---"])]
+    reasons = []
     for row in results["rows"]:
-        cells = row["cells"]
-        shown = [_shown(cells[each.name], reasons) for each in MEASUREMENTS]
-        resumed = cells["resume"]
-        memory = cells[MEMORY].get("peak_bytes")
-        shown[-1:] = [
-            f"{memory / 1e6:,.0f} MB" if memory else "",
-            _shown(resumed, reasons, "s"),
-            _shown(cells[STATE.name], reasons, "bytes"),
-            resumed.get("outcome", ""),
-        ]
-        lines.append(_line([row["name"], row["reads"], *shown]))
+        cells, memory = row["cells"], row["cells"][MEMORY].get("peak_bytes")
+        shown = [row["name"], row["reads"], *(figure(cells[what], reasons) for what in rates)]
+        shown += [f"{memory / 1e6:,.0f} MB" if memory else "", figure(cells["resume"], reasons, "s")]
+        lines.append(line([*shown, figure(cells[STATE], reasons, "bytes"), cells["resume"].get("outcome", "")]))
     lines += ["", *(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))]
-    found = ratios(results)
-    if found:
+    if found := ratios(results):
         lines += ["", "## Ratios", "", "Medians of the ratios in each round.", ""]
-        lines += [_line(["", "of", "ratio"]), _line(["---", "---", "--:"])]
-        lines += [_line([f"{one} / {other}", what, f"{value:.2f}"]) for (one, other, what), value in found.items()]
+        lines += [line(["", "of", "ratio"]), line(["---", "---", "--:"])]
+        lines += [line([f"{one} / {other}", what, f"{value:.2f}"]) for (one, other, what), value in found.items()]
     versions = dict(sorted(pair for row in results["rows"] for pair in row["versions"].items()))
     lines += ["", "Versions: " + ", ".join(f"{name} {version}" for name, version in versions.items()) + "."]
     return "\n".join(lines) + "\n"
 
 
-def heading(results: dict[str, Any]) -> str:
+def heading(results):
     """Return when and on what machine the results were measured."""
     machine = results["machine"]
     return (
@@ -93,13 +75,13 @@ def heading(results: dict[str, Any]) -> str:
     )
 
 
-def ratios(results: dict[str, Any]) -> dict[tuple[str, str, str], float]:
-    """Return the medians of the ratios of RATIOS, of rounds that followed each other."""
+def ratios(results):
+    """Return the medians of RATIOS, of rounds that followed each other, and the ratio of memory."""
     cells = {row["name"]: row["cells"] for row in results["rows"]}
     found = {}
     for one, other, what in RATIOS:
         pair = [cells.get(name, {}).get(what, {}).get("values") for name in (one, other)]
-        if pair[0] and pair[1]:
+        if all(pair):
             found[one, other, what] = statistics.median(mine / theirs for mine, theirs in zip(*pair))
     own, theirs = (cells.get(name, {}).get(MEMORY, {}).get("peak_bytes") for name in ("wds_pipes", "webdataset"))
     if own and theirs:
@@ -107,14 +89,14 @@ def ratios(results: dict[str, Any]) -> dict[tuple[str, str, str], float]:
     return found
 
 
-def _explained(results: dict[str, Any]) -> str:
+def explained(results):
+    """Return what the figures mean."""
     images, tiny = results["data"]["images"], results["data"]["tiny"]
-    load = results["machine"]["load_before"]
-    busy = "" if load is None else f" The load of the machine was {load:.1f} before the run."
     return (
         "`python tests/bench/peers` writes this page. Samples per second, medians of "
         f"{plural(results['plan']['rounds'], 'round')} in which the rows take turns, with half of the distance "
-        f"between the least and the most.{busy}\n\n"
+        "between the least and the most. "
+        f"The load of the machine was {results['machine']['load_before']:.1f} before the run.\n\n"
         f"Images: {images['samples']:,} samples with a JPEG of 500 x 375 pixels, "
         f"{images['bytes'] // images['samples']:,} bytes each. Tiny: {tiny['samples']:,} samples of 200 bytes. "
         "All files are in the memory of the machine. Decoded: batches of 64 images of 224 x 224 pixels, in the middle "
@@ -127,7 +109,7 @@ def _explained(results: dict[str, Any]) -> str:
     )
 
 
-def _shown(cell: dict[str, Any], reasons: list[str], unit: str = "") -> str:
+def figure(cell, reasons, unit=""):
     """Return a cell of the table; what has no figure refers to its reason."""
     if "reason" in cell:
         if cell["reason"] not in reasons:
@@ -136,9 +118,44 @@ def _shown(cell: dict[str, Any], reasons: list[str], unit: str = "") -> str:
     value, values = cell["median"], cell["values"]
     if unit == "bytes":
         return f"{value:,.0f} B" if value < 10_000 else f"{value / 1e3:,.0f} kB"
-    figure = f"{value:.3f} s" if unit == "s" else f"{value:,.0f}"
-    return f"{figure} ±{(max(values) - min(values)) / 2 / value:.0%}" if len(values) > 1 else figure
+    shown = f"{value:.3f} s" if unit == "s" else f"{value:,.0f}"
+    return f"{shown} ±{(max(values) - min(values)) / 2 / value:.0%}" if len(values) > 1 else shown
 
 
-def _line(cells: Sequence[str]) -> str:
+def line(cells):
+    """Return a line of a table."""
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def draw(results, path):
+    """Draw the rates of results to a PNG: medians, with the least and the most of all rounds.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    names = [name for _, bars, _ in PANELS for name in bars]
+    rows = [row for row in reversed(results["rows"]) if any("values" in row["cells"][name] for name in names)]
+    chart = Figure(figsize=(12, 1.6 + 0.5 * len(rows)), layout="constrained")
+    axes = chart.subplots(1, len(PANELS), sharey=True, squeeze=False)[0]
+    for axis, (title, bars, logarithmic) in zip(axes, PANELS):
+        for number, (name, label) in enumerate(bars.items()):
+            places = [place for place, row in enumerate(rows) if "values" in row["cells"][name]]
+            cells = [rows[place]["cells"][name] for place in places]
+            spread = [
+                [cell["median"] - min(cell["values"]) for cell in cells],
+                [max(cell["values"]) - cell["median"] for cell in cells],
+            ]
+            heights = [place + 0.27 * (1 - number) for place in places]
+            medians = [cell["median"] for cell in cells]
+            axis.barh(heights, medians, 0.25, xerr=spread, label=label, error_kw={"elinewidth": 0.8})
+        axis.set_title(title)
+        axis.set_xscale("log" if logarithmic else "linear")
+        axis.grid(axis="x", alpha=0.3)
+        axis.legend(fontsize="small", loc="lower right")
+    axes[0].set_yticks(range(len(rows)), [f"{row['name']}  [{row['reads']}]" for row in rows])
+    for label, row in zip(axes[0].get_yticklabels(), rows):
+        label.set_fontweight("bold" if row["name"].startswith("wds_pipes") else "normal")
+    chart.suptitle(heading(results), fontsize="medium")
+    chart.savefig(path, dpi=100, metadata={"Software": None})

@@ -2,5 +2,5 @@
 
 ``base``: what a row can do. ``own``: this package; ``limits``: those of the machine; ``tars``,
 ``energon``, ``dali``: libraries that read tar shards; ``converted``: those with formats of their
-own; ``files``: a directory of files.
+own, and a directory of files.
 """

@@ -1,116 +1,93 @@
-"""Libraries with formats of their own, to which their own writers convert the samples."""
-
-from __future__ import annotations
+"""Libraries with formats of their own, to which their own writers convert the samples, and a
+directory of files.
+"""
 
 import os
 import pickle
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from peers.adapters.base import BUFFER, TORCH_HAS_NONE, Adapter, OfSamples, resumed, torch_batches
-from peers.data import KINDS, tar_samples
-from peers.pictures import BATCH, decode_fields, stack, stack_tensors
+from peers.adapters.base import BUFFER, NO_THREADS, TORCH_HAS_NONE, Converted, resumed, torch_batches
+from peers.data import tar_samples
+from peers.pictures import BATCH, decode_and_stack, decode_fields, stack
 
-
-class Converted(Adapter):
-    """A library with a directory or file for each kind of samples."""
-
-    def path(self, kind: str) -> str:
-        return os.path.join(self.work, kind)
-
-    def prepare(self) -> None:
-        for kind in KINDS:
-            if not os.path.exists(f"{self.path(kind)}.done"):
-                self.write(kind)
-                open(f"{self.path(kind)}.done", "w").close()
-
-    def write(self, kind: str) -> None:
-        """Write the samples of a kind."""
-        raise NotImplementedError
+FIELDS = {"images": ("jpg", "cls", "json"), "tiny": ("txt", "cls")}
 
 
-class Mosaic(OfSamples, Converted):
+class Mosaic(Converted):
     """MDS shards and StreamingDataset, in torch's DataLoader."""
 
     imports = ("streaming", "torch")
-    no_threads = "it has no threads"
+    lacks = NO_THREADS
 
-    @classmethod
-    def load(cls) -> None:
-        """Import it without its data sets of images.
+    def __init__(self, data, work):
+        """Leave out its data sets of images.
 
         They are not used here, and need torchvision, whose builds for CUDA do not load with a torch
         without CUDA.
         """
+        super().__init__(data, work)
         sys.modules["streaming.vision"] = types.ModuleType("streaming.vision")
-        super().load()
 
-    def write(self, kind: str) -> None:
+    def write(self, kind):
         from streaming import MDSWriter
 
-        columns = {
-            "key": "str",
-            **dict.fromkeys(("jpg", "cls", "json") if kind == "images" else ("txt", "cls"), "bytes"),
-        }
+        columns = {"key": "str", **dict.fromkeys(FIELDS[kind], "bytes")}
         with MDSWriter(out=self.path(kind), columns=columns) as writer:
             for key, fields in self.data.samples(kind):
                 writer.write({"key": key, **fields})
 
-    def _samples(self, kind: str, *, shuffle: bool = False) -> Any:
+    def samples(self, kind, shuffle=False):
         from streaming import StreamingDataset
 
         return StreamingDataset(local=self.path(kind), shuffle=shuffle, shuffle_seed=1, batch_size=BATCH)
 
-    def access(self, kind: str) -> Callable[[int], Any]:
-        return self._samples(kind).__getitem__
+    def access(self, kind):
+        return self.samples(kind).__getitem__
 
-    def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        from torch.utils.data import DataLoader
+    def decoded(self, workers, threads):
+        return torch_batches(self.samples("images"), workers)
 
-        return DataLoader(self._samples("images"), BATCH, num_workers=workers, collate_fn=_decode_and_stack)
-
-    def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
+    def resumable(self, state):
         from streaming import StreamingDataLoader
 
-        samples = self._samples("images", shuffle=True)
+        samples = self.samples("images", shuffle=True)
         loader = resumed(StreamingDataLoader(samples, batch_size=BATCH, collate_fn=_keys), state)
         return (batch["key"] for batch in loader), loader.state_dict
 
 
-class LitData(OfSamples, Converted):
+class LitData(Converted):
     """Chunks of ``optimize``, StreamingDataset and StreamingDataLoader."""
 
     imports = ("litdata", "torch")
-    no_threads = "it has no threads"
+    lacks = NO_THREADS
 
-    def write(self, kind: str) -> None:
+    def write(self, kind):
         from litdata import optimize
 
         urls = self.data.urls(kind)
         optimize(fn=_named_samples, inputs=urls, output_dir=self.path(kind), chunk_bytes="64MB", num_workers=1)
 
-    def _samples(self, kind: str, *, shuffle: bool = False) -> Any:
+    def samples(self, kind, shuffle=False):
         from litdata import StreamingDataset
 
         return StreamingDataset(self.path(kind), shuffle=shuffle, seed=1)
 
-    def access(self, kind: str) -> Callable[[int], Any]:
-        return self._samples(kind).__getitem__
+    def access(self, kind):
+        return self.samples(kind).__getitem__
 
-    def _loader(self, workers: int, collate: Any, *, shuffle: bool) -> Any:
+    def loader(self, workers, collate, *, shuffle):
         from litdata import StreamingDataLoader
 
-        samples = self._samples("images", shuffle=shuffle)
+        samples = self.samples("images", shuffle=shuffle)
         return StreamingDataLoader(samples, batch_size=BATCH, num_workers=workers, collate_fn=collate)
 
-    def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        return self._loader(workers, _decode_and_stack, shuffle=False)
+    def decoded(self, workers, threads):
+        return self.loader(workers, decode_and_stack, shuffle=False)
 
-    def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
-        loader = resumed(self._loader(0, _keys, shuffle=True), state)
+    def resumable(self, state):
+        loader = resumed(self.loader(0, _keys, shuffle=True), state)
         return (batch["key"] for batch in loader), loader.state_dict
 
 
@@ -119,54 +96,52 @@ class Grain(Converted):
 
     imports = ("grain",)
 
-    def write(self, kind: str) -> None:
+    def paths(self, kind):
+        return [os.path.join(self.path(kind), f"{number}.array_record") for number in range(self.data.shards)]
+
+    def write(self, kind):
         from array_record.python.array_record_module import ArrayRecordWriter
 
-        os.makedirs(self.path(kind), exist_ok=True)
-        for number, url in enumerate(self.data.urls(kind)):
-            writer = ArrayRecordWriter(os.path.join(self.path(kind), f"{number}.array_record"), "group_size:1")
+        os.makedirs(self.path(kind))
+        for url, path in zip(self.data.urls(kind), self.paths(kind)):
+            writer = ArrayRecordWriter(path, "group_size:1")
             for sample in _named_samples(url):
                 writer.write(pickle.dumps(sample))
             writer.close()
 
-    def _samples(self, kind: str) -> Any:
+    def records(self, kind):
         import grain
 
-        paths = [os.path.join(self.path(kind), f"{number}.array_record") for number in range(self.data.shards)]
-        return grain.MapDataset.source(grain.sources.ArrayRecordDataSource(paths)).map(pickle.loads)
+        return grain.MapDataset.source(grain.sources.ArrayRecordDataSource(self.paths(kind))).map(pickle.loads)
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).to_iter_dataset()
+    def samples(self, kind, shuffle=False):
+        records = self.records(kind)
+        return (records.shuffle(seed=1) if shuffle else records).to_iter_dataset()
 
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return self._samples(kind).shuffle(seed=1).to_iter_dataset()
+    def access(self, kind):
+        return self.records(kind).__getitem__
 
-    def access(self, kind: str) -> Callable[[int], Any]:
-        return self._samples(kind).__getitem__
-
-    def decoded(self, workers: int, threads: int) -> Iterable[Any]:
+    def decoded(self, workers, threads):
         import grain
 
         options = grain.ReadOptions(num_threads=threads or 1, prefetch_buffer_size=BATCH)
-        batches = self._samples("images").map(decode_fields).to_iter_dataset(options).batch(BATCH, batch_fn=stack)
-        if workers:
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
-        return batches
+        batches = self.records("images").map(decode_fields).to_iter_dataset(options).batch(BATCH, batch_fn=stack)
+        return batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers)) if workers else batches
 
-    def resumable(self, state: Any) -> tuple[Iterator[Sequence[Any]], Callable[[], Any]]:
-        batches = iter(self._samples("images").shuffle(seed=1).to_iter_dataset().batch(BATCH, batch_fn=_keys))
+    def resumable(self, state):
+        batches = iter(self.samples("images", shuffle=True).batch(BATCH, batch_fn=_keys))
         if state is not None:
             batches.set_state(state)
         return (batch["key"] for batch in batches), batches.get_state
 
 
-class TfRecord(OfSamples, Converted):
+class TfRecord(Converted):
     """The package tfrecord, which needs no TensorFlow, in torch's DataLoader."""
 
     imports = ("tfrecord", "torch")
-    no_threads = TORCH_HAS_NONE
+    lacks = TORCH_HAS_NONE
 
-    def write(self, kind: str) -> None:
+    def write(self, kind):
         from tfrecord import TFRecordWriter
         from tfrecord.tools.tfrecord2idx import create_index
 
@@ -176,26 +151,30 @@ class TfRecord(OfSamples, Converted):
         writer.close()
         create_index(self.path(kind), f"{self.path(kind)}.index")
 
-    def _samples(self, kind: str, *, shuffle: bool = False, **options: Any) -> Any:
+    def samples(self, kind, shuffle=False, **options):
         from tfrecord.torch.dataset import TFRecordDataset
 
         buffer = BUFFER if shuffle else None
         return TFRecordDataset(self.path(kind), f"{self.path(kind)}.index", shuffle_queue_size=buffer, **options)
 
-    def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        return torch_batches(self._samples("images", transform=_decode_arrays), workers)
+    def decoded(self, workers, threads):
+        return torch_batches(self.samples("images", transform=_as_bytes), workers)
 
 
 class ByNumber(Converted):
-    """Samples that are read by their numbers, in torch's DataLoader."""
+    """Samples that ``reader(kind)`` reads by their numbers, in torch's DataLoader."""
 
-    no_threads = TORCH_HAS_NONE
+    lacks = TORCH_HAS_NONE
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        return map(self.access(kind), range(self.data.count(kind)))
+    def access(self, kind):
+        return self.reader(kind).__getitem__
 
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        return map(self.access(kind), random.Random(1).sample(range(self.data.count(kind)), self.data.count(kind)))
+    def samples(self, kind, shuffle=False):
+        numbers = range(self.data.count(kind))
+        return map(self.access(kind), random.Random(1).sample(numbers, len(numbers)) if shuffle else numbers)
+
+    def decoded(self, workers, threads):
+        return torch_batches(self.reader("images"), workers)
 
 
 class Lmdb(ByNumber):
@@ -203,64 +182,81 @@ class Lmdb(ByNumber):
 
     imports = ("lmdb", "torch")
 
-    def write(self, kind: str) -> None:
+    def write(self, kind):
         import lmdb
 
-        with (
-            lmdb.open(self.path(kind), map_size=4 * self.data.bytes(kind) + (1 << 26)) as store,
-            store.begin(write=True) as to,
-        ):
+        size = 4 * self.data.bytes(kind) + (1 << 26)
+        with lmdb.open(self.path(kind), map_size=size) as store, store.begin(write=True) as transaction:
             for number, (_, fields) in enumerate(self.data.samples(kind)):
                 for name, value in fields.items():
-                    to.put(f"{number:09d}.{name}".encode(), value)
+                    transaction.put(f"{number:09d}.{name}".encode(), value)
 
-    def access(self, kind: str) -> Callable[[int], Any]:
-        return LmdbReader(self.path(kind), ("jpg", "cls", "json") if kind == "images" else ("txt", "cls"))
-
-    def decoded(self, workers: int, threads: int) -> Iterable[Any]:
-        from peers.adapters.base import FilesDataset
-
-        read = LmdbReader(self.path("images"), ("jpg", "cls"))
-        return torch_batches(FilesDataset(self.data.count("images"), read), workers)
+    def reader(self, kind):
+        return LmdbReader(self.path(kind), FIELDS[kind], self.data.count(kind))
 
 
 class LmdbReader:
     """Reads samples; each process opens the store for itself."""
 
-    def __init__(self, path: str, fields: Sequence[str]) -> None:
-        self.path, self.fields = path, fields
-        self.process = 0  # which has opened the store
-        self.reading: Any = None
+    def __init__(self, path, fields, count):
+        self.path, self.fields, self.count = path, fields, count
+        self.process = self.get = None
 
-    def __call__(self, number: int) -> dict[str, bytes]:
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
         if self.process != os.getpid():
             import lmdb
 
             store = lmdb.open(self.path, readonly=True, lock=False, readahead=False)
-            self.process, self.reading = os.getpid(), store.begin()
-        get = self.reading.get
-        return {name: get(f"{number:09d}.{name}".encode()) for name in self.fields}
+            self.process, self.get = os.getpid(), store.begin().get
+        return {name: self.get(f"{number:09d}.{name}".encode()) for name in self.fields}
 
 
-class Ffcv(Adapter):
-    """FFCV, which is built from source against OpenCV and libjpeg-turbo."""
+class ImageFolder(ByNumber):
+    """One file per sample, as torchvision's ImageFolder reads it: a directory for each class."""
 
-    def prepare(self) -> None:
-        raise NotImplementedError("it is installed, but there is no adapter for it")
+    imports = ("torch",)
+
+    def write(self, kind):
+        extension = FIELDS[kind][0]
+        for key, fields in self.data.samples(kind):
+            directory = os.path.join(self.path(kind), fields["cls"].decode())
+            os.makedirs(directory, exist_ok=True)
+            with open(os.path.join(directory, f"{key}.{extension}"), "wb") as file:
+                file.write(fields[extension])
+
+    def reader(self, kind):
+        return FileReader(self.path(kind))
 
 
-def _named_samples(url: str) -> Iterator[dict[str, Any]]:
+class FileReader:
+    """Reads the files below a directory, sorted by class and name."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.files = sorted(
+            (label, name) for label in os.listdir(directory) for name in os.listdir(f"{directory}/{label}")
+        )
+
+    def __len__(self):
+        return len(self.files)
+
+    def __getitem__(self, number):
+        label, name = self.files[number]
+        with open(f"{self.directory}/{label}/{name}", "rb") as file:
+            return {name.rpartition(".")[2]: file.read(), "cls": label}
+
+
+def _named_samples(url):
     for key, fields in tar_samples(url):
         yield {"key": key, **fields}
 
 
-def _keys(samples: Sequence[Any]) -> dict[str, list[str]]:
+def _keys(samples):
     return {"key": [sample["key"] for sample in samples]}
 
 
-def _decode_and_stack(samples: Sequence[Any]) -> Any:
-    return stack_tensors(map(decode_fields, samples))
-
-
-def _decode_arrays(fields: Any) -> Any:
-    return decode_fields({name: bytes(fields[name]) for name in ("jpg", "cls")})
+def _as_bytes(fields):
+    return {name: bytes(fields[name]) for name in ("jpg", "cls")}

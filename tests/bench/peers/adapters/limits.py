@@ -1,29 +1,23 @@
 """The limits of the machine: what reading, walking over headers and decoding alone reach."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
 
-from peers.adapters.base import Adapter
-from peers.data import tar_samples
+from peers.adapters.base import BUFFER, NO_SHUFFLE, Adapter
 from peers.pictures import BATCH, SIDE, decode_image
 
 
-def walk(path: str, window: int = 1 << 20) -> Iterator[dict[str, Any]]:
+def walk(path, window=1 << 20):
     """Yield the samples of a plain ustar shard: the simplest and fastest Python that reads one.
 
     It checks nothing, and knows no long names and no state: a yardstick, not a reader to use.
     """
     with open(path, "rb", buffering=0) as raw, io.BufferedReader(raw, window) as f:
-        read, key, sample = f.read, None, dict[str, Any]()
+        read, key, sample = f.read, None, {}
         while True:
             head = read(512)
             if len(head) < 512 or head[0] == 0:
@@ -48,19 +42,20 @@ def walk(path: str, window: int = 1 << 20) -> Iterator[dict[str, Any]]:
 class Reading(Adapter):
     """Read the shards into one buffer of 1 MiB, and look at nothing."""
 
-    def raw(self, kind: str) -> Iterable[Any]:
+    lacks = NO_SHUFFLE
+
+    def samples(self, kind, shuffle=False):
         buffer, each = bytearray(1 << 20), self.data.count(kind) // self.data.shards
         for url in self.data.urls(kind):
-            size, given = os.path.getsize(url), 0
+            size, given, done = os.path.getsize(url), 0, 0
             with open(url, "rb", buffering=0) as file:
-                done = 0
                 while read := file.readinto(buffer):
                     done += read
                     due = each * done // size  # as many samples as these bytes are
                     yield from range(due - given)
                     given = due
 
-    def access(self, kind: str) -> Callable[[int], Any]:
+    def access(self, kind):
         """One read of the bytes of a sample at a known offset."""
         import numpy as np
 
@@ -69,7 +64,7 @@ class Reading(Adapter):
         offsets = [np.fromfile(f"{url}.idx", "<u8").tolist() for url in urls]
         each = self.data.count(kind) // len(urls)
 
-        def read(number: int) -> bytes:
+        def read(number):
             shard, place = divmod(number, each)
             start, end = offsets[shard][place : place + 2]
             return os.pread(files[shard], end - start, start)
@@ -80,21 +75,23 @@ class Reading(Adapter):
 class HeaderWalk(Adapter):
     """Walk over the headers, group by key, and copy the fields."""
 
-    def raw(self, kind: str) -> Iterable[Any]:
-        for url in self.data.urls(kind):
-            yield from walk(url)
+    def samples(self, kind, shuffle=False):
+        samples = (sample for url in self.data.urls(kind) for sample in walk(url))
+        return shuffled_by_hand(samples, BUFFER) if shuffle else samples
 
-    def shuffled(self, kind: str) -> Iterable[Any]:
-        """With a classical shuffle buffer of 1 000 samples."""
-        rng, buffer = random.Random(1), list[Any]()
-        for sample in self.raw(kind):
-            if len(buffer) < 1000:
-                buffer.append(sample)
-                continue
-            place = int(rng.random() * 1000)
-            yield buffer[place]
-            buffer[place] = sample
-        yield from buffer
+
+def shuffled_by_hand(samples, size):
+    """The least code that shuffles a stream in a buffer."""
+    rng, buffer = random.Random(1), []
+    for sample in samples:
+        if len(buffer) < size:
+            buffer.append(sample)
+            continue
+        place = int(rng.random() * size)
+        yield buffer[place]
+        buffer[place] = sample
+    rng.shuffle(buffer)
+    yield from buffer
 
 
 class Decoding(Adapter):
@@ -102,25 +99,20 @@ class Decoding(Adapter):
     of all rows.
     """
 
-    @staticmethod
-    def decoder() -> Callable[[bytes], Any]:
+    def decoder(self):
         """Return the function that decodes an image."""
         return decode_image
 
-    def decoded(self, workers: int, threads: int) -> Iterable[Any]:
+    def decoded(self, workers, threads):
+        jpegs = [fields["jpg"] for _, fields in self.data.samples("images")]
         if workers:
-            seconds = _seconds_in_processes(type(self), self.data.urls("images"), workers)
-            yield Measured(self.data.count("images") / seconds)
+            with multiprocessing.Pool(workers, _begin, (self, jpegs)) as pool:
+                yield from pool.imap(_decode_batch, range(0, len(jpegs), BATCH))
             return
-        jpegs, decode = [fields["jpg"] for _, fields in self.data.samples("images")], self.decoder()
-        if threads:
-            with ThreadPoolExecutor(threads) as executor:
-                results = executor.map(decode, jpegs)
-                while batch := list(islice(results, BATCH)):
-                    yield batch, batch
-        else:
-            for start_at in range(0, len(jpegs), BATCH):
-                batch = [decode(jpeg) for jpeg in jpegs[start_at : start_at + BATCH]]
+        decode = self.decoder()
+        with ThreadPoolExecutor(threads or 1) as executor:
+            images = executor.map(decode, jpegs) if threads else map(decode, jpegs)
+            while batch := list(islice(images, BATCH)):
                 yield batch, batch
 
 
@@ -129,8 +121,7 @@ class OwnDecoding(Decoding):
 
     imports = ("torch",)
 
-    @staticmethod
-    def decoder() -> Callable[[bytes], Any]:
+    def decoder(self):
         import torch
 
         from wds_pipes.codecs.images import image_decoder
@@ -140,33 +131,15 @@ class OwnDecoding(Decoding):
         return image_decoder("rgb8", 1 << 26, Resize(SIDE, "cover"))
 
 
-class Measured(float):
-    """A rate in samples per second, measured by the adapter itself."""
+_HELD = {}  # what a process of ``Decoding`` decodes, and by what
 
 
-def _seconds_in_processes(kind: type[Decoding], urls: list[str], count: int) -> float:
-    """Decode the images of all shards in processes that begin together; return the seconds."""
-    barrier = multiprocessing.Barrier(count)
-    results: Any = multiprocessing.SimpleQueue()
-    processes = [
-        multiprocessing.Process(target=_decode, args=(kind, urls[number::count], barrier, results))
-        for number in range(count)
-    ]
-    for process in processes:
-        process.start()
-    starts, ends = zip(*(results.get() for _ in processes))
-    for process in processes:
-        process.join()
-    return float(max(ends) - min(starts))
+def _begin(adapter, jpegs):
+    """Begin a process that decodes; the JPEGs are in its memory since it was forked."""
+    _HELD.update(decode=adapter.decoder(), jpegs=jpegs)
 
 
-def _decode(kind: type[Decoding], urls: list[str], barrier: Any, results: Any) -> None:
-    jpegs = [fields["jpg"] for url in urls for _, fields in tar_samples(url)]
-    decode = kind.decoder()
-    for jpeg in jpegs[:4]:  # libraries are loaded then
-        decode(jpeg)
-    barrier.wait()
-    start = time.monotonic()
-    for jpeg in jpegs:
-        decode(jpeg)
-    results.put((start, time.monotonic()))
+def _decode_batch(start):
+    """Decode one batch in this process; the images do not leave it."""
+    images = [_HELD["decode"](jpeg) for jpeg in _HELD["jpegs"][start : start + BATCH]]
+    return range(len(images)), None
