@@ -156,23 +156,6 @@ def test_writers_and_index_shards_write_the_same(indexed, tmp_path):
     assert struct.unpack("<7Q", first)[0] == 0
 
 
-@pytest.mark.parametrize("ending", [".keys", ".idx"])
-def test_an_index_that_cannot_be_written_is_written_at_the_next_call(ending, tmp_path):
-    """The shard is complete then, and the samples are not forgotten."""
-    in_the_way = tmp_path / f".x-0.tar{ending}.partial"
-    in_the_way.mkdir()
-    writer = ShardWriter(tmp_path / "x-%d.tar", offsets=True)
-    for key, fields in OLD:
-        writer.write({"__key__": key, **fields})
-    with pytest.raises(wp.CacheError, match="no regular file"):
-        writer.close()
-    in_the_way.rmdir()
-    writer.close()
-    data = wp.IndexedShards(tmp_path / "x-0.tar")
-    assert keys_of(data) == [key for key, _ in OLD]
-    assert data.by_key("004")["__key__"] == "004"
-
-
 def test_what_has_no_offsets(tmp_path):
     path = make_shards(tmp_path, shards=1, samples=3)[0]
     with pytest.raises(wp.ShardError, match=r"no index of offsets: .*\.tar\.idx.*wds-pipes index SHARDS --offsets"):

@@ -23,6 +23,7 @@ from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.errors import ShardError
 from wds_pipes.io.expand import expand
+from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import (
@@ -39,7 +40,7 @@ from wds_pipes.tar.index import (
     write_index,
 )
 from wds_pipes.tar.keys import KeySplit, check_key_split
-from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, pack_keys, pack_offsets, write_beside
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, write_offsets
 from wds_pipes.tar.scanning import Scanned, scan
 
 if TYPE_CHECKING:
@@ -216,13 +217,11 @@ def _write(url: str, found: Scanned, offsets: str | None, dali: str | None) -> t
         )
     digests: list[str | None] = [None, None]
     if offsets is not None:
-        keys, starts = pack_keys(found.keys), pack_offsets([*found.starts, found.end])
-        write_beside(offsets, KEYS, keys)
-        write_beside(offsets, OFFSETS, starts)
-        digests[0] = md5(keys + starts, usedforsecurity=False).hexdigest()
+        content = write_offsets(offsets, found.keys, [*found.starts, found.end])
+        digests[0] = md5(content, usedforsecurity=False).hexdigest()
     if dali is not None:
         content = pack_dali(found.components, url)
-        write_beside(dali, "", content)
+        write_small(dali, content)
         digests[1] = md5(content, usedforsecurity=False).hexdigest()
     return digests[0], digests[1]
 
