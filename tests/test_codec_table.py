@@ -43,8 +43,8 @@ def written(path, fields, **options):
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.encode], ids=lambda row: row.names[0])
 def test_the_example_of_a_row_is_encoded_and_decoded(row):
-    """By the functions of the row, and by a writer and decode_by_ext for each of its extensions, from
-    all kinds of bytes.
+    """By its functions, by a writer and decode_by_ext for each of its extensions, and from any kind
+    of bytes.
     """
     if row.package in ("soundfile", "av"):
         pytest.importorskip(row.package)
