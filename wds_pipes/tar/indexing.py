@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from hashlib import md5
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.importing import library
@@ -41,7 +42,7 @@ from wds_pipes.tar.index import (
 )
 from wds_pipes.tar.keys import KeySplit, check_key_split
 from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, write_offsets
-from wds_pipes.tar.scanning import Scanned, scan
+from wds_pipes.tar.scanning import scan
 
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
@@ -204,26 +205,19 @@ class _Indexer:
             raise ShardError(
                 f"shard {shown} was written while it was indexed: index it again when no program writes it.", url=shown
             )
-        digests = _write(url, found, offsets, dali)
-        return Entry(found.facts, mark if sure else None, *digests), True
-
-
-def _write(url: str, found: Scanned, offsets: str | None, dali: str | None) -> tuple[str | None, str | None]:
-    """Write the files of a shard; return the MD5s of its offsets and its index of DALI."""
-    if found.compressed and (offsets is not None or dali is not None):
-        raise ValueError(
-            f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
-            "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
-        )
-    digests: list[str | None] = [None, None]
-    if offsets is not None:
-        content = write_offsets(offsets, found.keys, [*found.starts, found.end])
-        digests[0] = md5(content, usedforsecurity=False).hexdigest()
-    if dali is not None:
-        content = pack_dali(found.components, url)
-        write_small(dali, content)
-        digests[1] = md5(content, usedforsecurity=False).hexdigest()
-    return digests[0], digests[1]
+        if found.compressed and (offsets is not None or dali is not None):
+            raise ValueError(
+                f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
+                "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
+            )
+        entry = Entry(found.facts, mark if sure else None)
+        if offsets is not None:
+            write_offsets(offsets, found.keys, [*found.starts, found.end])
+            entry = entry._replace(offsets=_digest(offsets, KEYS, OFFSETS))
+        if dali is not None:
+            write_small(dali, pack_dali(found.components, url))
+            entry = entry._replace(dali=_digest(dali, ""))
+        return entry, True
 
 
 def _known(path: str, rules: dict[str, str]) -> dict[str, Entry]:
@@ -245,9 +239,7 @@ def _digest(path: str, *endings: str) -> str | None:
     digest = md5(usedforsecurity=False)
     try:
         for ending in endings:
-            with open(path + ending, "rb") as file:
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
+            digest.update(Path(path + ending).read_bytes())
     except OSError:
         return None
     return digest.hexdigest()

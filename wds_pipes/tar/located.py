@@ -201,7 +201,7 @@ class Located:
         When they are read, their number is compared, and the end of a local shard.
         """
         held = self._held.get((shard, OFFSETS))
-        return self._load(shard, OFFSETS, self._offsets) if held is None else held[0]  # type: ignore[no-any-return]
+        return self._load(shard, OFFSETS, self._offsets) if held is None else held[0]
 
     def _offsets(self, shard: int, data: bytes, index: str) -> Sequence[int]:
         """Return the offsets in an index of a shard, and compare them."""

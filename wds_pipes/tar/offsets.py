@@ -137,14 +137,10 @@ def stale_keys(url: str, key: str, folder: str | None = None) -> ShardError:
 
 def write_offsets(
     path: str, keys: Collection[str], offsets: Sequence[int], storage_options: dict[str, Any] | None = None
-) -> bytes:
-    """Write the indexes of keys and of offsets of a shard, and return their contents. Each appears
-    when it is complete.
-    """
-    by_key, starts = pack_keys(keys), pack_offsets(offsets)
-    write_small(path + KEYS, by_key, storage_options)
-    write_small(path + OFFSETS, starts, storage_options)
-    return by_key + starts
+) -> None:
+    """Write the indexes of keys and of offsets of a shard; each appears when it is complete."""
+    write_small(path + KEYS, pack_keys(keys), storage_options)
+    write_small(path + OFFSETS, pack_offsets(offsets), storage_options)
 
 
 def remove_beside(path: str, storage_options: dict[str, Any] | None = None, *, besides: Container[str] = ()) -> None:

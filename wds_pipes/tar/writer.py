@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
 from wds_pipes.io.threads import DaemonThreads
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.index import ShardFacts
 from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside, write_offsets
@@ -140,21 +140,14 @@ class TarWriter:
             self._compressor = compressor(kind) if kind else None
             try:
                 self._partial = open_output(self._name, overwrite=overwrite, storage_options=storage_options)
-            except (FileExistsError, BlockingIOError) as error:
-                error.add_note(f"raised when shard {redact(self._name)} was to be written")
-                raise
             except OSError as error:
-                if local_path(self._name) is None:
-                    raise
-                shown = redact(self._name)
-                if error.filename == self._name:
-                    error.filename = shown
-                mend = (
-                    "make its directory first"
-                    if not os.path.isdir(os.path.dirname(self._name) or ".")
-                    else "check the permissions of its directory, and that the disk is not full"
-                )
-                error.add_note(f"raised when shard {shown} was to be written: {mend}")
+                note = f"raised when shard {redact(self._name)} was to be written"
+                if not isinstance(error, (FileExistsError, BlockingIOError)):
+                    there = os.path.isdir(os.path.dirname(self._name) or ".")
+                    mend = "check the permissions of its directory, and that the disk is not full"
+                    note += f": {mend if there else 'make its directory first'}"
+                if not isinstance(error, ShardError):  # of a store
+                    error.add_note(note)
                 raise
         elif callable(getattr(target, "write", None)):
             self._stream = target
