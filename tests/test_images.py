@@ -179,7 +179,7 @@ def test_both_decoders_return_the_same_pixels_of_any_size(monkeypatch):
 def test_every_format_is_resized_and_has_the_size_of_its_array(form):
     data = saved(smooth(90, 70), form)
     found, expected = decode(data, size=(30, 40), extension=form.lower()), with_pillow(data, (30, 40), "cover")
-    assert np.abs(found.astype(int) - expected).max() <= (8 if form == "JPEG" else 1)
+    assert np.abs(found.astype(int) - expected).max() <= 1 or (form == "JPEG" and decibels(found, expected) >= 40)
     assert wp.image_size(data) == wp.image_size(memoryview(data)) == decode(data).shape[:2] == (90, 70)
 
 

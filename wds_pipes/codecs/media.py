@@ -80,12 +80,12 @@ def _check_clip(start: float, duration: float | None) -> None:
 def _clip(reader: Any, rate: str, start: float, duration: float | None, max_bytes: int) -> Decoder:
     """Return a decoder of a clip and its rate, which the ``reader`` has as an attribute."""
     _check_clip(start, duration)
-    return functools.partial(_read_clip, reader, rate, start, duration, max_bytes)
+    return functools.partial(_read_clip, reader, rate, (start, duration), max_bytes)
 
 
-def _read_clip(kind: Any, rate: str, start: float, duration: float | None, max_bytes: int, data: bytes) -> Any:
+def _read_clip(kind: Any, rate: str, clip: tuple[float, float | None], max_bytes: int, data: bytes) -> Any:
     reader = kind(data)
-    return reader.read(start, duration, max_bytes=max_bytes), getattr(reader, rate)
+    return reader.read(*clip, max_bytes=max_bytes), getattr(reader, rate)
 
 
 def _pair(value: Any, what: str) -> tuple[npt.NDArray[Any], Any]:

@@ -141,7 +141,7 @@ class Selector:
             wanted = sorted(wanted, key=lambda one: (isinstance(one, str), one))
         elif not hasattr(wanted, "__len__"):
             wanted = list(wanted)
-        if len(wanted) and isinstance(next(iter(wanted)), str):
+        if len(wanted) > 0 and isinstance(next(iter(wanted)), str):
             return of_view(view, self._by_keys(wanted))
         return by_numbers(wanted, view)
 
