@@ -242,6 +242,7 @@ def test_packed_fields_are_unpacked_first(kind):
     packed when they are encoded.
     """
     pack = PACK[kind]
+    assert kind != "gz" or encode("txt.gz", "x")[4:8] == bytes(4), "the same bytes at any time"
     for name, value in ((f"txt.{kind}", "Grüße\n"), (f"left.json.gz.{kind}", OBJECT), (f"npy.{kind}", ARRAY)):
         assert same(decode(name, encode(name, value)), value)
     assert decode(f"left.JSON.{kind.upper()}", pack(b"[1]")) == [1]
@@ -577,7 +578,6 @@ def test_a_str_is_the_text_of_its_format(field, text, value):
 SAME_BYTES = [
     *[(field, kind(b"\xff"), b"\xff") for field in ("jpg", "txt", "") for kind in (bytes, bytearray, memoryview)],
     ("txt.gz", gzip.compress(b"x", mtime=7), gzip.compress(b"x", mtime=7)),
-    ("txt.gz", "x" * 100, gzip.compress(b"x" * 100, mtime=0)),
     ("csv", [[1, 2.5, "x"]], b"1,2.5,x\r\n"),
     ("cls", np.array(3), b"3"),
     ("cls", np.array([3])[0], b"3"),
@@ -593,9 +593,7 @@ SAME_BYTES = [
 
 @pytest.mark.parametrize(("field", "value", "data"), SAME_BYTES)
 def test_the_bytes_are_those_of_the_format(field, value, data):
-    """The same ones at any time, but for the first bytes of a gzip."""
-    found = encode(field, value)
-    assert found == data or (field == "txt.gz" and (found[:9], found[10:]) == (data[:9], data[10:]))
+    assert encode(field, value) == data
 
 
 def test_tensors_of_safetensors_are_sorted_by_name():

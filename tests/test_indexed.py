@@ -466,6 +466,7 @@ def far(remote, indexed):
     return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
 
 
+@pytest.mark.parametrize("remote", ["s3"], indirect=True)
 def test_remote_samples_one_request_for_each(remote, far, indexed, stream):
     data = wp.IndexedShards(far, storage_options=remote.storage_options, connections=4)
     assert bare(data[7]) == bare(stream[7])
@@ -480,6 +481,7 @@ def test_remote_samples_one_request_for_each(remote, far, indexed, stream):
     assert bare(beside[-1]) == bare(stream[-1])
 
 
+@pytest.mark.parametrize("remote", ["gcs"], indirect=True)
 def test_a_remote_shard_of_another_size_is_an_error(remote, far):
     remote.put("d/shard-000000.tar", b"short")
     with pytest.raises(wp.ShardError, match="another than the indexed one"):
@@ -515,6 +517,7 @@ def test_counts_that_do_not_fit_are_an_error(indexed, tmp_path):
         wp.IndexedShards(put(tmp_path, OLD), index=tmp_path / "index.json")
 
 
+@pytest.mark.parametrize("remote", ["web"], indirect=True)
 def test_shards_of_a_cache(remote, far, stream, tmp_path):
     """What a pipe has stored is read there; of the other shards, ranges."""
     cache = wp.ShardCache(tmp_path / "cache", max_bytes="1GB")

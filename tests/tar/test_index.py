@@ -482,6 +482,7 @@ def test_a_writer_keeps_what_is_known_of_other_shards(tmp_path, opened):
     assert sorted(opened) == ["shard-000003.tar", "shard-000004.tar"]
 
 
+@pytest.mark.parametrize("remote", ["s3"], indirect=True)
 def test_shards_in_a_store(remote, tmp_path):
     """Their ETags say what has changed."""
     urls = shards(tmp_path, 3)
