@@ -1,41 +1,41 @@
-"""The table of codecs as a whole, the codecs of users, audio and video."""
+"""The table of codecs as a whole, and the codecs of users: registered ones, those of installed
+packages, and functions.
+"""
 
 import gzip
 import io
-import os
 import pickle
 import struct
 import sys
 from typing import NamedTuple
 
 import pytest
-import warm
 from PIL import features
+from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.codecs import codec as codecs
 from wds_pipes.codecs.table import IMAGE, ROWS, TABLE, encode
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import DecodeByExt
 from wds_pipes.testing import check_codec, same
-
-MODULES = {"soundfile": "soundfile", "av": "av"}  # of packages that may be missing
-
-
-def needs(extension):
-    """Skip the test if the package of an extension is not installed."""
-    package = ROWS[extension].package
-    if package in MODULES:
-        pytest.importorskip(MODULES[package])
 
 
 def decoded(fields, *specs, **options):
     """The sample that a pipe yields of these fields, which are bytes."""
-    from sources import Given
-
-    from wds_pipes.core.stream import Stream
-    from wds_pipes.stages import DecodeByExt
-
     [sample] = Stream(DecodeByExt(Given([{"__key__": "k", "__url__": "a.tar", **fields}]), *specs, **options))
-    return sample
+    return {name: value for name, value in sample.items() if name not in ("__key__", "__url__")}
+
+
+def example_of(row):
+    return row.example() if callable(row.example) else row.example
+
+
+def written(path, fields, **options):
+    """A pipe over a shard of one sample with these fields."""
+    with wp.TarWriter(path, **options) as writer:
+        writer.write({"__key__": "0", **fields})
+    return wp.ShardList([str(path)]).open_shards().load_tar().group_by_key()
 
 
 # The table itself
@@ -43,16 +43,20 @@ def decoded(fields, *specs, **options):
 
 @pytest.mark.parametrize("row", [row for row in TABLE if row.encode], ids=lambda row: row.names[0])
 def test_the_example_of_a_row_is_encoded_and_decoded(row):
-    """By the row's functions, and by a writer and decode_by_ext for each of its extensions."""
-    needs(row.names[0])
+    """By its functions, by a writer and decode_by_ext for each of its extensions, and from any kind
+    of bytes.
+    """
+    if row.package in ("soundfile", "av"):
+        pytest.importorskip(row.package)
     if row.names[0] == "webp" and not features.check("webp"):
         pytest.skip("this Pillow cannot write WebP")
     check_codec(row)
-    example = row.example() if callable(row.example) else row.example
+    example = example_of(row)
     for name in row.names:
         specs = {"image": ("rgb8",), "name": (name,), None: ()}.get(row.asked, (row.asked,))
-        found = decoded({name: encode(name, example)}, *specs)[name]
-        assert same(found, example, values=not row.lossy)
+        data = encode(name, example)
+        for kind in (bytes, bytearray, memoryview):
+            assert same(decoded({name: kind(data)}, *specs)[name], example, values=not row.lossy)
 
 
 def test_each_row_says_what_it_is():
@@ -60,8 +64,7 @@ def test_each_row_says_what_it_is():
         assert row.media_type, row.extensions
         assert row.gives, row.extensions
         assert row.decode or row.unpickle, row.extensions
-        if row.encode is None:  # these are written as bytes
-            assert row.names[0] in ("pyd", "m4a")
+        assert row.encode or row.names[0] in ("pyd", "m4a")  # these are written as bytes
     assert len(ROWS) == sum(len(row.names) for row in TABLE), "an extension stands in two rows"
     assert {"jpg", "png"} < IMAGE
 
@@ -89,7 +92,7 @@ POINT = wp.Codec("point;pnt", read_point, write_point, media_type="application/x
 def registry(monkeypatch):
     """The registered codecs, of which the test's are forgotten when it ends."""
     monkeypatch.setattr(codecs, "_registered", {})
-    return codecs
+    return codecs._registered
 
 
 def test_a_registered_codec_decodes_and_encodes(registry, tmp_path):
@@ -97,104 +100,70 @@ def test_a_registered_codec_decodes_and_encodes(registry, tmp_path):
     with pytest.raises(TypeError, match="no encoder for 'left.point' and Point"):
         encode("left.point", POINT.example)
     assert wp.register_codec(POINT) is POINT
-    path = str(tmp_path / "a.tar")
-    with wp.TarWriter(path) as writer:
-        writer.write({"__key__": "0", "left.point": POINT.example, "pnt.gz": Point(3, 4)})
-    pipe = wp.ShardList([path]).open_shards().load_tar().group_by_key().decode_by_ext()
-    [sample] = pipe
+    pipe = written(tmp_path / "a.tar", {"left.point": POINT.example, "pnt.gz": Point(3, 4)})
+    [sample] = pipe.decode_by_ext()
     assert (sample["left.point"], sample["pnt.gz"]) == (POINT.example, Point(3, 4))
 
 
-def test_a_registered_codec_travels_with_the_pipe(registry, tmp_path):
-    """To a process where nothing is registered."""
+def test_registered_codecs_travel_to_processes_where_none_is_registered(registry, tmp_path):
+    """With a pipe, and with IndexedShards."""
     wp.register_codec(POINT)
-    path = str(tmp_path / "a.tar")
-    with wp.TarWriter(path) as writer:
+    with wp.ShardWriter(str(tmp_path / "%d.tar"), offsets=True) as writer:
         writer.write({"__key__": "0", "point": POINT.example})
-    pipe = pickle.dumps(wp.ShardList([path]).open_shards().load_tar().group_by_key().decode_by_ext())
-    registry._registered.clear()
-    [sample] = pickle.loads(pipe)
-    assert sample["point"] == POINT.example
-    [sample] = wp.ShardList([path]).open_shards().load_tar().group_by_key().decode_by_ext()
-    assert sample["point"] == write_point(POINT.example)
+    path = writer.path(0)
+
+    def make():
+        pipe = wp.ShardList([path]).open_shards().load_tar().group_by_key().decode_by_ext()
+        return pipe, wp.IndexedShards([path], decode=())
+
+    sent = pickle.dumps(make())
+    registry.clear()
+    for there, here in zip(pickle.loads(sent), make(), strict=True):
+        assert [sample["point"] for sample in there] == [POINT.example]
+        assert [sample["point"] for sample in here] == [write_point(POINT.example)]
 
 
-SPAWNED = """
-import struct
-import wds_pipes as wp
-
-def read(data):
-    return struct.unpack("<2d", data)
-
-if __name__ == "__main__":
-    import sys
-    wp.register_codec(wp.Codec("point", read))
-    pipe = wp.ShardList(sys.argv[1:]).open_shards().load_tar().group_by_key().decode_by_ext()
-    pipe = pipe.to_tuple("point", "plugged").batch_samples(1, collate="list")
-    loader = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="spawn")
-    print(list(loader))
-"""
-
-
-def plug_ins(directory, **points):
-    """Write a package ``plugged`` with these entry points to a directory, and return it."""
-    info = directory / "plugged-1.2.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.2\n")
-    lines = "".join(f"{name} = {value}\n" for name, value in points.items())
-    (info / "entry_points.txt").write_text(f"[wds_pipes.codecs]\n{lines}")
-    (directory / "plugged.py").write_text(
-        "import wds_pipes as wp\n"
-        'codec = wp.Codec("plugged;two", lambda data: data.decode().upper(), lambda value: value.lower().encode())\n'
-        "number = 3\n"
-    )
-    return directory
-
-
-def test_workers_under_spawn_have_registered_codecs_and_plug_ins(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SPAWNED)
-    with wp.TarWriter(str(tmp_path / "a.tar")) as writer:
-        writer.write({"__key__": "0", "point": struct.pack("<2d", 1, 2), "plugged": b"abc"})
-    path = os.pathsep.join([str(plug_ins(tmp_path / "site", plugged="plugged:codec")), *sys.path])
-    ran = warm.run(script, tmp_path / "a.tar", environment={**os.environ, "PYTHONPATH": path})
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == "[[((1.0, 2.0), 'ABC')]]"
+POINTS = {
+    "plugged": "plugged:codec",
+    "two": "plugged:codec",
+    "number": "plugged:number",
+    "other": "plugged:codec",
+    "gone": "plugged:nothing",
+    "lost": "no_such_module:codec",
+    "txt": "plugged:codec",
+}
 
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """Entry points of good and broken codecs, as those of an installed package."""
-    monkeypatch.syspath_prepend(
-        str(
-            plug_ins(
-                tmp_path / "site",
-                plugged="plugged:codec",
-                two="plugged:codec",
-                number="plugged:number",
-                other="plugged:codec",
-                gone="plugged:nothing",
-                lost="no_such_module:codec",
-                txt="plugged:codec",
-            )
-        )
+    info = tmp_path / "site" / "plugged-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.2\n")
+    lines = "".join(f"{name} = {value}\n" for name, value in POINTS.items())
+    (info / "entry_points.txt").write_text(f"[wds_pipes.codecs]\n{lines}")
+    (tmp_path / "site" / "plugged.py").write_text(
+        "import wds_pipes as wp\n"
+        'codec = wp.Codec("plugged;two", lambda data: data.decode().upper(), lambda value: value.lower().encode())\n'
+        "number = 3\n"
     )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
     codecs._plug_ins.cache_clear()
     yield
     codecs._plug_ins.cache_clear()
     sys.modules.pop("plugged", None)
 
 
-def test_the_codecs_of_installed_packages_are_found(installed):
-    assert decoded({"x.plugged": b"abc", "TWO": b"d", "txt": b"e", "bin": b"f"}) == {
-        "__key__": "k",
-        "__url__": "a.tar",
-        "x.plugged": "ABC",
-        "TWO": "D",
-        "txt": "e",
-        "bin": b"f",
-    }
+def test_the_codecs_of_installed_packages_are_found(installed, registry):
+    """After those of the table, of the caller, and registered ones."""
+    found = decoded({"x.plugged": b"abc", "TWO": b"d", "txt": b"e", "bin": b"f"})
+    assert found == {"x.plugged": "ABC", "TWO": "D", "txt": "e", "bin": b"f"}
     assert encode("plugged", "ABC") == b"abc"
+    for name in ("registered", "later"):
+        wp.register_codec(wp.Codec("plugged", lambda data, name=name: name))
+        assert decoded({"plugged": b"a", "two": b"b"}) == {"plugged": name, "two": "B"}
+    for own in ({"plugged": len}, {"x.plugged;plugged": wp.Codec("q", len)}):
+        assert decoded({"plugged": b"a"}, own) == {"plugged": 1}
 
 
 @pytest.mark.parametrize(
@@ -208,22 +177,13 @@ def test_the_codecs_of_installed_packages_are_found(installed):
 )
 def test_a_broken_plug_in_is_named_where_it_is_used(installed, extension, why):
     """It is never skipped, and other fields do not care."""
-    assert decoded({"plugged": b"a"})["plugged"] == "A"
+    assert decoded({"plugged": b"a"}) == {"plugged": "A"}
     with pytest.raises(wp.DecodeError, match=why) as caught:
         decoded({extension: b"a"}, on_error="skip")
     assert isinstance(caught.value.__cause__, ImportError)
     with pytest.raises(ImportError, match=why):
         encode(extension, "a")
-    assert decoded({extension: b"a"}, {extension: len})[extension] == 1
-
-
-def test_the_caller_goes_before_registered_codecs_and_these_before_plug_ins(installed, registry):
-    wp.register_codec(wp.Codec("plugged", lambda data: "registered"))
-    assert decoded({"plugged": b"a", "two": b"b"})["plugged"] == "registered"
-    assert decoded({"plugged": b"a"}, {"plugged": len})["plugged"] == 1
-    assert decoded({"plugged": b"a"}, {"x.plugged;plugged": wp.Codec("q", len)})["plugged"] == 1
-    wp.register_codec(wp.Codec("plugged", lambda data: "later"))
-    assert decoded({"plugged": b"a"})["plugged"] == "later"
+    assert decoded({extension: b"a"}, {extension: len}) == {extension: 1}
 
 
 @pytest.mark.parametrize(
@@ -239,6 +199,20 @@ def test_the_caller_goes_before_registered_codecs_and_these_before_plug_ins(inst
         (lambda: wp.TarWriter(io.BytesIO(), codecs={"a": 3}), TypeError, "an encoder is given as {'ext': function}"),
         (lambda: wp.TarWriter(io.BytesIO(), codecs={"a": wp.Codec("a", len)}), TypeError, "an encoder is given as"),
         (lambda: decoded({}, {"a": wp.Codec("a", None, len)}), TypeError, "a decoder is given as"),
+        (lambda: encode("a", 3, {"a": str}), TypeError, "its encoder returned str, not bytes"),
+        # check_codec finds a codec that loses something
+        (
+            lambda: check_codec(wp.Codec("a", int, lambda value: b"2", example=3)),
+            AssertionError,
+            "the example of 'a' became 2",
+        ),
+        (
+            lambda: check_codec(wp.Codec("a", bytes, lambda value: b"2", example=3, lossy=True)),
+            AssertionError,
+            "the example of 'a' became",
+        ),
+        (lambda: check_codec(wp.Codec("a", int, str, example=3)), AssertionError, "returned str, not bytes"),
+        (lambda: check_codec(wp.Codec("a", int, str)), ValueError, "needs decode, encode and an example"),
     ],
 )
 def test_what_is_no_codec_is_refused_at_once(registry, make, error, message):
@@ -246,76 +220,27 @@ def test_what_is_no_codec_is_refused_at_once(registry, make, error, message):
         make()
 
 
-def test_check_codec_finds_a_codec_that_loses_something():
-    with pytest.raises(AssertionError, match="the example of 'a' became 2"):
-        check_codec(wp.Codec("a", int, lambda value: b"2", example=3))
+def test_a_lossy_codec_may_change_the_values():
     check_codec(wp.Codec("a", int, lambda value: b"2", example=3, lossy=True))
-    with pytest.raises(AssertionError, match="the example of 'a' became"):
-        check_codec(wp.Codec("a", bytes, lambda value: b"2", example=3, lossy=True))
-    with pytest.raises(AssertionError, match="returned str, not bytes"):
-        check_codec(wp.Codec("a", int, str, example=3))
-    with pytest.raises(ValueError, match="needs decode, encode and an example"):
-        check_codec(wp.Codec("a", int, str))
 
 
-@pytest.mark.parametrize(
-    "make", [wp.TarWriter, lambda path, **options: wp.ShardWriter(path[:-4] + "%d.tar", **options)]
-)
+@pytest.mark.parametrize("make", [wp.TarWriter, lambda path, **options: wp.ShardWriter(f"{path}%d.tar", **options)])
 def test_a_writer_takes_encoders(make, tmp_path):
-    """By the longest end of the name; bytes are written unchanged."""
-    with make(str(tmp_path / "a.tar"), codecs={"seg.png;raw": bytes, "point": POINT}) as writer:
-        writer.write({"__key__": "0", "seg.png": [1, 2], "raw.gz": [3], "point": Point(1, 2), "x.raw": b"\xff"})
-        with pytest.raises(wp.SampleError, match="field 'raw' of sample '1' cannot be encoded"):
-            writer.write({"__key__": "1", "raw": "x"})
-    [path] = map(str, tmp_path.glob("*.tar"))
-    [sample] = wp.ShardList([path]).open_shards().load_tar().group_by_key().decode_by_ext({"point": POINT})
-    assert sample["seg.png"] == b"\1\2"
-    assert (sample["raw.gz"], sample["point"], sample["x.raw"]) == (b"\3", Point(1, 2), b"\xff")
-
-
-def test_an_encoder_must_return_bytes():
-    with pytest.raises(TypeError, match="its encoder returned str, not bytes"):
-        encode("a", 3, codecs.by_extension({"a": str}, "encode"))
-
-
-def test_indexed_shards_take_registered_codecs_to_other_processes(registry, tmp_path):
-    wp.register_codec(POINT)
-    with wp.ShardWriter(str(tmp_path / "p%d.tar"), offsets=True) as writer:
-        writer.write({"__key__": "0", "point": POINT.example})
-    data = pickle.dumps(wp.IndexedShards([writer.path(0)], decode=()))
-    registry._registered.clear()
-    assert pickle.loads(data)[0]["point"] == POINT.example
-
-
-# csv and YAML are written too
-
-
-def test_an_encoder_of_a_packed_name_is_used_as_the_decoder_is(tmp_path):
-    """It compresses by itself."""
+    """By the longest end of the name; bytes are written unchanged. One of a packed name compresses
+    by itself.
+    """
 
     def pack(value):
         return gzip.compress(b"mine " + value.encode())
 
-    def unpack(data):
-        return gzip.decompress(data).decode()
-
-    for field in ("txt.gz", "vol.gz", "a.vol.gz"):
-        path = tmp_path / f"{field}.tar"
-        with wp.TarWriter(path, codecs={"txt.gz;vol.gz": pack}) as writer:
-            writer.write({"__key__": "k", field: "hello"})
-        pipe = wp.ShardList(str(path)).open_shards().load_tar().group_by_key()
-        [sample] = pipe.decode_by_ext({"txt.gz;vol.gz": unpack})
-        assert sample[field] == "mine hello"
-    with wp.TarWriter(tmp_path / "plain.tar", codecs={"vol": str.encode}) as writer:
-        writer.write({"__key__": "k", "vol.gz": "hello"})
-    [sample] = wp.ShardList(str(tmp_path / "plain.tar")).open_shards().load_tar().group_by_key()
-    assert gzip.decompress(sample["vol.gz"]) == b"hello"
-
-
-@pytest.mark.parametrize("kind", [bytearray, memoryview])
-def test_all_kinds_of_bytes_are_decoded(kind):
-    for extension in ("txt", "json", "yaml", "cls", "npy", "ten", "msgpack"):
-        example = ROWS[extension].example
-        data = encode(extension, example() if callable(example) else example)
-        specs = ("yaml",) if extension == "yaml" else ()
-        assert same(decoded({extension: kind(data)}, *specs), decoded({extension: data}, *specs))
+    own = {"seg.png;raw": bytes, "point": POINT, "txt.gz;vol.gz": pack, "vol": str.encode}
+    sample = {"seg.png": [1, 2], "raw.gz": [3], "point": Point(1, 2), "x.raw": b"\xff", "a.vol.gz": "hello"}
+    with make(str(tmp_path / "a.tar"), codecs=own) as writer:
+        writer.write({"__key__": "0", **sample, "txt.gz": "hello", "vol.bz2": "hello"})
+        with pytest.raises(wp.SampleError, match="field 'raw' of sample '1' cannot be encoded"):
+            writer.write({"__key__": "1", "raw": "x"})
+    pipe = wp.ShardList(str(tmp_path / "*")).open_shards().load_tar().group_by_key()
+    [found] = pipe.decode_by_ext({"point": POINT, "txt.gz;vol.gz": gzip.decompress, "vol": bytes.decode})
+    expected = {"seg.png": b"\1\2", "raw.gz": b"\3", "point": Point(1, 2), "x.raw": b"\xff", "vol.bz2": "hello"}
+    expected |= dict.fromkeys(("a.vol.gz", "txt.gz"), b"mine hello")
+    assert {name: found[name] for name in expected} == expected

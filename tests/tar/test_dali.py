@@ -5,100 +5,65 @@ import tarfile
 
 import pytest
 from remote import content
-from tars import fill, header, padded, pairs, put, tar
+from tars import KINDS, fill, header, padded, pairs, put, tar
 
 import wds_pipes as wp
 from wds_pipes.tar import TarWriter, index_shards
 
-
-def by_tarfile(path) -> bytes:
-    """What DALI describes: the files that the standard library finds, in lines of one name up to
-    the first dot.
-    """
-    lines, last = [], None
-    with tarfile.open(path, encoding="utf-8", errors="surrogateescape") as archive:
-        for member in archive:
-            if not member.isreg():
-                continue
-            folder, _, base = member.name.rpartition("/")
-            stem, dot, extension = base.partition(".")
-            if not dot:
-                stem, extension = base[:-1], member.name
-            stem = f"{folder}/{stem}" if "/" in member.name else stem
-            if not stem or stem.endswith("/"):
-                continue
-            if stem != last:
-                lines.append([])
-            last = stem
-            lines[-1] += [extension, str(member.offset_data), str(member.size), member.name]
-    text = "".join(" ".join(line) + "\n" for line in lines)
-    return f"v1.2 {len(lines)}\n{text}".encode("utf-8", "surrogateescape")
+LINK, FOLDER = tarfile.TarInfo("s.txt"), tarfile.TarInfo("d")
+LINK.type, LINK.linkname, FOLDER.type = tarfile.SYMTYPE, "b.CLS", tarfile.DIRTYPE
+LONG = {"usual": "", "gnu": "x" * 150, "pax": "x" * 150}
+# What DALI describes: in lines of one name up to the first dot, the extension and the name of each
+# file. A file without a dot is a sample too.
+LINES = [
+    [("txt", "d/a.txt"), ("seg.png", "d/a.seg.png")],
+    [("README", "README")],
+    [("json", "__meta__/i.json")],
+    [("CLS", "b.CLS"), ("txt", "b.txt")],
+    [("txt", "{long}c.txt"), ("cls", "{long}c.cls")],
+    [("txt", "d.e/c.txt")],
+    [("txt", "\N{SNOWMAN}.txt")],
+    [("txt", "./z.txt")],
+]
 
 
-def odd(kind) -> list:
-    """Members of many kinds."""
-
-    def other(name, type, link=""):
-        info = tarfile.TarInfo(name)
-        info.type, info.linkname = type, link
-        return info
-
-    long = "" if kind == tarfile.USTAR_FORMAT else "x" * 150
-    return [
-        other("d", tarfile.DIRTYPE),
-        ("d/a.txt", b"a" * 700),
-        ("d/a.seg.png", b"b"),
-        ("README", b"read me"),
-        (".hidden.txt", b"h"),
-        ("d/._x.txt", b"m"),
-        ("__meta__/i.json", b"{}"),
-        ("b.CLS", b"1"),
-        other("s.txt", tarfile.SYMTYPE, "b.CLS"),
-        ("b.txt", b""),
-        other("h.txt", tarfile.LNKTYPE, "b.CLS"),
-        (f"{long}c.txt", b"long"),
-        (f"{long}c.cls", b"7"),
-        ("d.e/c.txt", b"c"),
-        ("\N{SNOWMAN}.txt", b"c"),
-        ("./z.txt", b"zz"),
-    ]
-
-
-@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
 def test_the_bytes_are_those_of_dali(kind, tmp_path):
-    path = put(tmp_path / "x.y.tar", tar(odd(kind), format=kind))
+    names = [name.format(long=LONG[kind]) for line in LINES for _, name in line]
+    members = [FOLDER, (".hidden.txt", b"h"), ("d/._x.txt", b"m"), *((name, name.encode()) for name in names)]
+    path = put(tmp_path / "x.y.tar", tar([*members, LINK], format=KINDS[kind]))
     index_shards(path, dali=True)
-    assert content(tmp_path / "x.idx") == by_tarfile(path)
-    assert content(tmp_path / "x.idx").startswith(
-        b"v1.2 8\ntxt 1024 700 d/a.txt seg.png 2560 1 d/a.seg.png\nREADME 3584 7"
-    )
+    with tarfile.open(path, encoding="utf-8") as archive:
+        places = {member.name: f"{member.offset_data} {member.size} {member.name}" for member in archive}
+    lines = [" ".join(f"{ending} {places[name.format(long=LONG[kind])]}" for ending, name in line) for line in LINES]
+    assert content(tmp_path / "x.idx").decode() == "\n".join(["v1.2 8", *lines, ""])
     assert sorted(os.listdir(tmp_path)) == ["x.idx", "x.y.tar"]
 
 
 @pytest.mark.parametrize(
-    ("member", "message"),
+    ("data", "message"),
     [
-        (("a b.txt", b""), "member 'a b.txt' at byte 0 has a blank in its name"),
-        (("a.t\tt", b""), "has a blank in its name"),
-        (("a.", b""), "has no extension"),
-        ((".hidden", b""), "has no samples"),
-        (header(b"a.txt", 2, kind=b"7") + padded(b"ab"), "is sparse or contiguous"),
+        (tar([("a b.txt", b"")]), "member 'a b.txt' at byte 0 has a blank in its name"),
+        (tar([("a.t\tt", b"")]), "has a blank in its name"),
+        (tar([("a.", b"")]), "has no extension"),
+        (tar([(".hidden", b"")]), "has no samples"),
+        (header(b"a.txt", 2, kind=b"7") + padded(b"ab") + bytes(1024), "is sparse or contiguous"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
-def test_what_has_no_place_in_it(member, message, tmp_path):
-    path = put(tmp_path / "x.tar", member + bytes(1024) if isinstance(member, bytes) else tar([member]))
+def test_what_has_no_place_in_it(data, message, tmp_path):
+    path = put(tmp_path / "x.tar", data)
     with pytest.raises(wp.ShardError, match=message):
         index_shards(path, dali=True)
     assert os.listdir(tmp_path) == ["x.tar"]
 
 
 def test_a_shard_that_is_written_again_loses_it(tmp_path):
-    path = put(tmp_path / "x.tar", tar(pairs(2)))
+    """But not a file of this name that is none."""
+    path, sample = put(tmp_path / "x.tar", tar(pairs(2))), {"__key__": "a", "txt": "text"}
     index_shards(path, dali=True, offsets=True)
-    fill(TarWriter(path, overwrite=True), [{"__key__": "a", "txt": "text"}])
-    assert os.listdir(tmp_path) == ["x.tar"]
-    put(tmp_path / "x.idx", b"of another program")
-    fill(TarWriter(path, overwrite=True), [{"__key__": "a", "txt": "text"}])
-    assert sorted(os.listdir(tmp_path)) == ["x.idx", "x.tar"]
+    for left in (["x.tar"], ["x.idx", "x.tar"]):
+        fill(TarWriter(path, overwrite=True), [sample])
+        assert sorted(os.listdir(tmp_path)) == left
+        put(tmp_path / "x.idx", b"of another program")

@@ -1,5 +1,5 @@
-"""Making an index of shards: what it says, who can read it, and what happens where a shard is
-bad.
+"""Making an index of shards: what it says, who can read it, and what happens where a shard is bad.
+Indexing again: only new and changed shards are read, and what is written is as from new.
 """
 
 import gzip
@@ -8,6 +8,9 @@ import io
 import json
 import os
 import re
+import shutil
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -17,12 +20,14 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory import memory_below
+from remote import content
 from tars import fill, pairs, put, samples, tar
 
 from wds_pipes.cli import main
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.stages import ShardList
 from wds_pipes.tar import ShardFacts, ShardWriter, index_shards
+from wds_pipes.tar.index import Entry, write_index
 from wds_pipes.testing import make_shards
 
 
@@ -39,20 +44,16 @@ def written(path) -> list[dict]:
 
 
 def test_it_says_what_is_there(urls, tmp_path):
-    """Samples, bytes and MD5 of each, in order, as given back and as written; told of one by
-    one.
-    """
-    told = []
-    found = index_shards(urls, tmp_path / "index.json", jobs=3, on_shard=lambda url, facts: told.append((url, facts)))
+    """Samples, bytes and MD5 of each, in order, as returned and as written; told of one by one."""
+    told, output = [], tmp_path / "index.json"
+    found = index_shards(urls, output, jobs=3, on_shard=lambda url, facts: told.append((url, facts)))
     assert list(found) == urls
     assert found == {url: true_facts(url) for url in urls}
     assert [facts.samples for facts in found.values()] == [3, 0, 5, 2, 4]
     assert told == list(found.items())
-    assert [
-        (entry["url"], *(entry[name] for name in ("nsamples", "filesize", "md5sum")))
-        for entry in written(tmp_path / "index.json")
-    ] == [(os.path.abspath(url), *facts) for url, facts in found.items()]
-    assert list(ShardList(urls, index=tmp_path / "index.json").facts) == list(found.values())
+    columns = [[entry[name] for name in ("url", "nsamples", "filesize", "md5sum")] for entry in written(output)]
+    assert columns == [[os.path.abspath(url), *facts] for url, facts in found.items()]
+    assert list(ShardList(urls, index=output).facts) == list(found.values())
     assert [path.name for path in tmp_path.iterdir()] == ["index.json"]
 
 
@@ -75,18 +76,12 @@ def test_the_wids_package_reads_it(tmp_path):
     assert keys == [sample["__key__"] for sample in samples([*urls, *writer.shards])]
 
 
-COMPRESS = {
-    "plain": bytes,
-    "two gz": lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:]),
-}
-
-
-@pytest.mark.parametrize("compress", COMPRESS.values(), ids=COMPRESS)
-def test_compressed_shards(compress, tmp_path):
-    """The samples are those in it, bytes and MD5 those that are stored."""
-    url = put(tmp_path / "a.tar", compress(tar(pairs(30))))
-    assert index_shards(url) == {url: true_facts(url)}
-    assert index_shards(url)[url].samples == 30
+@pytest.mark.parametrize("options", [{}, {"concatenated": True}])
+def test_all_stored_bytes_count(options, tmp_path):
+    """In the size and the MD5: of compressed shards, and of joined archives."""
+    data = tar(pairs(2)) + tar([("b.txt", b"")]) + bytes(6000 * 512) if options else gzip.compress(tar(pairs(3)))
+    url = put(tmp_path / "a.tar", data)
+    assert index_shards(url, **options)[url] == (3, len(data), hashlib.md5(data).hexdigest())
 
 
 NAMES = st.builds(
@@ -97,7 +92,7 @@ NAMES = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(NAMES, max_size=12),
     st.sampled_from(["first-dot", "last-dot", "folder"]),
@@ -118,15 +113,6 @@ def outcome(call):
         return call()
     except SampleError as error:  # without a place: there is no sample
         return (error.url, error.key, error.offset) if error.url else 0
-
-
-def test_all_bytes_of_joined_archives_count(tmp_path):
-    """In the size and the MD5, which are of the whole file."""
-    url = put(tmp_path / "a.tar", tar(pairs(2)) + tar([("b.txt", b"")]) + bytes(6000 * 512))
-    with pytest.raises(ShardError, match="concatenated=True"):
-        index_shards(url)
-    facts = index_shards(url, concatenated=True)[url]
-    assert facts == (3, os.path.getsize(url), hashlib.md5(Path(url).read_bytes()).hexdigest())
 
 
 def test_a_large_member_takes_no_memory(tmp_path):
@@ -163,17 +149,9 @@ def test_another_file_is_not_replaced(content, tmp_path):
         assert len(json.loads(path.read_text())["shardlist"]) == 2
 
 
-def test_a_damaged_shard_is_an_error_and_no_index_appears(tmp_path):
-    good = make_shards(tmp_path / "data", shards=3, samples=2)
-    bad = put(tmp_path / "bad.tar", tar(pairs(3))[:1400])
-    with pytest.raises(ShardError, match="is cut inside") as told:
-        index_shards([*good, bad], tmp_path / "index.json")
-    assert told.value.url == bad
-    assert sorted(os.listdir(tmp_path)) == ["bad.tar", "data"]
-
-
-def test_an_error_ends_the_other_readers(tmp_path):
-    """They do not read their shards to the end."""
+def test_an_error_ends_the_other_readers():
+    """They do not read their shards to the end, and a remote one that is missing is an error."""
+    block, started = tar([("__meta__/a.x", b"")])[:512], threading.Event()
 
     class Endless(io.RawIOBase):
         def readable(self):
@@ -197,58 +175,35 @@ def test_an_error_ends_the_other_readers(tmp_path):
                 raise FileNotFoundError(path)
             return Endless()
 
-    block, started = tar([("__meta__/a.x", b"")])[:512], threading.Event()
     fsspec.register_implementation("endless", EndlessFileSystem, clobber=True)
     with pytest.raises(ShardError, match="missing.tar does not exist"):
         index_shards(["endless://missing.tar", "endless://a.tar"], jobs=2)
 
 
-def test_remote_shards(urls, counted, tmp_path):
-    """Each byte is read once, and they are named in full."""
-    remote = [f"counted://{url}" for url in urls]
-    found = index_shards(remote, tmp_path / "index.json")
-    assert list(found.values()) == [true_facts(url) for url in urls]
-    assert sum(count for _, count in counted) == sum(os.path.getsize(url) for url in urls)
-    assert [entry["url"] for entry in written(tmp_path / "index.json")] == remote
-
-
 def test_secrets_are_not_written(tmp_path):
     """Neither of the user's part nor of the query."""
-    from wds_pipes.tar.index import Entry, write_index
-
-    one = Entry(ShardFacts(1))
-    write_index(
-        str(tmp_path / "i.json"),
-        {"s3://user:secret@b/x.tar": one, "https://h/y.tar?X-Amz-Signature=secret&v=1": one},
-    )
-    assert "secret" not in (tmp_path / "i.json").read_text()
+    one, path = Entry(ShardFacts(1)), str(tmp_path / "i.json")
+    write_index(path, {"s3://user:secret@b/x.tar": one, "https://h/y.tar?X-Amz-Signature=secret&v=1": one})
+    assert "secret" not in content(tmp_path / "i.json").decode()
     with pytest.raises(ValueError, match="two shards have one name without the credentials"):
-        write_index(str(tmp_path / "i.json"), {f"https://h/y.tar?code={code}": one for code in range(2)})
+        write_index(path, {f"https://h/y.tar?code={code}": one for code in range(2)})
 
 
 NAMES_OF_FILES = ["a b.tar", "a#1?x=2.tar", "%20.tar", "{a,b}.tar", "a[1].tar", "\N{SNOWMAN}.tar", "\udcff.tar"]
 
 
 def test_any_file_name_comes_back(tmp_path, monkeypatch):
-    """From the index alone, as it was."""
-    for place, name in enumerate(NAMES_OF_FILES):
-        writer = fill(
-            ShardWriter(tmp_path / f"{place}-%d.tar"),
-            ({"__key__": str(number), "txt": ""} for number in range(place + 1)),
-        )
-        os.rename(next(iter(writer.shards)), tmp_path / name)
+    """From the index alone, as it was; but no file has a name with a NUL."""
     monkeypatch.chdir(tmp_path)
+    for place, name in enumerate(NAMES_OF_FILES):
+        put(Path(name), tar(pairs(place + 1)))
     found = index_shards([Path(name) for name in NAMES_OF_FILES], "index.json")
     assert [facts.samples for facts in found.values()] == list(range(1, 8))
     stage = ShardList("index.json")
     assert (list(stage.urls), list(stage.facts)) == (NAMES_OF_FILES, list(found.values()))
-
-
-def test_a_name_with_a_nul_is_an_error_of_its_index(tmp_path):
-    """As of any name that no file can have; the system raises another error for each use."""
-    (tmp_path / "index.json").write_text(json.dumps({"shardlist": [{"url": "a\0b.tar", "nsamples": 3}]}))
+    Path("index.json").write_text(json.dumps({"shardlist": [{"url": "a\0b.tar", "nsamples": 3}]}))
     with pytest.raises(ValueError, match="index .*index.json cannot be used: .* is no name of a file"):
-        ShardList(tmp_path / "index.json")
+        ShardList("index.json")
 
 
 def test_index_and_shards_can_be_moved_together(tmp_path):
@@ -273,18 +228,23 @@ def test_index_and_shards_can_be_moved_together(tmp_path):
         ({"output": "nowhere/index.json"}, ValueError, "make it first"),
         ({"urls": "-"}, ValueError, "write it to a file"),
         ({"urls": []}, ValueError, "empty"),
-        ({"jobs": "2"}, TypeError, "jobs must be an int, not '2'"),
         ({"offsets": 1}, TypeError, "offsets= is True, False or a directory, not 1"),
         ({"output": 3}, TypeError, "an index is named by a path, not 3"),
         ({"urls": {"a.tar"}}, TypeError, r"pass sorted\(urls\)"),
+        ({"urls": "http://127.0.0.1:9/a.tar", "offsets": True}, ValueError, "offsets='DIRECTORY'"),
+        ({"urls": "http://127.0.0.1:9/a.tar", "dali": True}, ValueError, "dali='DIRECTORY'"),
+        ({"dali": "none"}, ValueError, "an existing local directory"),
+        ({"urls": ["a/x.tar", "b/x.tar"], "offsets": "."}, ValueError, "would have one file"),
+        ({"urls": "x", "offsets": True, "dali": True}, ValueError, "an index of offsets, and one of DALI"),
     ],
 )
-def test_wrong_arguments(options, error, message):
+def test_wrong_arguments(options, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("x", "a/x.tar", "b/x.tar"):
+        Path(name).parent.mkdir(exist_ok=True)
+        put(Path(name), tar(pairs(2)))
     with pytest.raises(error, match=message):
         index_shards(**{"urls": "a.tar", **options})
-
-
-# The writer
 
 
 def test_the_writer_writes_it_as_it_goes(tmp_path):
@@ -317,7 +277,231 @@ def test_the_writer_refuses_an_index_that_it_would_ruin(tmp_path):
     assert (tmp_path / "index.json").read_bytes() == b'{"my": ["own", "file"]}'
 
 
-# The command line
+_opened: list[str] | None = None
+
+
+def _hook(event, arguments):
+    if event == "open" and _opened is not None and str(arguments[0]).endswith(".tar") and arguments[1][0] == "r":
+        _opened.append(os.path.basename(arguments[0]))
+
+
+sys.addaudithook(_hook)
+
+
+@pytest.fixture
+def opened():
+    """The names of the tars that were opened."""
+    global _opened
+    _opened = []
+    yield _opened
+    _opened = None
+
+
+def settle(*paths, seconds=1_000_000_000):
+    """Give files an old time of modification, which is known to differ for another content."""
+    for path in paths:
+        os.utime(path, (seconds, seconds))
+
+
+OTHER = tar(pairs(3, ("abc", "cls")))  # of the size of the shards below
+
+
+def shards(directory, count=4):
+    urls = [put(directory / f"shard-{number:06d}.tar", tar(pairs(3))) for number in range(count)]
+    settle(*urls)
+    return urls
+
+
+def indexes(directory):
+    endings = (".json", ".idx", ".keys")
+    return {path.name: path.read_bytes() for path in Path(directory).iterdir() if path.name.endswith(endings)}
+
+
+ALL = {"offsets": True, "dali": True}
+
+
+def test_only_new_and_changed_shards_are_read(tmp_path, opened):
+    """Also where a file that belongs to a shard is missing or was changed."""
+    urls, output = shards(tmp_path), tmp_path / "index.json"
+
+    def read(*urls, **options):
+        """The shards that were read; the result is as from new."""
+        opened.clear()
+        found, names = index_shards(urls, output, **{**ALL, **options}), sorted(opened)
+        assert found == index_shards(urls)
+        assert [entry["url"] for entry in written(output)] == list(map(os.path.basename, urls))
+        return [name.removesuffix(".tar") for name in names]
+
+    everything = [f"shard-{number:06d}" for number in range(4)]
+    assert read(*urls) == everything
+    whole = indexes(tmp_path)
+    assert read(*urls) == []
+    os.unlink(f"{urls[0]}.idx")
+    put(Path(f"{urls[1]}.keys"), b"x" * 36)
+    put(tmp_path / "shard-000002.idx", b"v1.2 1\n")
+    assert read(*urls, dali=False) == everything[:2]
+    assert read(*urls) == everything[2:3] or indexes(tmp_path) == whole
+    assert indexes(tmp_path) == whole
+    put(Path(urls[1]), tar(pairs(30)))
+    put(Path(urls[2]), OTHER)
+    settle(urls[1])
+    settle(urls[2], seconds=999_999_999)
+    new = put(tmp_path / "x.tar", tar(pairs(2)))
+    settle(new)
+    assert read(*urls[1:], new) == ["shard-000001", "shard-000002", "x"]
+    assert read(*urls[1:], new, force=True) == [*everything[1:], "x"]
+    (tmp_path / "elsewhere").mkdir()
+    assert len(read(*urls, offsets=tmp_path / "elsewhere")) == 4, "they are not there"
+
+
+def test_what_is_in_doubt_is_read(tmp_path, opened):
+    """A shard that was written just now, an index of another program, other rules."""
+    urls, output = shards(tmp_path), tmp_path / "index.json"
+
+    def read(**options):
+        opened.clear()
+        index_shards(urls, output, **options)
+        return len(opened)
+
+    os.utime(urls[0])
+    assert (read(), read()) == (4, 1)
+    settle(urls[0])
+    read()
+    for options in ({"key_split": "last-dot"}, {}, {"key_split": lambda name: (name, "x")}, {}):
+        assert read(**options) == 4, options
+    listing = json.loads(output.read_text())
+    for entry in listing["shardlist"]:
+        entry.pop("version")
+    for other in (json.dumps(listing), '{"shardlist": []}', '{"shardlist": [1]}', '{"shardlist": [{"url": []}]}'):
+        output.write_text(other)
+        assert read() == 4, other
+    put(Path(urls[0]), tar((name, b"") for name in ("a.x", "b.x", "a.x")))
+    assert read(on_repeated_key="ignore")
+    with pytest.raises(SampleError, match="on_repeated_key='ignore'"):
+        read()
+
+
+CHANGES = ["new", "other size", "same size", "remove", "no idx", "swap idx", "old idx", "touch", "old index", "writer"]
+
+
+def change(path, operation, number, clock, old):
+    """Change a shard or its indexes; return the time of its modification, None: of no new one."""
+    before, others = path.stat().st_mtime if path.exists() else clock, set(path.parent.glob("*.tar")) - {path}
+    if operation == "new" or not path.exists():
+        put(path, tar(pairs(number + 2)))
+    elif operation == "other size":
+        put(path, tar([*pairs(number + 2), ("z.txt", bytes(path.stat().st_size))]))
+        return before  # even then
+    elif operation == "same size":
+        one, other = (tar(pairs(number + 2, (field, "cls"))) for field in ("txt", "abc"))
+        put(path, one if content(path) == other else other)
+        return before - 1  # also an older one
+    elif operation == "remove" and others:
+        path.unlink()
+    elif operation == "no idx":
+        Path(f"{path}.idx").unlink(missing_ok=True)
+    elif operation == "swap idx":
+        put(Path(f"{path}.idx"), b"\0" * 8)
+    elif operation == "old idx":
+        for name, data in old.items():
+            put(path.parent / name, data)
+    elif operation == "writer":
+        writer = ShardWriter(path.parent / "{}.tar", start=7, index=path.parent / "index.json", overwrite=True)
+        fill(writer, [{"__key__": "a", "txt": "x" * number}])
+    return clock if operation in ("new", "touch") else before
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), database=None)
+@given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 5), st.booleans()), min_size=1, max_size=6))
+def test_after_any_history_it_is_as_from_new(history):
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # each file is written to the disk
+    with tempfile.TemporaryDirectory(dir=memory) as temporary:
+        directory, fresh = Path(temporary, "data"), Path(temporary, "fresh")
+        directory.mkdir()
+        clock, old = 1_000_000, {}
+        for number in range(2):
+            settle(put(directory / f"{number}.tar", tar(pairs(number + 1))), seconds=clock + number)
+        for operation, number, with_offsets in [("none", 0, True), *history]:
+            clock += 10
+            path = directory / f"{number}.tar"
+            now = change(path, operation, number, clock, old)
+            if path.exists():
+                settle(path, seconds=now)
+            urls = sorted(map(str, directory.glob("*.tar")))
+            found = index_shards(urls, directory / "index.json", offsets=with_offsets, dali=with_offsets)
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir()
+            again = index_shards(urls, fresh / "index.json", offsets=fresh, dali=fresh)
+            assert found == again
+            assert list(ShardList(directory / "index.json").facts) == list(again.values())
+            if with_offsets:
+                old = {name: data for name, data in indexes(directory).items() if name != "index.json"}
+                del (expected := indexes(fresh))["index.json"]
+                assert {name: old[name] for name in expected} == expected
+
+
+def test_a_run_that_fails_leaves_whole_files(tmp_path, opened):
+    """The next one goes on from the index before it. None appears of a damaged shard."""
+    urls, output = shards(tmp_path), tmp_path / "index.json"
+    index_shards(urls, output, **ALL)
+    before, bad = indexes(tmp_path), put(tmp_path / "z.tar", tar(pairs(9))[:3000])
+    for place in (output, tmp_path / "new.json"):
+        with pytest.raises(ShardError, match="is cut inside") as told:
+            index_shards([*urls, bad], place, **ALL, force=True)
+        assert told.value.url == bad
+    assert indexes(tmp_path) == before
+    assert not list(tmp_path.glob(".*"))
+    opened.clear()
+    index_shards(urls, output, **ALL)
+    assert not opened
+
+
+def test_a_shard_that_is_written_meanwhile_is_an_error(tmp_path):
+    urls = shards(tmp_path)
+
+    def split(name):
+        os.utime(urls[1])
+        return name, "x"
+
+    with pytest.raises(ShardError, match="was written while it was indexed: index it again"):
+        index_shards(urls[1], tmp_path / "index.json", key_split=split)
+    assert not (tmp_path / "index.json").exists()
+
+
+def test_a_writer_keeps_what_is_known_of_other_shards(tmp_path, opened):
+    urls = shards(tmp_path)
+    output = tmp_path / "index.json"
+    index_shards(urls, output, **ALL)
+    writer = fill(
+        ShardWriter(tmp_path / "shard-{:06d}.tar", start=3, index=output, overwrite=True, max_samples=1),
+        ({"__key__": key, "txt": "text"} for key in "ab"),
+    )
+    settle(*writer.shards)
+    opened.clear()
+    index_shards([*urls, *writer.shards], output, offsets=True)
+    assert sorted(opened) == ["shard-000003.tar", "shard-000004.tar"]
+
+
+@pytest.mark.parametrize("remote", ["s3"], indirect=True)
+def test_shards_in_a_store(remote, tmp_path):
+    """Their ETags say what has changed."""
+    urls = shards(tmp_path, 3)
+    far = [remote.put(f"d/{os.path.basename(url)}", content(url)) for url in urls]
+    folder = tmp_path / "indexes"
+    folder.mkdir()
+    options = {"storage_options": remote.storage_options, "offsets": folder, "dali": folder}
+    first = index_shards(far, folder / "index.json", **options)
+    assert list(first.values()) == list(index_shards(urls).values())
+    remote.faults.clear()
+    assert index_shards(far, folder / "index.json", **options) == first
+    assert not [request for request in remote.faults.stats(remote.reads) if request.sent]
+    remote.put("d/shard-000001.tar", OTHER)
+    remote.faults.clear()
+    second = index_shards(far, folder / "index.json", **options)
+    reads = [request.path for request in remote.faults.stats(remote.reads) if request.sent]
+    assert reads
+    assert all("shard-000001.tar" in path for path in reads)
+    assert [second[url] == first[url] for url in far] == [True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -360,3 +544,24 @@ def test_what_has_no_offsets_is_said_in_words(name, data, message, code, tmp_pat
     assert result.exit_code == code
     assert re.search(message, result.stderr)
     assert os.listdir(tmp_path) == [name]
+
+
+def test_the_command(tmp_path, monkeypatch, opened):
+    shards(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    arguments = ["index", "*.tar", "-o", "index.json", "--offsets-to", ".", "--dali"]
+    for more, count in (([], 4), (["-j", "2"], 0), (["--force"], 4)):
+        opened.clear()
+        result = CliRunner().invoke(main, [*arguments, *more])
+        assert (result.exit_code, result.stderr, len(opened)) == (0, "", count)
+        assert result.stdout.startswith("index.json: 4 shards, 12 samples")
+    assert os.path.getsize("shard-000000.idx")
+    assert os.path.getsize("shard-000000.tar.idx") == 32
+    told = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).stdout)
+    facts = index_shards("shard-000002.tar")["shard-000002.tar"]
+    assert (told["command"], list(told["facts"].values())[2]) == ("index", facts._asdict())
+    assert "4/4" in CliRunner().invoke(main, [*arguments, "--progress"]).stderr
+    os.mkdir("to")
+    result = CliRunner().invoke(main, ["index", "*.tar", "--dali-to", "to"])
+    assert result.stdout.startswith("indexes of DALI: 4 shards")
+    assert sorted(os.listdir("to")) == [f"shard-{number:06d}.idx" for number in range(4)]

@@ -10,11 +10,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from tars import by_tarfile, by_webdataset, fill, pairs, put, tar
 
 import wds_pipes as wp
-from wds_pipes.cli import main
 from wds_pipes.tar import index_shards
 from wds_pipes.tar.writer import write_shard
 
@@ -37,17 +35,7 @@ def by_task(folder):
     return folder / "x.tar"
 
 
-def by_create(folder):
-    for name, data in MEMBERS:
-        path = folder / "in" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-    done = CliRunner().invoke(main, ["create", str(folder / "in"), str(folder / "out")])
-    assert done.exit_code == 0, done.output
-    return folder / "out/shard-000000.tar"
-
-
-@pytest.mark.parametrize("write", [by_shard_writer, by_task, by_create])
+@pytest.mark.parametrize("write", [by_shard_writer, by_task])
 def test_everybody_reads_the_same(tmp_path, write):
     shard = write(tmp_path)
     assert by_tarfile(shard) == MEMBERS

@@ -139,20 +139,17 @@ def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) 
     if (mode, colours) not in _SAME:
         return None
     check_pixels(width, height, max_pixels)
-    options = {} if resize is None else _options(resize, width, height)
+    options: dict[str, Any] = {}
+    if resize is not None:
+        denominator, rough = scale_for(resize, width, height)
+        options = {"fastdct": rough, "fastupsample": rough}
+        options |= {"min_height": -(-height // denominator), "min_width": -(-width // denominator)}
     try:
         array: Pixels = library.decode_jpeg(data, _COLOURS[mode], **options)
     except ValueError:
         return None
     array = array[..., 0] if mode == "L" else array
     return array if resize is None else resize.resize(array, width, height)
-
-
-def _options(resize: Resize, width: int, height: int) -> dict[str, Any]:
-    """Return the options of simplejpeg for an image that is resized."""
-    denominator, rough = scale_for(resize, width, height)
-    options = {"fastdct": True, "fastupsample": True} if rough else {}
-    return {**options, "min_height": -(-height // denominator), "min_width": -(-width // denominator)}
 
 
 def check_pixels(width: int, height: int, most: int) -> None:

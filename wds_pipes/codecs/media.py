@@ -77,6 +77,17 @@ def _check_clip(start: float, duration: float | None) -> None:
         raise ValueError("duration must be more than 0 seconds")
 
 
+def _clip(reader: Any, rate: str, start: float, duration: float | None, max_bytes: int) -> Decoder:
+    """Return a decoder of a clip and its rate, which the ``reader`` has as an attribute."""
+    _check_clip(start, duration)
+    return functools.partial(_read_clip, reader, rate, (start, duration), max_bytes)
+
+
+def _read_clip(kind: Any, rate: str, clip: tuple[float, float | None], max_bytes: int, data: bytes) -> Any:
+    reader = kind(data)
+    return reader.read(*clip, max_bytes=max_bytes), getattr(reader, rate)
+
+
 def _pair(value: Any, what: str) -> tuple[npt.NDArray[Any], Any]:
     """Return the array and the rate of what is written; ``what`` says what it must be."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -219,11 +230,6 @@ def _sequential(soundfile: Any) -> Any:
     return Sequential
 
 
-def _read_audio(start: float, duration: float | None, max_bytes: int, data: bytes) -> Any:
-    reader = AudioReader(data)
-    return reader.read(start, duration, max_bytes=max_bytes), reader.sample_rate
-
-
 @checks_options
 def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
     """Return a decoder of a clip of audio, as in ``decode_by_ext({"wav": wp.audio(duration=3)})``.
@@ -245,8 +251,7 @@ def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
         ValueError: ``start`` or ``duration`` is negative or no number. From the decoder: the field
             is damaged, ends before ``start``, or exceeds ``max_bytes``.
     """
-    _check_clip(start, duration)
-    return functools.partial(_read_audio, start, duration, max_bytes)
+    return _clip(AudioReader, "sample_rate", start, duration, max_bytes)
 
 
 def audio_encoder(form: str, deepest: str) -> Encoder:
@@ -400,11 +405,6 @@ def _early(stream: Any) -> Fraction:
     return _MICROSECOND + rounded
 
 
-def _read_video(start: float, duration: float | None, max_bytes: int, data: bytes) -> Any:
-    reader = VideoReader(data)
-    return reader.read(start, duration, max_bytes=max_bytes), reader.frames_per_second
-
-
 @checks_options
 def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
     """Return a decoder of a clip of video, as in ``decode_by_ext({"mp4": wp.video(duration=2)})``.
@@ -428,8 +428,7 @@ def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
         ValueError: ``start`` or ``duration`` is negative or no number. From the decoder: the field
             is damaged, has no frame there, or exceeds ``max_bytes``.
     """
-    _check_clip(start, duration)
-    return functools.partial(_read_video, start, duration, max_bytes)
+    return _clip(VideoReader, "frames_per_second", start, duration, max_bytes)
 
 
 def video_encoder(form: str, codec: str) -> Encoder:

@@ -22,7 +22,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import ShardError
@@ -42,7 +41,6 @@ _COMMA = re.compile(rb"\s*,")
 _MOST_ENDS = 8  # places in a block where an entry may end
 _AT_A_TIME = 1 << 12  # shards
 _NO_MD5 = "0" * 32
-_MD5S = re.compile(r"([0-9a-fA-F]{32}(\0(?!\Z)|\Z))+")
 _FIELDS = ("url", "nsamples", "filesize", "md5sum", "version")
 _READAHEAD_BYTES = 2 << 20
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
@@ -90,15 +88,11 @@ class Facts:
         versions: Sequence[Any],
     ) -> None:
         """Add shards at the end, before one is requested. What is no text is no version."""
-        self._has_md5.extend(map(bool, md5s))
-        if None in md5s:
-            md5s = [md5 or _NO_MD5 for md5 in md5s]
-        if set(map(type, versions)) != {str} or "\0" in "".join(versions):
-            versions = [text if isinstance(text, str) and "\0" not in text else "" for text in versions]
         self.samples.add(samples)
-        self._sizes.add([-1 if size is None else size for size in sizes] if None in sizes else sizes)  # type: ignore[arg-type]
-        self._md5s.data += bytes.fromhex("".join(md5s))  # type: ignore[arg-type]
-        self.versions.add(versions)
+        self._sizes.add(-1 if size is None else size for size in sizes)
+        self._has_md5.extend(map(bool, md5s))
+        self._md5s.data += bytes.fromhex("".join(md5 or _NO_MD5 for md5 in md5s))
+        self.versions.add([text if isinstance(text, str) and "\0" not in text else "" for text in versions])
 
     def extend(self, facts: Iterable[ShardFacts], versions: Sequence[str]) -> None:
         """Add shards at the end, whose numbers of samples are known."""
@@ -263,7 +257,10 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
         raise ValueError(f"its shardlist is {entries!r:.80}, not a list")
     if not entries:
         return
-    names, samples, sizes, md5s, versions = _columns(entries)
+    for entry in entries:
+        if not isinstance(entry, dict) or not isinstance(entry.get("url"), str) or not entry["url"]:
+            raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}")
+    names, samples, sizes, md5s, versions = ([entry.get(field) for entry in entries] for field in _FIELDS)
     if index.written is not None:
         index.written.extend(
             (entry.get("version"), entry.get("idx_md5sum"), entry.get("dali_md5sum")) for entry in entries
@@ -272,33 +269,14 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
     _check_counts(
         "filesize of {!r}", names, [0 if size is None else size for size in sizes] if None in sizes else sizes
     )
-    if None in md5s or not _MD5S.fullmatch("\0".join(map(str, md5s))):
-        for name, md5 in zip(names, md5s, strict=True):
-            if md5 is not None and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
-                raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
+    for name, md5 in zip(names, md5s, strict=True):
+        if md5 and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
+            raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
     if content.get("place") != place_of(index.url):  # the shards beside the index may be copies
         beside = [local_path(name) is not None and not os.path.isabs(name) for name in names]
         versions = [None if near else version for near, version in zip(beside, versions, strict=True)]
     index.shards.add(_joined(index.url, names))
     index.facts.add(samples, sizes, md5s, versions)
-
-
-def _columns(entries: list[Any]) -> Iterable[Sequence[Any]]:
-    """Return the columns of the entries of a ``shardlist``, with None for what is not there."""
-    try:
-        columns = [list(map(itemgetter(field), entries)) for field in _FIELDS]  # in C
-    except (TypeError, LookupError):
-        for entry in entries:
-            if not isinstance(entry, dict):
-                raise ValueError(f"an entry of its shardlist has no url: {entry!r:.80}") from None
-        columns = [[entry.get(field) for entry in entries] for field in _FIELDS]
-    names, samples, sizes, md5s, versions = columns
-    if "" in names or set(map(type, names)) != {str}:
-        wrong = next(entry for entry, name in zip(entries, names, strict=True) if not name or not isinstance(name, str))
-        raise ValueError(f"an entry of its shardlist has no url: {wrong!r:.80}")
-    if not all(md5s):
-        md5s = [md5 or None for md5 in md5s]
-    return names, samples, sizes, md5s, versions
 
 
 def _check_counts(what: str, names: Sequence[str], values: Sequence[Any]) -> None:
@@ -333,15 +311,13 @@ def place_of(index: str) -> str:
 def parts_of_path(url: str) -> list[str]:
     """The host and the names in the path of a URL, for comparison."""
     path = local_path(url)
-    text = path.replace(os.sep, "/") if path is not None else path_of(redact(url)).partition("://")[2]
+    text = path_of(redact(url)).partition("://")[2] if path is None else path
     return [part for part in posixpath.normpath(text).split("/") if part]
 
 
 def base_name(url: str) -> str:
     """The last part of the path of a URL."""
-    if "?" not in url and os.sep == "/":
-        return url.rpartition("/")[2]
-    return re.split(r"[/\\]" if os.sep == "\\" else "/", path_of(url))[-1]
+    return path_of(url).rpartition("/")[2]
 
 
 def first_dot(url: str) -> str:
@@ -535,4 +511,4 @@ def name_in(index: str, url: str) -> str:
         return plain(url).removeprefix(folder) if local_path(index) is None else plain(url)
     path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
     inside = path.startswith(os.path.join(folder, ""))
-    return (os.path.relpath(path, folder) if inside else path).replace(os.sep, "/")
+    return os.path.relpath(path, folder) if inside else path

@@ -17,12 +17,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from hashlib import md5
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.errors import ShardError
 from wds_pipes.io.expand import expand
+from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import (
@@ -39,8 +41,8 @@ from wds_pipes.tar.index import (
     write_index,
 )
 from wds_pipes.tar.keys import KeySplit, check_key_split
-from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, pack_keys, pack_offsets, write_beside
-from wds_pipes.tar.scanning import Scanned, scan
+from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_dali, write_offsets
+from wds_pipes.tar.scanning import scan
 
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
@@ -203,28 +205,19 @@ class _Indexer:
             raise ShardError(
                 f"shard {shown} was written while it was indexed: index it again when no program writes it.", url=shown
             )
-        digests = _write(url, found, offsets, dali)
-        return Entry(found.facts, mark if sure else None, *digests), True
-
-
-def _write(url: str, found: Scanned, offsets: str | None, dali: str | None) -> tuple[str | None, str | None]:
-    """Write the files of a shard; return the MD5s of its offsets and its index of DALI."""
-    if found.compressed and (offsets is not None or dali is not None):
-        raise ValueError(
-            f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
-            "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
-        )
-    digests: list[str | None] = [None, None]
-    if offsets is not None:
-        keys, starts = pack_keys(found.keys), pack_offsets([*found.starts, found.end])
-        write_beside(offsets, KEYS, keys)
-        write_beside(offsets, OFFSETS, starts)
-        digests[0] = md5(keys + starts, usedforsecurity=False).hexdigest()
-    if dali is not None:
-        content = pack_dali(found.components, url)
-        write_beside(dali, "", content)
-        digests[1] = md5(content, usedforsecurity=False).hexdigest()
-    return digests[0], digests[1]
+        if found.compressed and (offsets is not None or dali is not None):
+            raise ValueError(
+                f"shard {redact(url)} is compressed, and only uncompressed shards have offsets: unpack it, for example "
+                "with gunzip, bunzip2, unxz or unzstd, and index the .tar"
+            )
+        entry = Entry(found.facts, mark if sure else None)
+        if offsets is not None:
+            write_offsets(offsets, found.keys, [*found.starts, found.end])
+            entry = entry._replace(offsets=_digest(offsets, KEYS, OFFSETS))
+        if dali is not None:
+            write_small(dali, pack_dali(found.components, url))
+            entry = entry._replace(dali=_digest(dali, ""))
+        return entry, True
 
 
 def _known(path: str, rules: dict[str, str]) -> dict[str, Entry]:
@@ -246,9 +239,7 @@ def _digest(path: str, *endings: str) -> str | None:
     digest = md5(usedforsecurity=False)
     try:
         for ending in endings:
-            with open(path + ending, "rb") as file:
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
+            digest.update(Path(path + ending).read_bytes())
     except OSError:
         return None
     return digest.hexdigest()

@@ -44,7 +44,7 @@ from wds_pipes.tar.offsets import (
 from wds_pipes.tar.samples import AFTER, SampleParser, first_name
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from wds_pipes.tar.offsets import Keys
 
 _NAMES = {OFFSETS: "index of offsets", KEYS: "index of keys"}
 _PLAIN = "A compressed shard has no index: write it uncompressed, with: wds-pipes reshard SHARDS NEW"
@@ -193,7 +193,6 @@ class Located:
             what = "another archive was appended to it"
         else:
             return
-        self._drop((shard, OFFSETS))
         raise self.stale(url, f"{what}, and its samples should end at byte {end}")
 
     def offsets(self, shard: int) -> Sequence[int]:
@@ -202,20 +201,16 @@ class Located:
         When they are read, their number is compared, and the end of a local shard.
         """
         held = self._held.get((shard, OFFSETS))
-        if held is not None:
-            return held[0]  # type: ignore[no-any-return]
-        # a number of a memoryview comes faster than one of an array
-        found: Sequence[int] = self._load(shard, OFFSETS, lambda data, url: unpack_offsets(data, url).astype("u8").data)
-        url, count = self.urls[shard], len(found) - 1
-        if self.counts and count != (expected := self.counts[shard]):
-            self._drop((shard, OFFSETS))
-            raise unusable(
-                self.index_of(shard),
-                f"it has {plural(count, 'sample')}, and the shard was counted with {expected}",
-                shard=url,
-            )
+        return self._load(shard, OFFSETS, self._offsets) if held is None else held[0]
+
+    def _offsets(self, shard: int, data: bytes, index: str) -> Sequence[int]:
+        """Return the offsets in an index of a shard, and compare them."""
+        found = unpack_offsets(data, index)
+        if self.counts and len(found) - 1 != self.counts[shard]:
+            what = f"it has {plural(len(found) - 1, 'sample')}, and the shard was counted with {self.counts[shard]}"
+            raise unusable(index, what, shard=self.urls[shard])
         self._check_end(shard, int(found[-1]))
-        return found
+        return found.astype("u8").data  # a number of a memoryview comes faster than one of an array
 
     def key_of(self, number: int) -> str:
         """Return the key of a sample, from its tar, by the rule of its index of keys; by the first
@@ -227,6 +222,8 @@ class Located:
         keys = [parts[0] for rule in rules if (parts := split_key(name, rule)) is not None]
         if not keys:
             raise self.stale(url, f"at byte {start} no sample begins")
+        if len(keys) == 1:
+            return keys[0]
         shard, place = self.place(number)
         hashes, numbers = self.keys(shard)
         indexed = hashes[numbers == place].tolist()
@@ -243,19 +240,22 @@ class Located:
         start, stop = offsets[place], offsets[place + 1]
         return self._files.read_one(url, start, stop + AFTER), start, stop, url, redact(url)
 
-    def keys(self, shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    def keys(self, shard: int) -> Keys:
         """Return the sorted hashes of the keys of a shard, and the numbers of their samples.
 
         When they are read, the keys of the first and the last sample of a local shard are compared,
         if their rule is known.
         """
-        count, url, known = self.counts[shard], self.urls[shard], (shard, KEYS) in self._held
-        found = self._load(shard, KEYS, lambda data, place: unpack_keys(data, count, place))
-        if self._key_split is None or known or not count or is_remote(url) or not os.path.exists(local_path(url) or ""):
-            return found
-        if len(stale := self._stale_keys(shard)) == min(count, 2):
-            self._drop((shard, KEYS))
-            raise stale[0]
+        return self._load(shard, KEYS, self._keys)
+
+    def _keys(self, shard: int, data: bytes, index: str) -> Keys:
+        """Return the content of an index of keys of a shard, and compare it."""
+        count, url = self.counts[shard], self.urls[shard]
+        found = unpack_keys(data, count, index)
+        if self._key_split is not None and count and not is_remote(url) and os.path.exists(local_path(url) or ""):
+            stale = self._stale_keys(shard, found)
+            if len(stale) == min(count, 2):
+                raise stale[0]
         return found
 
     def find(self, key: str) -> list[int]:
@@ -274,13 +274,13 @@ class Located:
             ShardError: an index is of another shard.
         """
         with ThreadPoolExecutor(_CHECKED) as pool:
-            for stale in pool.map(self._stale_keys, self.with_samples):
-                for error in stale:
+            for shard, found in zip(self.with_samples, pool.map(self.keys, self.with_samples), strict=True):
+                for error in self._stale_keys(shard, found):
                     raise error
 
-    def _stale_keys(self, shard: int) -> list[ShardError]:
+    def _stale_keys(self, shard: int, keys: Keys) -> list[ShardError]:
         """Return errors for the first and the last sample of a shard that are not in its index."""
-        (hashes, numbers), start, url = self.keys(shard), self.starts[shard], self.urls[shard]
+        (hashes, numbers), start, url = keys, self.starts[shard], self.urls[shard]
         ends = {number: self.key_of(start + number) for number in (0, len(numbers) - 1)}
         return [
             stale_keys(url, key, self._folder)
@@ -288,18 +288,18 @@ class Located:
             if hashes[numbers == number][0] != hash_text(key)
         ]
 
-    def _load(self, shard: int, ending: str, unpack: Callable[[bytes, str], Found]) -> Found:
-        """Return an index of a shard."""
+    def _load(self, shard: int, ending: str, read: Callable[[int, bytes, str], Found]) -> Found:
+        """Return an index of a shard; ``read`` reads its content, and compares it."""
         held = self._held.get((shard, ending))
         if held is not None:
             return cast(Found, held[0])
         url = self._place_of(self.urls[shard], ending)
         data = self._read(shard, ending, url)
-        found = unpack(data, url)
-        self._drop((shard, ending))  # another thread may have read it meanwhile
+        found = read(shard, data, url)
         with self._locks.setdefault(os.getpid(), threading.Lock()):
-            self._held[shard, ending] = found, len(data)
-            self._bytes += len(data)
+            if (shard, ending) not in self._held:  # another thread may have read it meanwhile
+                self._held[shard, ending] = found, len(data)
+                self._bytes += len(data)
             while self._bytes > self._held_bytes and len(self._held) > 1:
                 _, (_, size) = self._held.popitem(last=False)
                 self._bytes -= size
@@ -330,11 +330,6 @@ class Located:
         if most is not None and len(data) > most:
             raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
         return data
-
-    def _drop(self, index: tuple[int, str]) -> None:
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
-            if index in self._held:
-                self._bytes -= self._held.pop(index)[1]
 
     def stale(self, url: str, what: str) -> ShardError:
         """Return the error for a shard that does not fit its index."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.order import hash_text
@@ -34,6 +34,8 @@ from wds_pipes.tar.index import dali_name, folder_of, path_of
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    Keys = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]  # of a shard: sorted hashes, numbers of samples
 
 # Functions import numpy, which reading and writing tars does not need.
 
@@ -62,7 +64,7 @@ def pack_offsets(offsets: Sequence[int]) -> bytes:
     return np.array(offsets, "<u8").tobytes()
 
 
-def pack_keys(keys: Sequence[str]) -> bytes:
+def pack_keys(keys: Collection[str]) -> bytes:
     """Return the content of an index of keys: those of the samples, in their order."""
     import numpy as np
 
@@ -91,7 +93,7 @@ def unpack_offsets(data: bytes, url: str) -> npt.NDArray[np.uint64]:
     return offsets
 
 
-def unpack_keys(data: bytes, samples: int, url: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+def unpack_keys(data: bytes, samples: int, url: str) -> Keys:
     """Return the hashes in an index of keys and the numbers of their samples, each of shape
     (samples,).
 
@@ -133,9 +135,12 @@ def stale_keys(url: str, key: str, folder: str | None = None) -> ShardError:
     return unusable(beside(url, KEYS, folder), what, shard=url)
 
 
-def write_beside(path: str, ending: str, content: bytes, storage_options: dict[str, Any] | None = None) -> None:
-    """Write such a file; it appears when it is complete."""
-    write_small(path + ending, content, storage_options)
+def write_offsets(
+    path: str, keys: Collection[str], offsets: Sequence[int], storage_options: dict[str, Any] | None = None
+) -> None:
+    """Write the indexes of keys and of offsets of a shard; each appears when it is complete."""
+    write_small(path + KEYS, pack_keys(keys), storage_options)
+    write_small(path + OFFSETS, pack_offsets(offsets), storage_options)
 
 
 def remove_beside(path: str, storage_options: dict[str, Any] | None = None, *, besides: Container[str] = ()) -> None:

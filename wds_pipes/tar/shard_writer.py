@@ -18,8 +18,8 @@ from wds_pipes.io.compression import compressor, kind_of_name
 from wds_pipes.io.outputs import exists, target_of
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.encoded import Encoded, encoders
-from wds_pipes.tar.index import Entry, ShardFacts, check_output, make_opener, name_in, read_entries, write_index
-from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, write_beside
+from wds_pipes.tar.index import Entry, check_output, make_opener, name_in, read_entries, write_index
+from wds_pipes.tar.offsets import write_offsets
 from wds_pipes.tar.scanning import scan
 from wds_pipes.tar.writer import Md5, TarWriter, whole
 
@@ -124,7 +124,6 @@ class ShardWriter:
                 raise ValueError(f"only uncompressed shards have offsets: write .tar, not {redact(self.pattern)!r}")
             compressor(kind)  # an error now, if its library is missing
         self._offsets = bool(offsets)
-        self._samples: list[tuple[str, int]] = []  # of the unfinished shard: the key of each, and where it begins
         self.on_shard, self.overwrite = on_shard, overwrite
         self.shards: dict[str, int] = {}
         self._index = None if index is None else check_output(index, remote=True)
@@ -198,13 +197,9 @@ class ShardWriter:
         if self._writer is None:
             path = self.path(self._number)
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
-            self._samples = []
-            if self._index is not None:
-                self._writer.digest = Md5()
-        begin = self._writer.size
+            self._writer.offsets = self._offsets
+            self._writer.digest = None if self._index is None else Md5()
         self._writer._write(encoded)
-        if self._offsets:
-            self._samples.append((encoded.key, begin))
 
     def _has(self, sample: Mapping[str, Any]) -> bool:
         """Whether a complete shard of an earlier run has this sample."""
@@ -240,27 +235,18 @@ class ShardWriter:
         if self._index is not None:
             self._entries[name_in(self._index, path)] = path, Entry(found.facts)
         if self._offsets:
-            self._samples = list(zip(found.keys, found.starts, strict=True))
-            self._write_offsets(path, found.end)
+            write_offsets(path, found.keys, [*found.starts, found.end], self._options)
 
     def _finish(self) -> None:
         if self._writer is not None:
             self._writer.close()
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
-            if self._index is not None and self._writer.digest is not None:
-                facts = ShardFacts(self._writer.samples, self._writer.stored, self._writer.digest.hexdigest())
-                self._entries[name_in(self._index, path)] = path, Entry(facts)
-            if self._offsets:
-                self._write_offsets(path, self._writer.size)
+            if self._index is not None:
+                self._entries[name_in(self._index, path)] = path, Entry(self._writer.facts())
             self._writer, self._told = None, False
             self._number += 1
         self._tell()
-
-    def _write_offsets(self, path: str, end: int) -> None:
-        # after an error the next call tries again, so the samples stay
-        write_beside(path, KEYS, pack_keys([key for key, _ in self._samples]), self._options)
-        write_beside(path, OFFSETS, pack_offsets([*(begin for _, begin in self._samples), end]), self._options)
 
     def _tell(self) -> None:
         """Add the last complete shard to the index, and call ``on_shard``, unless that was done.

@@ -137,9 +137,11 @@ class Selector:
         single = not hasattr(wanted, "__iter__") or getattr(wanted, "ndim", 1) == 0
         if isinstance(wanted, (bytes, Mapping)) or single:
             raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
-        if isinstance(wanted, (set, frozenset)) or not hasattr(wanted, "__len__"):
-            wanted = _sorted(wanted) if isinstance(wanted, (set, frozenset)) else list(wanted)
-        if len(wanted) and isinstance(next(iter(wanted)), str):
+        if isinstance(wanted, (set, frozenset)):
+            wanted = sorted(wanted, key=lambda one: (isinstance(one, str), one))
+        elif not hasattr(wanted, "__len__"):
+            wanted = list(wanted)
+        if len(wanted) > 0 and isinstance(next(iter(wanted)), str):
             return of_view(view, self._by_keys(wanted))
         return by_numbers(wanted, view)
 
@@ -226,13 +228,6 @@ def example_of(key: str, wanted: Collection[str], where: str = "") -> str:
     differs = any(one.startswith("./") != dotted for one in wanted)
     hint = f": with './', which is a part of {'its key' if dotted else 'the others'}" if differs else ""
     return f"The first sample{where} has the key {key!r:.200}{hint}"
-
-
-def _sorted(wanted: Collection[Any]) -> list[Any]:
-    try:
-        return sorted(wanted)
-    except TypeError:  # numbers and keys in one: an error says so
-        return list(wanted)
 
 
 def read_keys(url: str, opener: Opener) -> list[str]:

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.compression import Compressor, compressor, kind_of_name
 from wds_pipes.io.outputs import OutputFile, abort, open_output, target_of
 from wds_pipes.io.threads import DaemonThreads
-from wds_pipes.io.urls import local_path, redact
+from wds_pipes.io.urls import redact
 from wds_pipes.tar.encoded import Encoded, encoders
 from wds_pipes.tar.index import ShardFacts
-from wds_pipes.tar.offsets import KEYS, OFFSETS, pack_keys, pack_offsets, remove_beside, write_beside
+from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside, write_offsets
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec, Encoder
@@ -125,11 +125,11 @@ class TarWriter:
         self.stored = 0  # bytes written to the target
         self._blocks: list[bytes] = []  # that are not written yet
         self._waiting = 0  # the bytes in them
-        self._keys: set[str] = set()
-        # Set by the caller: the MD5 of the bytes written; the files to write beside the shard, by
-        # their endings. They are there when the shard appears.
+        self._starts: dict[str, int] = {}  # where each sample begins, by its key
+        # Set by the caller: the MD5 of the bytes written; whether to write where each sample
+        # begins beside the shard. These files are there when the shard appears.
         self.digest: Md5 | None = None
-        self.beside: dict[str, bytes] = {}
+        self.offsets = False
         self._name = ""
         self._compressor: Compressor | None = None
         self._partial: OutputFile | None = None
@@ -140,21 +140,14 @@ class TarWriter:
             self._compressor = compressor(kind) if kind else None
             try:
                 self._partial = open_output(self._name, overwrite=overwrite, storage_options=storage_options)
-            except (FileExistsError, BlockingIOError) as error:
-                error.add_note(f"raised when shard {redact(self._name)} was to be written")
-                raise
             except OSError as error:
-                if local_path(self._name) is None:
-                    raise
-                shown = redact(self._name)
-                if error.filename == self._name:
-                    error.filename = shown
-                mend = (
-                    "make its directory first"
-                    if not os.path.isdir(os.path.dirname(self._name) or ".")
-                    else "check the permissions of its directory, and that the disk is not full"
-                )
-                error.add_note(f"raised when shard {shown} was to be written: {mend}")
+                note = f"raised when shard {redact(self._name)} was to be written"
+                if not isinstance(error, (FileExistsError, BlockingIOError)):
+                    there = os.path.isdir(os.path.dirname(self._name) or ".")
+                    mend = "check the permissions of its directory, and that the disk is not full"
+                    note += f": {mend if there else 'make its directory first'}"
+                if not isinstance(error, ShardError):  # of a store
+                    error.add_note(note)
                 raise
         elif callable(getattr(target, "write", None)):
             self._stream = target
@@ -168,13 +161,13 @@ class TarWriter:
 
     def _write(self, sample: Encoded) -> None:
         self._check()
-        if sample.key in self._keys:
+        if sample.key in self._starts:
             raise SampleError(
                 f"key {sample.key!r} was written to this shard before: its samples would be read "
                 "as one. Give each its own key.",
                 key=sample.key,
             )
-        self._keys.add(sample.key)
+        self._starts[sample.key] = self.size
         try:
             self._put(sample.blocks, sample.size)
         except BaseException as error:
@@ -244,9 +237,10 @@ class TarWriter:
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             if self._partial is not None:
-                for ending, content in self.beside.items():
-                    write_beside(self._name, ending, content, self._options)
-                remove_beside(self._name, self._options, besides=self.beside)
+                if self.offsets:
+                    starts = [*self._starts.values(), self.size]
+                    write_offsets(self._name, self._starts, starts, self._options)
+                remove_beside(self._name, self._options, besides=(KEYS, OFFSETS) if self.offsets else ())
                 self._partial.commit()
             else:
                 self._stream.flush()
@@ -254,6 +248,10 @@ class TarWriter:
             self._fail(error)
             raise
         self._closed = True
+
+    def facts(self) -> ShardFacts:
+        """What is known of the shard, which is closed."""
+        return ShardFacts(self.samples, self.stored, None if self.digest is None else self.digest.hexdigest())
 
     def discard(self) -> None:
         """Discard what was written: remove the file, or abort the stream's upload.
@@ -358,12 +356,8 @@ def write_shard(
         SampleError: a sample cannot be written as it is.
         OSError: the shard cannot be written; a ShardError for a store.
     """
-    keys, starts = [], []
     with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
-        writer.digest = digest = Md5() if md5 else None
+        writer.offsets, writer.digest = True, Md5() if md5 else None
         for sample in samples:
-            starts.append(writer.size)
             writer.write(sample)
-            keys.append(sample["__key__"])
-        writer.beside = {KEYS: pack_keys(keys), OFFSETS: pack_offsets([*starts, writer.size])}
-    return ShardFacts(writer.samples, writer.stored, None if digest is None else digest.hexdigest())
+    return writer.facts()

@@ -42,7 +42,7 @@ from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import base_name, folder_of, make_opener
 from wds_pipes.tar.listing import exists, list_shards
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets, stale_keys, write_beside
+from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, stale_keys, write_offsets
 from wds_pipes.tar.samples import SampleParser
 from wds_pipes.tar.scanning import readable, scan
 from wds_pipes.tar.views import KeyRange, split_by_key
@@ -387,8 +387,7 @@ def _index(options: StorageOptions, task: Task, place: Place) -> Facts:
     found = scan(task.arguments, make_opener(options), threading.Event())
     check_same(task.arguments, task.fingerprint, options)
     name = place.at(task.name)
-    write_beside(name, KEYS, pack_keys(found.keys), place.storage_options)
-    write_beside(name, OFFSETS, pack_offsets([*found.starts, found.end]), place.storage_options)
+    write_offsets(name, found.keys, [*found.starts, found.end], place.storage_options)
     return {"compressed": found.compressed}
 
 
