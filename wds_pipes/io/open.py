@@ -21,7 +21,7 @@ from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
-from wds_pipes.io.verified import Verified, VerifiedFile
+from wds_pipes.io.verified import Verified
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -260,7 +260,7 @@ def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
         )
     if md5 is None or not stat.S_ISREG(mode):
         return open(path, "rb", buffering=buffer_bytes)
-    return io.BufferedReader(VerifiedFile(path, md5), buffer_bytes)
+    return io.BufferedReader(Verified(io.FileIO(path), md5), buffer_bytes)
 
 
 def _standard_input() -> int:

@@ -389,9 +389,6 @@ class Parts(Iterator[Part]):
         self._readahead_bytes = reading.readahead_bytes
         self._most_bytes, self._most_runs = reading.readahead_bytes // reading.connections, _AHEAD * reading.connections
 
-    def __iter__(self) -> Parts:
-        return self
-
     def __enter__(self) -> Parts:
         return self
 

@@ -89,13 +89,10 @@ class Download(threading.Thread):
     def run(self) -> None:
         try:
             self._store_twice()
-        except _StoppedError:
-            pass
-        except FullError as error:
-            self.error = error
-            self._discard()
         except BaseException as error:
             self.error = None if self._stopping else error
+            if isinstance(error, FullError):
+                self._discard()
         finally:
             try:
                 self._end()
@@ -108,16 +105,14 @@ class Download(threading.Thread):
             there[0].close()  # it has become complete just now
             return
         self._entry.discard(self._entry.whole)  # it is not valid, and the .json will describe the new download
-        problem = self._store()
-        if problem is not None:
-            self._discard()
+        for _ in range(2):
             problem = self._store()
-        if problem is not None:
+            if problem is None:
+                return
             self._discard()
-            raise ShardError(
-                f"shard {self._expected.url} was downloaded twice, and both times {problem}.",
-                url=self._expected.url,
-            )
+        raise ShardError(
+            f"shard {self._expected.url} was downloaded twice, and both times {problem}.", url=self._expected.url
+        )
 
     def _end(self) -> None:
         """Release everything, and remove files that nothing continues from."""
@@ -157,9 +152,9 @@ class Download(threading.Thread):
         """Store the shard; return what is wrong with it, or None."""
         file, stream, offset = self._connect()
         total = self._expected.size
-        if total is None and stream.end_is_vouched_for:  # otherwise, it is the number of bytes that came
-            total = stream.size
-        facts = Facts(self._expected.url, size=total, tag=stream.tag, boot=boot())
+        if total is None and stream.object.end_is_vouched_for:  # otherwise, it is the number of bytes that came
+            total = stream.object.size
+        facts = Facts(self._expected.url, size=total, tag=stream.object.etag, boot=boot())
         self._entry.write(self._lock, facts)
         self._directory.reserve(
             (2 * STEP if total is None else total - offset) + FACTS_BYTES + len(facts.url), self._max_bytes
@@ -198,7 +193,7 @@ class Download(threading.Thread):
         ):
             offset = max(0, min(file.size, known.size - 1))
         stream = self._begin_stream(offset)
-        if offset and known is not None and (stream.size, stream.tag) != (known.size, known.tag):
+        if offset and known is not None and (stream.object.size, stream.object.etag) != (known.size, known.tag):
             offset = 0
             stream = self._begin_stream(0)
         if file.size and not offset:

@@ -158,7 +158,7 @@ class CachedStream(io.RawIOBase):
         self._check_open()
         # Read this before the files: they are then as the download left them.
         ended = self._download is not None and self._download.ended.is_set()
-        if self._has_more() or self._open_whole():
+        if self._has_more() or ((ended or self._download is None) and self._open_whole()):
             return True
         # If the download failed before its file was opened here, what came is read first.
         if self._file is None and self._download is not None and self._download.begun and self._open_part():
@@ -258,7 +258,7 @@ class CachedStream(io.RawIOBase):
         self._direct = direct
         direct.wait()
         if self._facts is not None and self._given:
-            before_and_now = (self._facts.size, direct.size), (self._facts.tag, direct.tag)
+            before_and_now = (self._facts.size, direct.object.size), (self._facts.tag, direct.object.etag)
             if any(None not in pair and pair[0] != pair[1] for pair in before_and_now):
                 raise self._wrong()
         if md5 is not None and (self._position == 0 or (self._file is not None and self._given >= self._position)):
