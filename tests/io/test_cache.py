@@ -25,7 +25,6 @@ from remote_store import Known, Store
 from waiting import wait_for
 
 from wds_pipes import CacheError, ShardError
-from wds_pipes.io.cache import download as download_module
 from wds_pipes.io.cache import stream as stream_module
 from wds_pipes.io.cache.files import CacheDirectory
 from wds_pipes.io.cache.shard_cache import ShardCache
@@ -247,8 +246,8 @@ def test_errors_arrive_as_they_are(cache, place, late, monkeypatch):
     only then; the next one goes on.
     """
     if late:
-        start = download_module.Download.start
-        monkeypatch.setattr(download_module.Download, "start", lambda download: (start(download), download.join()))
+        start = stream_module.Download.start
+        monkeypatch.setattr(stream_module.Download, "start", lambda download: (start(download), download.join()))
     gate = Gate(noise(MB), place, ConnectionResetError("reset by the store"))
     got = bytearray()
     with pytest.raises(ConnectionResetError) as caught:

@@ -17,7 +17,6 @@ from test_cache import Gate, digest, noise
 from waiting import in_time
 
 import wds_pipes as wp
-from wds_pipes.io.cache import download as download_module
 from wds_pipes.io.cache import files, shard_cache, stream
 from wds_pipes.io.cache.files import CacheDirectory
 from wds_pipes.testing import make_shards
@@ -148,7 +147,7 @@ def test_a_disk_that_fails_is_not_the_shard(cache, shard, monkeypatch, call):
             .load_tar(on_error="skip")
             .group_by_key(on_error="skip")
         )
-        for module in (download_module, files, shard_cache, stream):
+        for module in (files, shard_cache, stream):
             monkeypatch.setattr(module, "os", Failing())
         with pytest.raises(wp.CacheError, match="the cache .*cache cannot be used .*the disk fails"):
             list(pipe)

@@ -1,7 +1,6 @@
 """Other ways to name remote shards, and to say how to reach them."""
 
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -10,7 +9,7 @@ import fsspec
 import psutil
 import pytest
 from remote import bare, content, cut_at, loaded, put_all, samples
-from serving import Quiet, serving
+from serving import Quiet, Ranged, serving
 
 from wds_pipes import ShardError
 from wds_pipes.testing import make_shards
@@ -142,26 +141,24 @@ def test_environment_variables(remote, local, way):
     assert done.stderr == ""
 
 
+class Paid(Ranged):
+    """Notes who pays."""
+
+    def do_GET(self):
+        self.payers.append(self.headers.get("x-amz-request-payer"))
+        start, stop = self.requested()
+        self.begin_range(start, stop)
+        self.write(self.data[start:stop])
+
+
 def test_requester_pays(local):
     """The header goes with each request: without it, S3 refuses readers who are to pay."""
-    seen, data = [], content(local[0])
-
-    class Answer(Quiet):
-        def do_GET(self):
-            seen.append(self.headers.get("x-amz-request-payer"))
-            start, end = map(int, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups())
-            part = data[start : end + 1]
-            self.send_response(206)
-            self.send_header("Content-Length", str(len(part)))
-            self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
-            self.end_headers()
-            self.wfile.write(part)
-
-    with serving(Answer) as address:
+    payers = []
+    with serving(Paid, data=content(local[0]), payers=payers) as address:
         options = {"key": "k", "secret": "s", "endpoint_url": address, "requester_pays": True}
         assert len(list(samples("s3://bucket/x.tar", storage_options=options, readahead_bytes=1 << 20))) == 40
-    assert len(seen) >= 2
-    assert set(seen) == {"requester"}
+    assert len(payers) >= 2
+    assert set(payers) == {"requester"}
 
 
 def test_versions(s3, local):
