@@ -18,6 +18,7 @@ from servers import Missing, Servers
 from waiting import wait_for
 from warm import PRELOADED
 
+from wds_pipes.io.remote.budget import budget
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
@@ -182,10 +183,11 @@ def remote(servers, request):
 
 
 def fresh(servers, name):
-    """A store whose proxy knows no rules and no requests, before the test and after it. What tests
-    before it have left to the garbage collector is freed: its queues would share the connections.
+    """A store whose proxy knows no rules and no requests, before the test and after it. Queues that
+    tests before it have left to the garbage collector are freed: they would share the connections.
     """
-    gc.collect()
+    if budget().queues:
+        gc.collect()
     try:
         store = getattr(servers, name)
     except Missing as error:

@@ -1,23 +1,32 @@
 """Stores that give a range only when it is complete: whatever fsspec knows, through its blocking
-calls.
+calls. Calls that never return, and locks that are never released: an error in time, a process that
+ends, and threads that are replaced.
 """
 
 import asyncio
 import itertools
-import multiprocessing
+import subprocess
+import sys
 import tarfile
 import threading
 import time
+from functools import partial
 from typing import ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.implementations.tar import TarFileSystem
 from remote import bare, content, samples
+from scripts import run_code
+from waiting import in_time, wait_for
 
 import wds_pipes as wp
 from wds_pipes import ShardError
+from wds_pipes.io.remote.budget import Reading
+from wds_pipes.io.threads import DaemonThreads, HangingCallsError
+from wds_pipes.tar import index_shards
 
 
 class SlowFileSystem(MemoryFileSystem):
@@ -52,7 +61,7 @@ def slow(local, monkeypatch):
 
 
 def finishes(pipe):
-    """What a pipe gives; a test that would hang fails."""
+    """What a pipe gives, and the error that ends it; a test that would hang fails."""
     found = []
 
     def read():
@@ -61,10 +70,7 @@ def finishes(pipe):
         except ShardError as error:
             found.append(error)
 
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    in_time(read)
     return found
 
 
@@ -80,16 +86,6 @@ def test_a_slow_link_is_read_in_pieces_that_come_in_time(slow, local, connection
     assert max(count for _, count in slow.reads) < 1 << 19
 
 
-def test_a_link_that_becomes_slow(slow, local):
-    """Pieces that were right before are too long now: they are asked for again in smaller ones."""
-    pipe = samples(["slow://x/0.tar"] * 3, timeout_seconds=4, connections=2, readahead_bytes=1 << 20)
-    items = iter(pipe)
-    found = [bare(next(items)) for _ in range(60)]
-    slow.rate = 400_000
-    found += finishes(items)
-    assert found == list(map(bare, samples(local[0]))) * 3
-
-
 def test_a_fast_link_is_read_in_long_ranges(slow, local):
     """After the first pieces, whole ranges: each request may cost a long way there and back."""
     fsspec.filesystem("memory").pipe("/x/1.tar", content(local[0]) * 8)
@@ -101,26 +97,69 @@ def test_a_fast_link_is_read_in_long_ranges(slow, local):
     assert max(count for _, count in slow.reads) >= 4 << 20
 
 
-def test_an_answer_that_is_longer_than_the_range(slow):
-    """As of a store that ignores ranges: its bytes are not those that were asked for."""
-
-    def cat_file(self, path, start=None, end=None, **options):
-        return MemoryFileSystem.cat_file(self, path)
-
-    slow.cat_file = cat_file
-    (error,) = finishes(samples("slow://x/0.tar", retries=1))
-    assert "2" in str(error)
-    assert "instead of 262144" in str(error)
+def longer(read, path, start, end):
+    return MemoryFileSystem().cat_file(path)
 
 
-def test_an_answer_that_is_shorter_than_the_range(slow, local):
-    """It is asked for on from there."""
+def shorter(read, path, start, end):
+    return read(path, start, min(end, start + 200_000))
 
-    def cat_file(self, path, start=None, end=None, **options):
-        return MemoryFileSystem.cat_file(self, path, start, min(end, start + 200_000))
 
-    slow.cat_file = cat_file
-    assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+def silent(read, path, start, end):
+    raise SilentError
+
+
+def foreign(read, path, start, end):
+    raise SystemExit
+
+
+def cancelled(read, path, start, end):
+    raise asyncio.CancelledError
+
+
+def circular(read, path, start, end):
+    first, second = OSError("0"), OSError("1")
+    first.__cause__, second.__cause__ = second, first
+    raise first
+
+
+class SilentError(OSError):
+    """One that can neither be told nor judged."""
+
+    def __str__(self):
+        raise self
+
+    @property
+    def status(self):
+        raise self
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (longer, "instead of 262144"),
+        (shorter, None),
+        (silent, "SilentError: it says nothing"),
+        (foreign, "SystemExit"),
+        (cancelled, "cannot be read"),
+        (circular, "OSError: 0"),
+    ],
+)
+def test_whatever_a_file_system_returns_or_raises(slow, local, odd, words):
+    """Fewer bytes than the range are continued from there; anything else is an error. The reader
+    does not wait for ever, and others are read on: the thread that serves all shards lives.
+    """
+    read = slow.cat_file
+    slow.cat_file = lambda self, path, start=None, end=None, **options: odd(partial(read, self), path, start, end)
+    found = finishes(samples("slow://x/0.tar", retries=1, timeout_seconds=4))
+    slow.cat_file = read
+    wanted = list(map(bare, samples(local[0])))
+    if words is None:
+        assert found == wanted
+    else:
+        assert "shard slow://x/0.tar cannot be read" in str(found[0])
+        assert words in str(found[0])
+    assert finishes(samples("slow://x/0.tar")) == wanted
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -175,107 +214,130 @@ def test_shards_in_one_tar(outer, local, monkeypatch):
     assert most == [1]
 
 
-def test_a_fork_while_a_call_runs(outer, local, monkeypatch):
-    """The child does not wait for it."""
-    read, runs, goes_on = TarFileSystem.cat_file, threading.Event(), threading.Event()
+# Calls that hang
+
+
+SCRIPT = """
+import subprocess
+import sys
+import threading
+import fsspec
+from fsspec.implementations.memory import MemoryFileSystem
+from wds_pipes import ShardError
+from wds_pipes.core.stream import Stream
+from wds_pipes.stages import LoadTar, OpenShards, ShardList
+
+class Hanging(MemoryFileSystem):
+    protocol = "hanging"
+    def info(self, path, **options):
+        threading.Event().wait()
+
+fsspec.register_implementation("hanging", Hanging)
+try:
+    list(Stream(LoadTar(OpenShards(ShardList("hanging://x.tar"), timeout_seconds=1))))
+except ShardError as error:
+    print(error)
+"""
+
+
+def test_a_process_ends_though_a_call_hangs():
+    assert "no response in 1 s" in run_code(SCRIPT)
+
+
+class SometimesHanging(LocalFileSystem):
+    """Its first calls hang."""
+
+    protocol = "hangs"
+    cachable = False
+    hangs = 0
+    lock, free = threading.Lock(), threading.Event()
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return LocalFileSystem._strip_protocol(path.removeprefix("hangs://"))
 
     def cat_file(self, path, start=None, end=None, **options):
-        runs.set()
-        assert goes_on.wait(60)
-        return read(self, path, start, end, **options)
+        with self.lock:
+            type(self).hangs -= 1
+            hang = self.hangs >= 0
+        if hang:
+            self.free.wait()
+        return super().cat_file(path, start, end, **options)
 
-    monkeypatch.setattr(TarFileSystem, "cat_file", cat_file)
-    pipe = samples(f"tar://0.tar::file://{outer}")
-    found = []
-    reader = threading.Thread(target=lambda: found.extend(finishes(pipe)), daemon=True)
-    reader.start()
-    assert runs.wait(60)
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
 
-    def child():
-        goes_on.set()
-        results.put(finishes(pipe))
-
-    process = context.Process(target=child)
-    process.start()
-    assert results.get(timeout=60) == list(map(bare, samples(local[0])))
-    process.join()
-    goes_on.set()
-    reader.join(60)
+def test_calls_that_hang_use_no_threads_up(local):
+    """More of them than connections; the shard is read by those that come after them."""
+    fsspec.register_implementation("hangs", SometimesHanging, clobber=True)
+    SometimesHanging.hangs = 3
+    found = list(map(bare, samples(f"hangs://{local[0]}", connections=2, timeout_seconds=8)))
+    SometimesHanging.free.set()
     assert found == list(map(bare, samples(local[0])))
 
 
-@pytest.mark.parametrize("problem", [OSError("gone"), None])
-def test_a_store_that_says_nothing_in_the_end(slow, local, problem):
-    """The bytes have come, and are those of the shard."""
-    asked, info = [], slow.info
-
-    def once(self, path, **options):
-        asked.append(path)
-        if len(asked) > 2 and problem:
-            raise problem
-        return info(self, path, **options) if len(asked) <= 2 else {"name": path, "size": None}
-
-    slow.info = once
-    assert finishes(samples("slow://x/0.tar", connections=1)) == list(map(bare, samples(local[0])))
-
-
-class SilentError(OSError):
-    """One that cannot be told."""
-
-    def __str__(self):
-        raise self
+def test_too_many_calls_hang():
+    """No more are made, in words, until they have returned."""
+    threads, free = DaemonThreads(2), threading.Event()
+    calls = [threads.submit(free.wait) for _ in range(64)]
+    for call in calls:
+        wait_for(call.running)
+        call.cancel()
+    with pytest.raises(HangingCallsError, match="64 calls to this store hang"):
+        threads.submit(int)
+    free.set()
+    wait_for(lambda: not threads._lost)
+    assert threads.submit(int, "7").result(60) == 7
 
 
-class StrangeError(OSError):
-    """One that cannot be judged."""
-
-    @property
-    def status(self):
-        raise SilentError
+@pytest.fixture
+def hasty(monkeypatch):
+    """Requests for metadata have two seconds, not two minutes."""
+    monkeypatch.setattr("wds_pipes.io.remote.metadata.READING", Reading(timeout_seconds=2))
 
 
-class ForeignError(BaseException):
-    """One that is no Exception."""
+@pytest.mark.parametrize("name", ["*.tar", "0.tar"], ids=["pattern", "index"])
+@pytest.mark.usefixtures("hasty")
+def test_metadata_of_a_server_that_never_responds(name, remote):
+    url = remote.put("hangs/0.tar", b"0").replace("0.tar", name)
+    remote.faults.rules({"latency": 3600})
+    with pytest.raises(wp.ShardError, match="cannot be (read|listed)"):
+        wp.ShardList(url, index=True, storage_options=remote.storage_options)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("info", SilentError),
-        ("cat_file", StrangeError),
-        ("cat_file", ForeignError),
-        ("cat_file", SystemExit),
-        ("info", StopIteration),
-        ("cat_file", asyncio.CancelledError),
-    ],
-)
-def test_whatever_a_file_system_raises_is_an_error(slow, local, kind, name):
-    """The reader does not wait for ever, and others are read on: the thread that serves all
-    shards lives.
-    """
+class NeverListing(MemoryFileSystem):
+    """A store without an event loop."""
 
-    def fails(self, *args, **options):
-        raise kind
+    protocol = "never"
+    cachable = False
 
-    kept = getattr(slow, name)
-    setattr(slow, name, fails)
-    (error,) = finishes(samples("slow://x/0.tar", retries=0, timeout_seconds=4))
-    assert "shard slow://x/0.tar cannot be read" in str(error)
-    setattr(slow, name, kept)
-    assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+    def glob(self, path, **options):
+        threading.Event().wait()
 
 
-def test_an_error_that_leads_back_to_itself(slow):
-    """As some versions of some libraries raise them: who follows the causes must end."""
+@pytest.mark.usefixtures("hasty")
+def test_metadata_of_a_blocking_store_that_never_responds():
+    fsspec.register_implementation("never", NeverListing, clobber=True)
+    with pytest.raises(wp.ShardError, match="no response in 2 s"):
+        wp.ShardList("never://d/*.tar")
 
-    def fail(self, path, *arguments, **options):
-        first, second = OSError("0"), OSError("1")
-        first.__cause__, second.__cause__ = second, first
-        raise first
 
-    slow.cat_file = slow.info = slow._open = fail
-    (error,) = finishes(samples("slow://x/0.tar", retries=1))
-    assert isinstance(error, ShardError)
-    assert "cannot be read (OSError: 0" in str(error)
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(3600)
+"""
+
+
+def test_a_lock_that_is_never_released(local, tmp_path, monkeypatch, caplog):
+    """By a process that was stopped, for example: it is named."""
+    monkeypatch.setattr("wds_pipes.io.locks._LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr("wds_pipes.io.locks._SILENT_SECONDS", 0)
+    command = [sys.executable, "-c", HOLDER, tmp_path / ".index.json.partial"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(TimeoutError, match=f"process {holder.pid} has it locked.*index.json"):
+            index_shards(local[0], tmp_path / "index.json")
+        holder.kill()
+    assert f"process {holder.pid} has " in caplog.text
+    index_shards(local[0], tmp_path / "index.json")

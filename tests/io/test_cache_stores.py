@@ -5,12 +5,10 @@ store's are found again.
 import contextlib
 import json
 import os
-import subprocess
-import sys
-import textwrap
 
 import fsspec
 import pytest
+from scripts import run_code
 from servers import Missing, moto
 
 import wds_pipes as wp
@@ -193,14 +191,13 @@ OTHER = [
 ]
 
 
-@pytest.mark.parametrize(("url", "one", "other"), SAME)
-def test_new_credentials_are_the_same_store(url, one, other):
-    assert identify_store(url, one) == identify_store(url, other)
-
-
-@pytest.mark.parametrize(("url", "one", "other"), OTHER)
-def test_what_may_lead_to_another_store_is_another(url, one, other):
-    assert identify_store(url, one) != identify_store(url, other)
+@pytest.mark.parametrize(
+    ("url", "one", "other", "same"),
+    [*((*case, True) for case in SAME), *((*case, False) for case in OTHER)],
+)
+def test_which_options_mean_the_same_store(url, one, other, same):
+    """New credentials do; whatever may lead to another store does not."""
+    assert (identify_store(url, one) == identify_store(url, other)) == same
 
 
 @pytest.mark.parametrize(
@@ -230,15 +227,6 @@ def test_processes_agree():
         options["secret"] = "s"
         print(identify_store("s3://b/x", options), identify_store("made-up://b/x", options))
     """  # noqa: E501
-    said = set()
-    for seed in "12":
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        said.add(done.stdout)
+    said = {run_code(code, environment={**os.environ, "PYTHONHASHSEED": seed}) for seed in "12"}
     assert len(said) == 1
     assert json.dumps("s") not in said.pop()

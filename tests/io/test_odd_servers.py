@@ -2,42 +2,32 @@
 answers that nobody can read; ETags that come and go.
 """
 
-import contextlib
-import re
-
 import pytest
-from remote import bare, content, put_all, samples
-from serving import Quiet, serving
+from remote import bare, content, cut_at, loaded, put_all, samples
+from serving import Ranged, serving
 
 import wds_pipes as wp
 from wds_pipes import ShardError
 from wds_pipes.testing import make_shards
 
 
-class Answers(Quiet):
+class Answers(Ranged):
     """Gives ``data`` as ``kind`` says."""
 
-    data = b""
     kind = ""
 
     def do_GET(self):
-        data, parts = self.data, re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
-        start, stop = int(parts[1]), min(len(data), int(parts[2]) + 1 if parts[2] else len(data))
-        headers = {"Connection": "close"}
-        if self.kind == "sizes are unknown" and start >= len(data):
-            status, data = 416, b""
-        elif self.kind == "sizes are unknown":
-            status, data = 206, data[start:stop]
-            headers |= {"Content-Range": f"bytes {start}-{stop - 1}/*", "Content-Length": str(len(data))}
+        start, stop = self.requested()
+        body, headers = self.data, {"Connection": "close"}
+        if self.kind != "sizes are unknown":
+            self.begin(200, {**headers, "Content-Length": len(body) if self.kind == "no ranges" else None})
+        elif start >= len(body):
+            body = b""
+            self.begin(416, headers)
         else:
-            status = 200
-            headers |= {"Content-Length": str(len(data))} if self.kind == "no ranges" else {}
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(data)
+            body = body[start:stop]
+            self.begin(206, {**headers, "Content-Range": f"bytes {start}-{stop - 1}/*", "Content-Length": len(body)})
+        self.write(body)
 
 
 @pytest.fixture(params=["sizes are unknown", "no ranges", "no lengths"])
@@ -52,16 +42,9 @@ def test_all_is_read_once_and_a_resume_is_exact(url, connections):
     def make():
         return wp.ShardList(url).open_shards(connections=connections, readahead_bytes=1 << 20).load_tar().group_by_key()
 
-    pipe = make()
-    found = []
-    for number, sample in enumerate(pipe):
-        found.append(sample["__key__"])
-        if number == 25:
-            state = pipe.state_dict()
-    assert found == [f"{number:08d}" for number in range(40)]
-    again = make()
-    again.load_state_dict(state)
-    assert [sample["__key__"] for sample in again] == found[26:]
+    wanted = [f"{number:08d}" for number in range(40)]
+    assert [sample["__key__"] for sample in make()] == wanted
+    assert [sample["__key__"] for sample in loaded(make(), cut_at(make(), 26))] == wanted[26:]
 
 
 JUNK = {
@@ -145,32 +128,21 @@ NAMES = {
 }
 
 
-class Tagged(Quiet):
+class Tagged(Ranged):
     """Ranges of ``data``, with ``tags`` in turn; where there is none, with the time of the last
     change only.
     """
 
-    data = b""
     tags = ()
     times = ("Wed, 21 Oct 2015 07:28:00 GMT",) * 4
     asked = 0
 
     def do_GET(self):
-        parts = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
-        start, stop = (
-            int(parts[1]),
-            min(len(self.data), int(parts[2]) + 1 if parts[2] else len(self.data), int(parts[1]) + 600_000),
-        )
+        start, stop = self.requested()
+        stop = min(stop, start + 600_000)
         number = type(self).asked = min(type(self).asked + 1, len(self.tags))
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(self.data)}")
-        self.send_header("Content-Length", str(stop - start))
-        for name, value in (("ETag", self.tags[number - 1]), ("Last-Modified", self.times[number - 1])):
-            if value is not None:
-                self.send_header(name, value)
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(self.data[start:stop])
+        self.begin_range(start, stop, **{"ETag": self.tags[number - 1], "Last-Modified": self.times[number - 1]})
+        self.write(self.data[start:stop])
 
 
 @pytest.mark.parametrize("tags", NAMES.values(), ids=NAMES)

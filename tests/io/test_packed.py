@@ -1,11 +1,11 @@
 """Texts and numbers in one buffer, which workers share."""
 
-import multiprocessing
 import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch import CONTEXT
 
 from wds_pipes.io.packed import Packed, PackedInts
 from wds_pipes.io.urls import identify, redact, relative_names
@@ -75,13 +75,11 @@ def put_what_is_there(packed, numbers, results):
     results.put((packed[-1], numbers[-1], type(packed._shared.data).__name__, type(numbers.data).__name__))
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_workers_map_what_is_large(context):
+def test_workers_map_what_is_large():
     texts, numbers = Packed(f"name-{number}.tar" for number in range(20_000)), PackedInts()
     numbers.add(range(20_000))
-    context = multiprocessing.get_context(context)
-    results = context.SimpleQueue()
-    workers = [context.Process(target=put_what_is_there, args=(texts, numbers, results)) for _ in range(2)]
+    results = CONTEXT.SimpleQueue()
+    workers = [CONTEXT.Process(target=put_what_is_there, args=(texts, numbers, results)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

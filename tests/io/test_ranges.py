@@ -1,11 +1,12 @@
-"""RangeReader: many ranges of files, in order, from local files and from stores."""
+"""RangeReader: many ranges of files, in order, from local files and from stores. A request that
+stalls is made a second time, and the first response is used.
+"""
 
 import itertools
-import multiprocessing
 import os
 import pickle
 import random
-import threading
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -35,13 +36,13 @@ def requests(store, match=None):
 
 def apart(url, count=None, size=1000, step=100 * KIB):
     """Ranges that are too far from each other for one request; without ``count`` for ever."""
-    numbers = range(count) if count else itertools.cycle(range(15))
+    numbers = itertools.islice(itertools.cycle(range(15)), count)
     return (Range(url, number * step, number * step + size) for number in numbers)
 
 
-def test_any_ranges_in_any_order(remote, local):
+def test_any_ranges_in_any_order(web, local):
     """The bytes are those of the files, whatever is merged, also where a file ends."""
-    files = {url: content(path) for url, path in zip(put_all(remote, local[:2]), local, strict=False)}
+    files = {url: content(path) for url, path in zip(put_all(web, local[:2]), local, strict=False)}
     files[local[2]] = content(local[2])
     place = st.integers(0, len(files[local[2]]) + 2000) | st.integers(0, 3000)
     wanted = st.tuples(st.sampled_from(list(files)), place, st.integers(1, 2000) | st.just(200_000))
@@ -50,7 +51,7 @@ def test_any_ranges_in_any_order(remote, local):
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     def check(found, connections, ordered):
         ranges = [Range(url, start, start + size) for url, start, size in (sorted(found) if ordered else found)]
-        reader = RangeReader(remote.storage_options, connections, 1 << 20)
+        reader = RangeReader(None, connections, 1 << 20)
         expected = [files[url][start:stop] for url, start, stop, _ in ranges]
         assert data_of(reader.read(iter(ranges)), ranges) == expected
         assert data_of([reader.read_one(*each) for each in ranges[:3]], ranges[:3]) == expected[:3]
@@ -98,36 +99,36 @@ def test_without_end_and_within_bounds(web, local):
     assert next(parts, None) is None
 
 
-def test_all_ranges_are_of_one_version_of_a_file(remote, local):
+def test_all_ranges_are_of_one_version_of_a_file(web, local):
     """Also those of different requests and iterations, until the reader may forget it."""
-    [url] = put_all(remote, local[:1])
-    reader, ranges = RangeReader(remote.storage_options, 2), list(apart(url, 3))
-    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"one"'}})
+    [url] = put_all(web, local[:1])
+    reader, ranges = RangeReader(web.storage_options, 2), list(apart(url, 3))
+    web.faults.rules({"match": web.reads, "headers": {"ETag": '"one"'}})
     data_of(reader.read(ranges), ranges)
-    remote.faults.rules({"match": remote.reads, "headers": {"ETag": '"other"'}})
+    web.faults.rules({"match": web.reads, "headers": {"ETag": '"other"'}})
     for read in (lambda: data_of(reader.read(ranges), ranges), lambda: reader.read_one(url, 0, 10)):
         with pytest.raises(wp.ShardError, match=r'was changed while it was read \("one" became "other"\)'):
             read()
-    for other in (pickle.loads(pickle.dumps(reader)), RangeReader(remote.storage_options, 2)):
+    for other in (pickle.loads(pickle.dumps(reader)), RangeReader(web.storage_options, 2)):
         assert other.read_one(url, 0, 10)
     reader.forget()
     assert reader.read_one(url, 0, 10)
     reader.forget()
-    remote.faults.rules()
+    web.faults.rules()
     reader.read_one(url, 0, 10)
-    remote.put("d/shard-000000.tar", content(local[0])[:-512])
+    web.put("d/shard-000000.tar", content(local[0])[:-512])
     with pytest.raises(wp.ShardError, match="was changed while it was read"):
         reader.read_one(url, 0, 10)
 
 
-def test_a_file_that_must_have_a_size(remote, local):
-    [url], size = put_all(remote, local[:1]), os.path.getsize(local[0])
-    reader = RangeReader(remote.storage_options, 2)
+def test_a_file_that_must_have_a_size(web, local):
+    [url], size = put_all(web, local[:1]), os.path.getsize(local[0])
+    reader = RangeReader(web.storage_options, 2)
     for start, stop in ((0, 10), (size - 10, size), (size - 10, size + 1000)):
         assert reader.read_one(url, start, stop, size)
         for wrong in (size - 1, size + 512):
             with pytest.raises(wp.ShardError, match=f"{url} has {size} bytes, and {wrong} were expected"):
-                RangeReader(remote.storage_options, 2).read_one(url, start, stop, wrong)
+                RangeReader(web.storage_options, 2).read_one(url, start, stop, wrong)
 
 
 def test_errors_in_their_places(web, local):
@@ -157,26 +158,22 @@ def test_errors_in_their_places(web, local):
     assert all("may not be read" in each for each in found[6:8])
 
 
-def test_an_error_of_the_ranges_comes_after_what_was_pulled(web, local):
-    [url] = put_all(web, local[:1])
-
-    class Ranges:
-        numbers = itertools.count()
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            if (number := next(self.numbers)) == 3:
-                raise wp.ShardError("no index", url=url)
-            return Range(url, number * 100 * KIB, number * 100 * KIB + 10)
-
-    with RangeReader(None, 4).read(Ranges()) as parts:
-        for _ in range(3):
-            next(parts)
-        with pytest.raises(wp.ShardError, match="no index"):
-            next(parts)
-        assert next(parts)[1] == 400 * KIB
+def test_threads_share_a_reader_and_a_forked_process_has_it(web, local):
+    """While an iteration of this process goes on."""
+    [url], data = put_all(web, local[:1]), content(local[0])
+    reader, ranges = RangeReader(None, 4), list(apart(url, 15))
+    expected = [data[start:stop] for _, start, stop, _ in ranges]
+    started = reader.read(ranges)
+    next(started)
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda _: data_of(reader.read(ranges), ranges), range(12))) == [expected] * 12
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        os._exit(data_of(reader.read(ranges), ranges) != expected)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(list(started)) == 14
+    assert len(pickle.dumps(reader)) < 1000
 
 
 @pytest.mark.parametrize("how", ["close", "drop", "error"])
@@ -196,33 +193,156 @@ def test_what_is_not_used_is_cancelled(how, web, local):
     wait_for(lambda: not tasks() and not budget().queues)
 
 
-def read_there(reader, ranges, expected, queue):
-    queue.put(data_of(reader.read(ranges), ranges) == expected)
+# Second requests
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_in_other_processes_and_threads(method, web, local):
-    data = dict(zip(put_all(web, local), map(content, local), strict=True))
-    choose = random.Random(1)
-    ranges = [
-        Range(url, start, start + 3000)
-        for url in data
-        for start in (choose.randrange(len(data[url])) for _ in range(9))
-    ]
-    expected = [data[url][start:stop] for url, start, stop, _ in ranges]
-    reader = RangeReader(None, 4)
-    started = reader.read(ranges)
-    next(started)
-    context = multiprocessing.get_context(method)
-    answers = context.Queue()
-    process = context.Process(target=read_there, args=(reader, ranges, expected, answers))
-    process.start()
-    assert answers.get(timeout=60)
-    process.join()
-    started.close()
-    if method == "fork":
-        with ThreadPoolExecutor(6) as pool:
-            assert list(pool.map(lambda _: data_of(reader.read(ranges), ranges), range(12))) == [expected] * 12
-        assert threading.active_count() < 50
-    assert len(pickle.dumps(reader)) < 1000
-    assert os.getpid() == budget().pid
+SIZE, FOR_EVER = 30_000, 3600
+
+
+def read(reader, url, count):
+    """The bytes of so many ranges."""
+    wanted = list(apart(url, count, SIZE))
+    return data_of(reader.read(wanted), wanted)
+
+
+def expected(path, count):
+    return [content(path)[start:stop] for _, start, stop, _ in apart("", count, SIZE)]
+
+
+def used_to(store, path, *, connections=4):
+    """A reader that knows how long requests to this store take, and the shard there."""
+    url = store.put("d/a.tar", content(path))
+    reader = RangeReader(store.storage_options, connections)
+    assert read(reader, url, 60) == expected(path, 60)
+    store.faults.clear()
+    return reader, url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", [{"latency": FOR_EVER}, {"stall_after": 20_000, "stall": FOR_EVER}], ids=["before", "within"]
+)
+def test_a_stalled_request_is_made_again(fault, remote, local):
+    """Before its response, and in the middle of it, where only the rest is requested."""
+    reader, url = used_to(remote, local[0])
+    remote.faults.rules({"match": remote.reads, "skip": 5, "times": 1, **fault})
+    before = reader.network
+    assert read(reader, url, 30) == expected(local[0], 30)
+    assert reader.network.hedged - before.hedged >= 1
+    assert reader.network.retries == before.retries, "it was not abandoned"
+    stalled = [request for request in remote.faults.stats(remote.reads) if request.faults]
+    assert len(stalled) == 1
+    assert reader.network.bytes_fetched - before.bytes_fetched <= 30 * SIZE + (1 << 16)
+
+
+SECOND = {
+    "stalls too": [{"times": 2, "latency": FOR_EVER}],
+    "pauses": [
+        {"times": 1, "latency": FOR_EVER},
+        {"skip": 1, "times": 1, "stall_after": 100, "stall": 0.8},
+        {"skip": 2, "times": 5, "latency": FOR_EVER},
+    ],
+    **{
+        name: [{"times": 1, "latency": 1}, {"skip": 1, "times": 1, **fault}]
+        for name, fault in {
+            "503": {"status": 503},
+            "404": {"status": 404},
+            "reset": {"drop": True},
+            "short": {"truncate": 100},
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("what", SECOND)
+def test_whatever_becomes_of_a_second_request(what, web, local):
+    """One that stalls is made again, one that fails changes nothing. One that has brought bytes is
+    used: nothing takes its place for a pause.
+    """
+    reader, url = used_to(web, local[0])
+    web.faults.rules(*({"match": web.reads, **rule} for rule in SECOND[what]))
+    assert read(reader, url, 1) == expected(local[0], 1)
+    assert reader.network.hedged == 1 if what == "pauses" else reader.network.hedged >= 1
+    assert reader.network.retries == (what == "short")  # whose bytes are used, and its rest requested
+
+
+def test_at_most_one_of_twenty_is_made_again(web, local):
+    """Whatever stalls: here a server that became slow all at once. How many are made again depends
+    on the waits before, which are long beside other work.
+    """
+    reader, url = used_to(web, local[0], connections=16)
+    web.faults.rules({"match": web.reads, "latency": 0.3})
+    assert read(reader, url, 140) == expected(local[0], 140)
+    assert reader.network.hedged <= 0.05 * 200
+    assert reader.network.requests <= 200 + reader.network.hedged
+
+
+def test_what_was_fast_is_not_made_again(web, local):
+    """And the slow requests of a store whose requests are all slow are as usual."""
+    web.faults.rules({"match": web.reads, "latency": 0.2})
+    reader, url = used_to(web, local[0], connections=16)
+    web.faults.rules({"match": web.reads, "latency": 0.2})
+    assert read(reader, url, 60) == expected(local[0], 60)
+    assert reader.network.hedged == 0
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_a_changed_object_is_never_spliced(when, web, local):
+    """A second request finds another object. Before the first response, the range is all of that
+    one; after it, all of the first one, and the second response is refused.
+    """
+    reader, url = used_to(web, local[0])
+    reader.forget()  # else no range may be of the other one
+    fault = {"latency": 1.5} if when == "before" else {"stall_after": 20_000, "stall": 1.5}
+    other = {"headers": {"ETag": '"other"'}, "flip": 3}
+    web.faults.rules({"match": web.reads, "times": 1, **fault}, {"match": web.reads, "skip": 1, **other})
+    [found], [first] = read(reader, url, 1), expected(local[0], 1)
+    assert [place for place in range(SIZE) if found[place] != first[place]] == ([3] if when == "before" else [])
+    assert reader.network.hedged >= 1
+    assert reader.network.retries == 0
+
+
+def test_the_first_error_is_final(web, local):
+    reader, url = used_to(web, local[0])
+    web.faults.rules({"match": web.reads, "latency": 0.5, "status": 403})
+    with pytest.raises(Exception, match="may not be read"):
+        read(reader, url, 1)
+
+
+@pytest.mark.slow
+def test_any_faults_change_nothing(remote, local):
+    """Stalls, refusals, resets and short bodies together, of runs and of single ranges."""
+    reader, url = used_to(remote, local[0], connections=8)
+    every = {"match": remote.reads}
+    remote.faults.rules(
+        {**every, "prob": 0.1, "latency": 0.3},
+        {**every, "prob": 0.1, "stall_after": 10_000, "stall": 0.3},
+        {**every, "prob": 0.1, "reset_after": 15_000},
+        {**every, "prob": 0.1, "truncate": 12_000},
+        {**every, "prob": 0.05, "status": 503},
+        seed=3,
+    )
+    choose, data = random.Random(5), content(local[0])
+    wanted = []
+    for _ in range(60):
+        start = choose.randrange(len(data) - SIZE)
+        for _ in range(choose.choice([1, 1, 6])):
+            wanted.append(Range(url, start, start + choose.randrange(1, SIZE)))
+            start = wanted[-1].stop - choose.randrange(100)
+    assert data_of(reader.read(wanted), wanted) == [data[start:stop] for _, start, stop, _ in wanted]
+    assert reader.network.hedged <= 0.05 * reader.network.requests
+
+
+def test_readers_that_give_up_give_everything_back(web, local):
+    """While a second request runs, and just when it gets its bytes."""
+    reader, url = used_to(web, local[0])
+    earlier, held = {*tasks(), *budget().queues}, budget().held  # of readers that something still refers to
+    web.faults.rules({"match": web.reads, "times": 1, "latency": FOR_EVER})
+    assert read(reader, url, 1) == expected(local[0], 1)
+    assert reader.network.hedged >= 1
+    web.faults.rules({"match": web.reads, "prob": 0.5, "stall_after": 10_000, "stall": 0.2}, seed=1)
+    for number in range(20):
+        with reader.read(apart(url, 8, SIZE)) as parts:
+            for _ in range(number % 8):
+                next(parts)
+    wait_for(lambda: earlier.issuperset([*tasks(), *budget().queues]) and budget().held <= held)

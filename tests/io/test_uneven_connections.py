@@ -2,14 +2,12 @@
 be left waiting there.
 """
 
-import contextlib
-import re
 import threading
 import time
 
 import pytest
 from remote import bare, content, samples
-from serving import Quiet, certified, serving
+from serving import Ranged, certified, serving
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.datapipes.pipe import as_stage
@@ -18,31 +16,22 @@ from wds_pipes.testing import make_shards
 SIZE = 3_000_000
 
 
-class Uneven(Quiet):
+class Uneven(Ranged):
     """Answers many requests on a connection; each body comes at once up to a place, and the rest
     of it in drops.
     """
 
     protocol_version = "HTTP/1.1"
-    data = b""
 
     def do_GET(self):
-        parts = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"])
-        start, stop = int(parts[1]), min(len(self.data), int(parts[2]) + 1 if parts[2] else len(self.data))
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(self.data)}")
-        self.send_header("Content-Length", str(stop - start))
-        self.end_headers()
-        body = self.data[start:stop]
-        with contextlib.suppress(ConnectionError):
-            for place in range(0, len(body), 50_000):  # at 50 MB/s, so that it is known what comes in some milliseconds
-                self.wfile.write(body[place : place + 50_000])
-                time.sleep(0.001)
-                if len(body) - place < 1_200_000:
-                    break
-            for drop in range(place + 50_000, len(body), 100_000):
-                time.sleep(0.02)
-                self.wfile.write(body[drop : drop + 100_000])
+        start, stop = self.requested()
+        self.begin_range(start, stop)
+        while start < stop:
+            is_fast = stop - start >= 1_200_000
+            count = 50_000 if is_fast else 100_000
+            self.write(self.data[start : min(start + count, stop)])
+            time.sleep(0.001 if is_fast else 0.02)  # at 50 MB/s: it is known what comes in some milliseconds
+            start += count
 
 
 @pytest.fixture(params=["http", "https"])
@@ -77,16 +66,12 @@ class Bursts(Uneven):
 
     def do_GET(self):
         self.requests.append(self.path)
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes 0-{len(self.data) - 1}/{len(self.data)}")
-        self.send_header("Content-Length", str(len(self.data)))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(self.data[:3_000_000])
-            time.sleep(0.3)
-            self.wfile.write(self.data[3_000_000:3_150_000])
-            self.go_on.wait(60)
-            self.wfile.write(self.data[3_150_000:])
+        self.begin_range(0, len(self.data))
+        self.write(self.data[:3_000_000])
+        time.sleep(0.3)
+        self.write(self.data[3_000_000:3_150_000])
+        self.go_on.wait(60)
+        self.write(self.data[3_150_000:])
 
 
 def test_what_has_come_is_not_held_back(tmp_path):

@@ -1,6 +1,7 @@
 """Pipes over remote shards, and the requests that they made."""
 
 import asyncio
+import json
 import os
 import time
 
@@ -50,6 +51,20 @@ def settle(remote):
     before = None
     while before != (before := remote.faults.stats()) or not all(request.ended for request in before):
         time.sleep(0.05)
+
+
+def cut_at(pipe, number):
+    """The state of a pipe that was stopped after so many items, as JSON keeps it."""
+    items = iter(pipe)
+    for _ in range(number):
+        next(items)
+    return json.loads(json.dumps(pipe.state_dict()))
+
+
+def loaded(pipe, state):
+    """The pipe, which goes on from a state."""
+    pipe.load_state_dict(state)
+    return pipe
 
 
 def first_bytes(requests):

@@ -5,9 +5,7 @@ processes.
 import io
 import os
 import time
-import urllib.request
-
-from serving import Quiet
+from typing import NamedTuple
 
 
 class Store:
@@ -47,9 +45,15 @@ class Store:
             return []
 
 
-class Answer(io.RawIOBase):
-    end_is_vouched_for = True
+class Known(NamedTuple):
+    """What is known of an object."""
 
+    size: int | None
+    etag: str | None
+    end_is_vouched_for: bool = True
+
+
+class Answer(io.RawIOBase):
     def __init__(self, store, name, offset):
         super().__init__()
         with open(f"{store.root}/{name}.log", "a") as log:
@@ -57,8 +61,8 @@ class Answer(io.RawIOBase):
         number = len(store.asked(name))
         self.file = open(f"{store.root}/{name}", "rb")
         status = os.fstat(self.file.fileno())
-        self.size = status.st_size if store.sized else None
-        self.tag = f"{status.st_ino}-{status.st_mtime_ns}" if store.tagged else None
+        tag = f"{status.st_ino}-{status.st_mtime_ns}" if store.tagged else None
+        self.object = Known(status.st_size if store.sized else None, tag)
         self.file.seek(offset)
         self.rate = store.rate
         self.end = status.st_size // 2 if number <= store.cuts else status.st_size
@@ -85,32 +89,3 @@ class Answer(io.RawIOBase):
     def close(self):
         self.file.close()
         super().close()
-
-
-class FromOffset(Quiet):
-    """Sends ``data`` from the requested offset on, and notes these in ``asked``."""
-
-    def do_GET(self):
-        data = self.data
-        start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
-        self.asked.append((self.path, start))
-        self.send_response(206)
-        self.send_header("ETag", str(hash(data)))
-        self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.send_header("Content-Length", str(len(data) - start))
-        self.end_headers()
-        for place in range(start, len(data), 1 << 18):
-            self.wfile.write(data[place : place + (1 << 18)])
-            time.sleep(0.01)
-
-
-def fetch_web(url):
-    def fetch(offset):
-        answer = urllib.request.urlopen(urllib.request.Request(url, headers={"Range": f"bytes={offset}-"}), timeout=60)
-        answer.size = int(answer.headers["Content-Range"].rpartition("/")[2])
-        answer.tag = answer.headers["ETag"]
-        answer.wait = int  # nothing to wait for
-        answer.end_is_vouched_for = True
-        return answer
-
-    return fetch

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import re
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,34 @@ class Quiet(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments):
         pass
+
+
+class Ranged(Quiet):
+    """A handler for requests of ranges of ``data``."""
+
+    data = b""
+
+    def requested(self):
+        """The first byte of the requested range, and the byte after the last one."""
+        start, stop = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"]).groups()
+        return int(start), min(len(self.data), int(stop) + 1 if stop else len(self.data))
+
+    def begin(self, status, headers):
+        """Send the head of a response, with the headers that have a value."""
+        self.send_response(status)
+        for name, value in headers.items():
+            if value is not None:
+                self.send_header(name, str(value))
+        self.end_headers()
+
+    def begin_range(self, start, stop, **headers):
+        """Send the head of a response with these bytes."""
+        place = {"Content-Range": f"bytes {start}-{stop - 1}/{len(self.data)}", "Content-Length": stop - start}
+        self.begin(206, place | headers)
+
+    def write(self, data):
+        with contextlib.suppress(ConnectionError):  # the client has had enough
+            self.wfile.write(data)
 
 
 @contextlib.contextmanager

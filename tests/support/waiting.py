@@ -3,6 +3,8 @@
 import sys
 import time
 
+from wds_pipes.io.threads import DaemonThreads
+
 
 def wait_for(condition, seconds=120):
     """Return as soon as ``condition()`` is true.
@@ -13,6 +15,11 @@ def wait_for(condition, seconds=120):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.01)
+
+
+def in_time(call, seconds=60):
+    """What ``call()`` returns or raises in another thread, which must end in time."""
+    return DaemonThreads(1).submit(call).result(seconds)
 
 
 def calls(function):

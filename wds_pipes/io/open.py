@@ -21,7 +21,7 @@ from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
 from wds_pipes.io.secret import clean, hide, options_for
 from wds_pipes.io.urls import at_home, local_path, redact, with_variables
-from wds_pipes.io.verified import Verified, VerifiedFile
+from wds_pipes.io.verified import Verified
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
@@ -113,8 +113,14 @@ class Opener:
         try:
             if url == "-":
                 return io.BufferedReader(io.FileIO(_standard_input(), closefd=False), self._buffer_bytes)
+            if url.startswith("pipe:") and not self._allow_pipe:
+                raise ShardError(
+                    f"shard {redact(url)} would run a shell command: pass allow_pipe=True to open_shards() or "
+                    "open_url() if you trust it, or read the command's output from '-'.",
+                    url=redact(url),
+                )
             if url.startswith("pipe:"):
-                return self._command(url)
+                return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
             path = local_path(url)
             if path is not None:
                 return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
@@ -149,22 +155,13 @@ class Opener:
         problem.__cause__ = clean(error, url, options)
         return problem
 
-    def _command(self, url: str) -> BinaryIO:
-        if not self._allow_pipe:
-            raise ShardError(
-                f"shard {redact(url)} would run a shell command: pass allow_pipe=True to open_shards() or "
-                "open_url() if you trust it, or read the command's output from '-'.",
-                url=redact(url),
-            )
-        return io.BufferedReader(CommandOutput(url), self._buffer_bytes)
-
     def _remote(
         self, url: str, start: int, queue: ReadQueue | None, *, size: int | None, md5: str | None, wait: bool
     ) -> BinaryIO:
         if self._cache is not None:
             return self._cache.open(
                 url,
-                lambda start: self._fetch_stored(url, start, size),
+                lambda start: self._fetch(url, start, None, size, wait=False),
                 start=start,
                 size=size,
                 md5=md5,
@@ -187,11 +184,9 @@ class Opener:
         self._stores[key] = identity, None if fetches else environment
         return identity
 
-    def _fetch_stored(self, url: str, start: int, size: int | None) -> RemoteShard:
-        self._store(url, fetches=True)
-        return self._fetch(url, start, None, size, wait=False)
-
-    def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool = True) -> RemoteShard:
+    def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool) -> RemoteShard:
+        if self._cache is not None:
+            self._store(url, fetches=True)
         own = queue is None
         queue = queue or ReadQueue(self.client)
         shard: RemoteShard | None = None
@@ -260,7 +255,7 @@ def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
         )
     if md5 is None or not stat.S_ISREG(mode):
         return open(path, "rb", buffering=buffer_bytes)
-    return io.BufferedReader(VerifiedFile(path, md5), buffer_bytes)
+    return io.BufferedReader(Verified(io.FileIO(path), md5), buffer_bytes)
 
 
 def _standard_input() -> int:

@@ -38,7 +38,7 @@ class PartialFile:
 
     def __init__(self, path: str, *, overwrite: bool = False, wait: bool = False) -> None:
         self._path, self._overwrite, self._process = path, overwrite, os.getpid()
-        self._file: LockedFile | None = None  # until it is committed or discarded
+        self._file: LockedFile | None = None  # closed when it is committed or discarded
         if not overwrite:
             refuse_existing(path)
         folder, name = os.path.split(path)
@@ -48,7 +48,7 @@ class PartialFile:
         except BaseException:  # also a signal, at any moment: the file may be there, and is not known yet
             with contextlib.suppress(Exception):
                 self._file = open_locked(self._partial, may_lack_locks=True)  # unless another writer has it
-            self._remove_unused()
+                self.discard()
             raise
         if self._file is None and not os.path.isdir(folder or "."):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -61,13 +61,9 @@ class PartialFile:
         os.ftruncate(self._file.fd, 0)
 
     def __del__(self) -> None:
-        self._remove_unused()
-
-    def _remove_unused(self) -> None:
-        """Remove the partial file of one that nobody has got: a signal came when it was opened."""
-        if getattr(self, "_file", None) is not None:
-            with contextlib.suppress(OSError):
-                self.discard()
+        # Nobody has got it: a signal came when it was opened, or it could not be.
+        with contextlib.suppress(OSError, AttributeError):
+            self.discard()
 
     @property
     def own(self) -> bool:
@@ -78,7 +74,8 @@ class PartialFile:
         """Append blocks without a buffer: the call that causes an error of the disk raises it.
         Large ones are not copied together before.
         """
-        size, done, fd = sum(map(len, blocks)), 0, self._fd
+        assert self._file is not None
+        size, done, fd = sum(map(len, blocks)), 0, self._file.fd
         try:
             if 1 < len(blocks) <= _MOST_BLOCKS and size >= _LARGE * len(blocks):
                 done = os.writev(fd, blocks)
@@ -93,27 +90,19 @@ class PartialFile:
 
     def commit(self) -> None:
         """Write the content to the disk (fsync), and give the file its final name."""
-        put_in_place(self._fd, self._partial, self._path, overwrite=self._overwrite)
-        self._close()
+        assert self._file is not None
+        put_in_place(self._file.fd, self._partial, self._path, overwrite=self._overwrite)
+        self._file.close()
 
     def discard(self) -> None:
         """Remove the partial file, unless it was committed."""
-        if self._file is None or not self.own:
+        if self._file is None or self._file.fd < 0 or not self.own:
             return
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._partial)
         finally:
-            self._close()
-
-    @property
-    def _fd(self) -> int:
-        return -1 if self._file is None else self._file.fd
-
-    def _close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+            self._file.close()
 
 
 def put_in_place(fd: int, partial: str, path: str, *, overwrite: bool = True) -> None:

@@ -142,8 +142,8 @@ class RangeReader:
         if self._versions is None or now is None or url in self._compared:
             return
         known = self._versions(url)
-        # that of a local file is a number
-        if known is None or known.isdigit() == is_remote(url) or _bare(known) == _bare(now):
+        # that of a local file is a number, and an ETag may have quotes
+        if known is None or known.isdigit() == is_remote(url) or known.strip('"') == now.strip('"'):
             self._compared.add(url)
             return
         problem = (
@@ -233,11 +233,6 @@ class RangeReader:
     def close(self) -> None:
         """Close all files."""
         self._files.clear()
-
-
-def _bare(version: str) -> str:
-    """Return a version without the quotes of an ETag."""
-    return version.strip('"')
 
 
 class _Mapped(mmap.mmap):
@@ -358,7 +353,6 @@ class Run:
         """Cancel the request if it runs."""
         if self._stream is not None:
             self._stream.close()
-            self._stream = None
 
 
 class Parts(Iterator[Part]):
@@ -389,9 +383,6 @@ class Parts(Iterator[Part]):
         self._readahead_bytes = reading.readahead_bytes
         self._most_bytes, self._most_runs = reading.readahead_bytes // reading.connections, _AHEAD * reading.connections
 
-    def __iter__(self) -> Parts:
-        return self
-
     def __enter__(self) -> Parts:
         return self
 
@@ -403,7 +394,7 @@ class Parts(Iterator[Part]):
 
     def __next__(self) -> Part:
         if self._next is None and not self._runs:
-            wanted = next(self._ranges, None) if self._error is None else None
+            wanted = self._pull()
             part = None if wanted is None else self._reader.map(*wanted[:3])
             if part is not None:
                 return part

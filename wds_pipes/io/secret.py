@@ -45,8 +45,8 @@ def hide(text: str, url: str = "", options: Any = None) -> str:
         text = text.replace(url, redact(url))
     text = LINK.sub(_shown_link, text)
     secrets = {*_secrets_of_url(url), *secrets_of(options)}
-    for secret in sorted({*secrets, *map(_quoted, secrets)}, key=len, reverse=True):
-        # A library may show only a part, or encode it.
+    encoded = {quote_plus(secret, errors="replace") for secret in secrets}  # as libraries encode them in URLs
+    for secret in sorted(secrets | encoded, key=len, reverse=True):  # a library may show only a part
         text = text.replace(secret, "...")
     return _TARGET.sub(lambda found: redact_anew(found[0]), text)
 
@@ -60,11 +60,6 @@ def _shown_link(found: re.Match[str]) -> str:
 def hide_named(text: str) -> str:
     """A text of a server without the secrets that it names, as in ``token=...``."""
     return _NAMED.sub(lambda found: f"{found[1]}..." if is_secret(found[2]) else found[0], text)
-
-
-def _quoted(secret: str) -> str:
-    """A secret as libraries encode it in URLs."""
-    return quote_plus(secret, errors="replace")
 
 
 def words(error: BaseException) -> str:

@@ -9,9 +9,8 @@ import re
 from typing import BinaryIO
 
 from wds_pipes.core.suggest import checks_options
-from wds_pipes.io.cache.download import Fetch
 from wds_pipes.io.cache.files import CacheDirectory, Facts
-from wds_pipes.io.cache.stream import CachedStream
+from wds_pipes.io.cache.stream import CachedStream, Fetch
 from wds_pipes.io.urls import redact
 
 _SIZE = re.compile(r"(?i)\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*")

@@ -38,27 +38,6 @@ class UnreadError(OSError):
     of_data = True  # see ShardError
 
 
-class Sharer:
-    """What shares the budget: a queue of shards, see ``ReadQueue``.
-
-    Attributes:
-        client: the pipe that it belongs to.
-        ahead: the consumer has not reached it yet: it has one connection, and takes none from
-            others.
-        share: how many bytes it may hold.
-        connections: how many it may have.
-    """
-
-    client: Client
-    ahead: bool
-    share: int
-    connections: int
-
-    def schedule(self) -> None:
-        """Request what may be requested, and continue the transfers that may continue."""
-        raise NotImplementedError
-
-
 class Budget:
     """The connections and the read-ahead bytes of this process, which all its pipes share.
 
@@ -71,7 +50,7 @@ class Budget:
         self.pid = os.getpid()
         self.loop: asyncio.AbstractEventLoop = get_loop()
         self.lock = threading.RLock()
-        self.queues: list[Sharer] = []
+        self.queues: list[Any] = []  # each a ReadQueue
         self.readahead_bytes = 0
         self.held = 0
         self.blocked = False  # something waits for the consumer to take some bytes

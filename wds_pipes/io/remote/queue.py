@@ -19,7 +19,7 @@ from typing import Any
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import TAR_NAME
-from wds_pipes.io.remote.budget import Client, Sharer, UnreadError
+from wds_pipes.io.remote.budget import Client, UnreadError
 from wds_pipes.io.remote.responses import (
     RECORD,
     FaultyError,
@@ -59,6 +59,9 @@ class RemoteShard(io.RawIOBase):
         stop: the byte after the last one to read; None: the shard's end.
         whole_queue: whether to close the queue with it.
         known: what is known of the shard, shared by all that read ranges of it; None: nothing.
+
+    Attributes:
+        object: what is known of the whole shard.
     """
 
     def __init__(
@@ -77,26 +80,10 @@ class RemoteShard(io.RawIOBase):
         self._rest: memoryview | None = None  # of the chunk that is being read
         try:
             self._fetch = Fetch(queue, url, start, size, stop=stop, known=known)
+            self.object = self._fetch.object
         except BaseException:
             super().close()
             raise
-
-    @property
-    def size(self) -> int | None:
-        """The size of the whole shard in bytes; None: not known (yet)."""
-        return self._fetch.object.size
-
-    @property
-    def tag(self) -> str | None:
-        """Its ETag, or another validator of the store; None: not known (yet)."""
-        return self._fetch.object.etag
-
-    @property
-    def end_is_vouched_for(self) -> bool:
-        """False once it has ended where only its connection did: the store reported no length and
-        no end mark, so it may have been cut there.
-        """
-        return self._fetch.end_is_vouched_for
 
     def wait(self) -> None:
         """Wait until the first bytes have arrived.
@@ -166,13 +153,18 @@ class RemoteShard(io.RawIOBase):
                 self._queue.filled.notify_all()  # another thread may wait for bytes
 
 
-class ReadQueue(Sharer):
+class ReadQueue:
     """Shards that are read one after another.
 
     The first of ``fetches`` is the one that the consumer reads, or waits for. Those after it are
     read ahead when all of the first has been requested.
 
     Attributes:
+        client: the pipe that it belongs to.
+        ahead: the consumer has not reached it yet: it has one connection, and takes none from
+            others.
+        share: how many bytes it may hold.
+        connections: how many it may have.
         fetches: the shards, in order.
         filled: notified when the consumer may continue.
         held: how many bytes it holds.
@@ -232,8 +224,9 @@ class ReadQueue(Sharer):
                 self.budget.call(self.schedule)
 
     def notify(self, fetch: Fetch) -> None:
-        """Wake the consumer, which may wait for this shard; the caller holds the lock."""
-        self.filled.notify()
+        """Wake the consumer if it waits for this shard; the caller holds the lock."""
+        if self.waiting is fetch:
+            self.filled.notify()
 
     def _leave(self) -> None:
         for fetch in tuple(self.fetches):
@@ -267,7 +260,7 @@ class ReadQueue(Sharer):
 
     def _request(self) -> None:
         """Request the next byte ranges, as far as connections and room allow."""
-        active, most = sum(fetch.active for fetch in self.fetches), 1 if self.ahead else self.connections
+        active, most = self.running, 1 if self.ahead else self.connections
         for place, fetch in enumerate(self.fetches):
             following = next(islice(self.fetches, place + 1, None), None) if most > 1 else None
             while fetch.can_request:
@@ -330,10 +323,6 @@ class RangeQueue(ReadQueue):
             self._unrequested.append(fetch)
             super().add(fetch)
 
-    def notify(self, fetch: Fetch) -> None:
-        if self.waiting is fetch:
-            self.filled.notify()
-
     def _move_to_front(self, fetch: Fetch) -> None:
         super()._move_to_front(fetch)
         if fetch in self._unrequested:
@@ -381,8 +370,6 @@ class Fetch:
 
     Attributes:
         object: what is known of the whole shard.
-        end_is_vouched_for: False once the shard has ended where only its connection did: see
-            ``RemoteShard``.
         start, stop: as above.
         store, path: where it is requested.
         blocks: the byte ranges that were requested and are not used up, in order; guarded by the
@@ -405,7 +392,6 @@ class Fetch:
         self.queue, self.url, self._budget = queue, url, queue.budget
         self.start, self.stop = start, stop
         self.object = known or RemoteObject(url, size)
-        self.end_is_vouched_for = True
         self.blocks: deque[Block] = deque()
         self.has_response = self.failed = self.given_up = False
         self.store, self.path = queue.client.stores.find(url)  # last: if it raises, nothing was begun
@@ -473,11 +459,6 @@ class Fetch:
         return last.stop < self.object.size
 
     @property
-    def active(self) -> int:
-        """How many connections are used for it."""
-        return sum(1 + len(block.rivals) for block in self.blocks if not block.done)
-
-    @property
     def read_now(self) -> Block | None:
         """The block that the consumer reads.
 
@@ -488,14 +469,13 @@ class Fetch:
     @property
     def nearly_done(self) -> bool:
         """Whether a single connection still reads it to its end, and has little left."""
-        last = self.blocks[-1] if self.blocks else None
+        running = [block for block in self.blocks if not block.done]
         return (
             self.stop is None
-            and self.active == 1
-            and last is not None
-            and not last.done
-            and last.stop is not None
-            and last.stop - last.reached < _NEARLY
+            and len(running) == 1
+            and running[0] is self.blocks[-1]
+            and running[0].stop is not None
+            and running[0].stop - running[0].reached < _NEARLY
         )
 
     def is_within(self, connections: int) -> bool:
@@ -524,10 +504,8 @@ class Fetch:
 
     def request_next(self) -> None:
         """Request the next bytes."""
-        start = self.start
-        if self.blocks:
-            assert self.blocks[-1].stop is not None
-            start = self.blocks[-1].stop
+        start = self.blocks[-1].stop if self.blocks else self.start
+        assert start is not None
         stop = self.object.size if self.stop is None else self.stop
         if (
             self.stop is None
@@ -805,9 +783,15 @@ class Block:
                 self._check(response, at)
                 await self._take(response, at, begin, limit)
         except TimeoutError:
+            timeout, came = self._reading.timeout_seconds, self.came - self._counted
             if response is None:
-                raise UnreadError(f"no response in {clock() - begin:.0f} s") from None
-            self._refuse_slow()
+                slow = f"no response in {clock() - begin:.0f} s"
+            elif came and clock() >= self._since + timeout:
+                slow = f"only {came} bytes came in {timeout:.0f} s"
+            else:
+                slow = f"no byte came for {self._reading.patience:.0f} s"
+            if not self.is_whole:  # otherwise the index is taken as right
+                raise UnreadError(slow) from None
         finally:
             if response is not None:
                 await close_response(response)
@@ -892,16 +876,6 @@ class Block:
 
     # The bytes of a response
 
-    def _refuse_slow(self) -> None:
-        """Raise UnreadError: a response is too slow."""
-        timeout, came = self._reading.timeout_seconds, self.came - self._counted
-        if self.is_whole:  # the index is taken as right
-            return
-        slow = f"no byte came for {self._reading.patience:.0f} s"
-        if came and self._clock() >= self._since + timeout:
-            slow = f"only {came} bytes came in {timeout:.0f} s"
-        raise UnreadError(slow) from None
-
     async def _take(self, response: Response, at: int, requested: float, limit: asyncio.Timeout) -> None:
         """Pass the chunks of a response to the consumer, and move the time limit with them."""
         if self.is_whole:
@@ -914,7 +888,7 @@ class Block:
         if self._pauses == pauses:
             self._client.note_rate(self.came - came, self._clock() - begin)
         if self.stop is None:
-            self.fetch.end_is_vouched_for = response.has_end_mark
+            self._object.end_is_vouched_for = response.has_end_mark
         elif self.reached < min(self.stop, self.stop if response.stop is None else response.stop):
             raise UnreadError(f"the response ended at byte {self.reached} instead of {self.stop}")
 

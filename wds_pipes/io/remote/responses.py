@@ -94,6 +94,8 @@ class RemoteObject:
         expected: as above.
         reported_size: its size in bytes that the store has reported; None: not known (yet).
         validators: values that change with the object, such as its ETag, by name.
+        end_is_vouched_for: False once it has ended where only its connection did: the store
+            reported no length and no end mark, so it may have been cut there.
         ignores_ranges: whether the store always sends it from its beginning: then all the rest is
             requested at once.
     """
@@ -102,7 +104,7 @@ class RemoteObject:
         self._url, self.expected = url, expected
         self.reported_size: int | None = None
         self.validators: dict[str, str] = {}
-        self.ignores_ranges = False
+        self.ignores_ranges, self.end_is_vouched_for = False, True
 
     @property
     def size(self) -> int | None:

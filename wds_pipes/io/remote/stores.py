@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from wds_pipes.io.identity import identify_store
 from wds_pipes.io.remote.file_systems import (
@@ -98,7 +98,7 @@ class Waits:
         return True
 
 
-class Store(Protocol):
+class Store:
     """A file system that returns ranges; it is called in its event loop.
 
     Attributes:
@@ -107,15 +107,17 @@ class Store(Protocol):
         waits: how long its requests wait for bytes.
     """
 
-    streams: bool
-    waits: Waits
+    streams = True
+
+    def __init__(self, fs: Any) -> None:
+        self._fs, self.waits = fs, Waits()
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         """Request an object from byte ``start`` up to, not including, ``stop`` (None: its end).
 
         ``size`` is the size of the object, if the store has reported it.
         """
-        ...
+        raise NotImplementedError
 
 
 class Stores:
@@ -181,6 +183,7 @@ class Stores:
     def _store(self, fs: Any) -> Store:
         names = protocols_of(fs)
         if "s3" in names and hasattr(fs, "_call_s3"):
+            fs.retries = 1
             return _S3(fs)
         if "gs" in names and hasattr(fs, "_get_headers"):
             return _Gcs(fs, self._threads)
@@ -209,11 +212,9 @@ _made: list[tuple[weakref.ref[Any], tuple[Any, str, dict[str, Any]]]] = []
 os.register_at_fork(after_in_child=_made.clear)
 
 
-class _Http:
-    streams = True
-
+class _Http(Store):
     def __init__(self, fs: Any) -> None:
-        self._fs, self.waits = fs, Waits()
+        super().__init__(fs)
         self._options = {"timeout": _no_limit(), **fs.kwargs}
         self._headers = self._options.pop("headers", {})
 
@@ -223,11 +224,10 @@ class _Http:
         return await request_by_http(session, start, self._fs.encode_url(path), **options)
 
 
-class _Gcs:
-    streams = True
-
+class _Gcs(Store):
     def __init__(self, fs: Any, threads: Executor) -> None:
-        self._fs, self._threads, self.waits = fs, threads, Waits()
+        super().__init__(fs)
+        self._threads = threads
 
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         fs = self._fs
@@ -241,13 +241,7 @@ class _Gcs:
         )
 
 
-class _S3:
-    streams = True
-
-    def __init__(self, fs: Any) -> None:
-        self._fs, self.waits = fs, Waits()
-        fs.retries = 1
-
+class _S3(Store):
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         bucket, key, version = self._fs.split_path(path)
         more = {"VersionId": version} if version else {}
@@ -274,7 +268,7 @@ class _S3:
         return replace(response, chunks=http_body.chunks(), close=body.close, rest=http_body.rest)
 
 
-class _Other:
+class _Other(Store):
     """Any other file system of fsspec, through its blocking calls, made in threads.
 
     Such a call returns a range when it is complete. So that some bytes arrive within ``patience``
@@ -286,7 +280,8 @@ class _Other:
     streams = False
 
     def __init__(self, fs: Any, threads: Executor, patience: float) -> None:
-        self._fs, self._threads, self._patience, self.waits = fs, threads, patience, Waits()
+        super().__init__(fs)
+        self._threads, self._patience = threads, patience
         self._lock = lock_of(fs)
         # The others read on in what they open, which a new file for each range makes useless.
         self._reading = {"cache_type": "none"} if "hf" in protocols_of(fs) else {}
