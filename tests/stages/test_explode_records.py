@@ -165,10 +165,10 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     st.sampled_from(["jsonl", "msgpack", "cbor"]),
-    st.lists(st.lists(VALUES | st.integers(5000, 90_000).map("x".__mul__), max_size=6), max_size=5),
+    st.lists(st.lists(VALUES | st.integers(5000, 90_000).map("x".__mul__), max_size=4), max_size=4),
 )
 def test_a_resume_at_every_record_goes_on_there(kind, fields):
     """Whatever the records are: none lost, none twice, and the state stays the same."""

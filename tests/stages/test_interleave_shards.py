@@ -43,11 +43,11 @@ def in_turn(shards, count):
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=6),
-    st.integers(1, 7),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.integers(1, 5),
     st.sampled_from(["", "before", "after", "both"]),
 )
 def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
@@ -118,12 +118,12 @@ def test_counts_include_open_and_finished_shards(urls):
     assert pipe.counts() == {"delivered": 7, "filtered": 7, "skipped": 0, "dropped": 0}
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2])
 def test_broken_shards_are_skipped_and_counted(tmp_path, count):
     """One that is missing and one that is cut, at every cut; without on_error="skip" they are
     errors that name the shard.
     """
-    urls = make_shards(tmp_path, shards=4, samples=4)
+    urls = make_shards(tmp_path, shards=3, samples=3)
     with open(urls[1], "r+b") as file:
         file.truncate(4 * 512 + 100)
     urls.insert(2, str(tmp_path / "missing.tar"))
@@ -138,7 +138,7 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
         )
 
     [epoch, _] = check_resume(lambda: make("skip"))
-    assert set(range(16)) - set(numbers_of(epoch)) <= {4, 5, 6, 7}
+    assert set(range(9)) - set(numbers_of(epoch)) <= {3, 4, 5}
     pipe = make("skip")
     assert len(list(pipe)) == len(epoch)
     assert pipe.counts()["skipped_shards"] == 1
@@ -191,7 +191,7 @@ def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
 
 def test_state_is_small(tmp_path):
     """At most 80 bytes for an open shard after group_by_key()."""
-    urls = make_shards(tmp_path, shards=40, samples=30)
+    urls = make_shards(tmp_path, shards=40, samples=10)
     for count in (4, 40):
         pipe = samples(urls).interleave_shards(count)
         largest = 0

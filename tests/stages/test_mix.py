@@ -22,7 +22,7 @@ from torchdata import nodes as torchdata_nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes import nodes, stages
+from wds_pipes import nodes
 from wds_pipes.core.order import stream
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, FilterSamples, Mix, ShuffleBuffer
@@ -93,7 +93,7 @@ def deviation(drawn, weights):
 # The order of draws
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.one_of(st.integers(1, 10), st.integers(1, 1_000_000)), min_size=1, max_size=6),
     st.integers(0, (1 << 64) - 1),
@@ -167,8 +167,6 @@ def test_each_source_yields_the_samples_that_it_yields_alone(three):
 
 
 HOSTS = {
-    "stream": lambda urls, **options: Stream(Mix({name: chain(stages, urls[name]) for name in urls}, **options)),
-    "pipe": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options),
     "after": lambda urls, **options: (
         wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options)
         .shuffle_buffer(3)
@@ -188,18 +186,10 @@ HOSTS = {
     "interleaved": lambda urls, **options: wp.mix(
         {name: samples(urls[name]).interleave_shards(2) for name in urls}, **options
     ),
-    "dataset": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options).as_dataset(),
-    "loader": lambda urls, **options: NodeLoader(
-        nodes.Mix({name: chain(nodes, urls[name]) for name in urls}, **options)
-    ),
     "prefetcher": lambda urls, **options: NodeLoader(
-        nodes.Mix({name: torchdata_nodes.Prefetcher(chain(nodes, urls[name]), 2) for name in urls}, **options)
+        nodes.Mix({name: torchdata_nodes.Prefetcher(samples(urls[name]).as_node(), 2) for name in urls}, **options)
     ),
 }
-
-
-def chain(module, urls):
-    return module.GroupByKey(module.LoadTar(module.OpenShards(module.ShardList(urls, shuffle=True, seed=5))))
 
 
 def draw(sample, rng):
@@ -341,7 +331,7 @@ def after(stream_, count):
     return taken, through_json(stream_.state_dict())
 
 
-@pytest.mark.parametrize("cut", [0, 7, 333])
+@pytest.mark.parametrize("cut", [7, 333])
 def test_weights_may_change(cut):
     """The sources continue at their positions, and the new proportions hold from there on, also
     after a further resume.
@@ -360,10 +350,9 @@ def test_weights_may_change(cut):
         )
 
 
-@pytest.mark.parametrize("cut", [1, 50])
-def test_sources_may_be_added(cut):
+def test_sources_may_be_added():
     """A new source begins at its beginning. The proportions of all hold from there on."""
-    before, state = after(numbers({"a": 5, "b": 1}), cut)
+    before, state = after(numbers({"a": 5, "b": 1}), 50)
     more = numbers({"a": 5, "new": 2, "b": 1})
     more.load_state_dict(state)
     rest = list(itertools.islice(more, 300))
@@ -506,18 +495,6 @@ def test_a_changed_source_is_refused_by_name(three, tmp_path):
         wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, seed=1).load_state_dict(state)
 
 
-def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three):
-    def loader(of_b):
-        return wp.PipeLoader(wp.mix({"a": samples(three["a"]), "b": samples(of_b)}, exhausted="drop"), batch_size=2)
-
-    state = through_json(loader(three["b"]).state_dict())
-    with pytest.raises(wp.StateError, match="'b' of this mix is not the one of the state: it had 3 shards and has 4"):
-        loader(three["a"]).load_state_dict(state)
-    after = loader(three["b"])
-    after.load_state_dict(state)
-    assert len(list(after)) == 9
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -556,12 +533,10 @@ def test_lanes_in_workers_resume_exactly(three):
     loader = make()
     whole = [list(loader), list(loader)]
     assert all(len({sample["__url__"] + sample["__key__"] for sample in epoch}) == len(epoch) == 17 for epoch in whole)
-    for cut in (1, 8, 16):
-        first = make()
-        assert list(itertools.islice(first, cut)) == whole[0][:cut]
-        second = make()
-        second.load_state_dict(through_json(first.state_dict()))
-        assert [list(second), list(second)] == [whole[0][cut:], whole[1]]
+    first, second = make(), make()
+    assert list(itertools.islice(first, 8)) == whole[0][:8]
+    second.load_state_dict(through_json(first.state_dict()))
+    assert [list(second), list(second)] == [whole[0][8:], whole[1]]
 
 
 def test_a_plain_dataloader_partitions_a_bare_mix(three):
@@ -575,14 +550,6 @@ def test_a_plain_dataloader_partitions_a_bare_mix(three):
     for _ in range(2):
         found = [item if isinstance(item, int) else item["__url__"] + item["__key__"] for item in loader]
         assert len(found) == len(set(found)) == 10 + 9 + 7
-
-
-def test_hosts_agree(three):
-    """The same recipe yields the same samples as a stream, pipe, dataset and node."""
-    urls = {name: three[name] for name in ("a", "b")}
-    expected = list(HOSTS["stream"](urls, exhausted="repeat"))
-    for host in ("pipe", "dataset", "loader"):
-        assert list(HOSTS[host](urls, exhausted="repeat")) == expected, host
 
 
 def test_maps_after_a_mix_draw_other_numbers_than_maps_in_its_sources(three):

@@ -43,8 +43,9 @@ def stamps(items):
 
 def test_resumes_exactly(urls):
     """In other chains than those of tests/test_resume.py."""
-    check_resume(lambda: samples(urls).interleave_shards(2).shuffle_buffer(3).repeat(2).shuffle_buffer(4))
-    shards = lambda: wp.ShardList(urls, shuffle=True).repeat(2)  # noqa: E731
+    few = urls[:3]
+    check_resume(lambda: samples(few).interleave_shards(2).shuffle_buffer(3).repeat(2).shuffle_buffer(4))
+    shards = lambda: wp.ShardList(few, shuffle=True).repeat(2)  # noqa: E731
     check_resume(lambda: shards().open_shards().load_tar().group_by_key().shuffle_buffer(3))
 
 
@@ -157,7 +158,7 @@ def run(make, history, end="exact"):
     return flat(got), counts
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     pipe=st.sampled_from(sorted(PIPES)),
     history=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 16)), min_size=1, max_size=5),

@@ -59,12 +59,8 @@ def test_the_order_is_a_function_of_seed_epoch_and_place(seed, epoch, block, ind
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_resumes_at_every_cut(block, indexed):
-    def make():
-        return fetched(indexed, block_samples=block).decode_by_ext().to_tuple("txt", "cls").batch_samples(3)
-
-    check_resume(make)
-    check_resume(lambda: fetched(indexed, block_samples=block).shuffle_buffer(4))
-    check_resume(lambda: wp.SampleList(indexed, shuffle=True).fetch_samples(fields=["cls"], on_error="skip"))
+    """Other chains are in tests/test_resume.py."""
+    check_resume(lambda: fetched(indexed[:2], block_samples=block).batch_samples(3, collate="list"))
 
 
 def test_the_state_is_one_number(indexed):
@@ -160,9 +156,7 @@ def test_an_index_without_samples_of_a_shard_with_some(tmp_path):
         wp.SampleList(path)
 
 
-def test_what_is_no_reference_is_refused(indexed):
-    with pytest.raises(TypeError, match=r"fetch_samples\(\) takes what SampleList\(...\) yields"):
-        list(wp.ShardList(indexed).fetch_samples())
+def test_wrong_options_are_refused(indexed):
     for options in ({"index": False}, {"index": 3}, {"shuffle": 1}, {"block_samples": 0}, {"seed": 1 << 64}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             wp.SampleList(indexed, **options)
@@ -230,18 +224,15 @@ def odd(sample):
 # Remote shards
 
 
-@pytest.fixture
-def far(remote, indexed):
-    """Those shards in a store, with their offsets."""
+def test_remote_samples(web, indexed, stream):
+    """The other stores are in test_lazy_resume.py."""
     for path in indexed:
         if data := content(f"{path}.idx"):
-            remote.put(f"d/{os.path.basename(path)}.idx", data)
-    return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
+            web.put(f"d/{os.path.basename(path)}.idx", data)
+    far = [web.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
 
-
-def test_remote_samples(remote, far, stream):
-    def make(**options):
-        return wp.SampleList(far, shuffle=True, storage_options=remote.storage_options, **options).fetch_samples()
+    def make():
+        return wp.SampleList(far, shuffle=True).fetch_samples()
 
     whole = list(make())
     assert sorted(keys_of(whole)) == keys_of(stream)

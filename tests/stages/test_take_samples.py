@@ -172,7 +172,7 @@ def test_batches_are_whole_lanes_too(fifty):
     assert list(Stream(BatchSamples(TakeSamples(BatchSamples(Given(range(20)), 3, collate="list"), 2), 9)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     pipe=st.sampled_from(sorted(PIPES)),
     history=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8)), min_size=2, max_size=5),

@@ -58,19 +58,6 @@ def packed(items, limit=9):
     yield keys_of(pack)
 
 
-def packed_in_a_loop(items, limit=9):
-    """The same in one call: it holds a sample of the next pack when it yields."""
-    pack, size = [], 0
-    for item in items:
-        if size + length(item) > limit:
-            yield keys_of(pack)
-            pack, size = [], 0
-        pack.append(item)
-        size += length(item)
-    if pack:
-        yield keys_of(pack)
-
-
 def framed(items):
     """Something before the first item, and after the last one."""
     yield "begin"
@@ -81,25 +68,13 @@ def framed(items):
     yield "end again"
 
 
-def back_and_forth(items):
-    """It looks ahead, takes less than it has seen, and yields when items are put back."""
-    seen = list(itertools.islice(items, 4))
-    yield "seen", keys_of(seen)
-    items.put_back(*seen)
-    yield "back", next(items)["__key__"]
-    yield "two", keys_of(itertools.islice(items, int(seen[0]["__key__"]) % 2))
-
-
 FUNCTIONS = {
     "each": each,
-    "each, in a loop": each_in_a_loop,
     "expanding": times,
     "windows": windows,
     "sorted chunks": sorted_chunk,
     "packing": packed,
-    "packing, in a loop": packed_in_a_loop,
     "framed": framed,
-    "back and forth": back_and_forth,
     "yields nothing": lambda items: iter(list(items)[:0]),
 }
 

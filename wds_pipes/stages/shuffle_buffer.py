@@ -174,10 +174,10 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
         """Drop the samples that had left before the state was saved, and yield the others."""
         dropped = sum(1 for _ in islice(samples, left))
         self.check_again(whole=dropped == left)
-        ahead = self._ahead
         if self._ahead is not None:
-            for self._come in self._ahead.turns:
+            for turn in self._ahead.turns:
                 yield from takewhile(_is_there, samples)
+                self._come = turn
                 yield next(self._ahead.read.items)
         yield from samples
 
@@ -189,11 +189,11 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time
         held: list[Any] = [None] * window  # sample i is at place i % window: it leaves before sample i + window arrives
         numbers = keys = np.empty(0, np.int64)  # of the waiting samples, in the order in which they leave
-        items, known = source.items, first  # samples before the number ``known`` are read when they leave
-        if self._ahead is None:
+        items, known, ahead = source.items, first, self._ahead  # samples before ``known`` are read when they leave
+        if ahead is None:
             self.earlier = source.mark()
         else:
-            later = self._ahead.later
+            later = ahead.later
             known += later
             soon = min(self._more // 2, later)
             items = chain(repeat(_LATER, later - soon), _begin(source), repeat(_LATER, soon), source.items)
@@ -225,7 +225,7 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
                     while marks[1][0] <= edge - window + 1:
                         marks.popleft()
                     at.first, earlier = marks[0]
-                    self.earlier = earlier or self._ahead.items.mark(at.first - first)
+                    self.earlier = earlier if ahead is None or earlier else ahead.items.mark(at.first - first)
                     edge += step
             if number < start + block - 1:
                 break
