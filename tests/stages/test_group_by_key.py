@@ -230,18 +230,6 @@ def test_members_may_come_through_another_stage(tmp_path):
     assert epoch == samples(urls)
 
 
-def test_a_resume_reads_one_member_again(tmp_path, counted):
-    """The first of the next sample."""
-    path = put(tmp_path / "x.tar", tar([(f"{number}.{field}", bytes(1000)) for number in range(50) for field in "abc"]))
-    stream = Stream(group([f"counted://{path}"]))
-    iterator = iter(stream)
-    for _ in range(40):
-        next(iterator)
-    state = stream.state_dict()
-    assert state["lanes"]["0"]["position"][2] == {"offset": 40 * 3 * 1536}
-    stream.close()
-
-
 @pytest.mark.parametrize("index", [True, False])
 def test_a_shard_that_begins_with_a_directory(index, tmp_path):
     """A resume at its first sample checks its number of samples, as a whole run does."""

@@ -15,7 +15,7 @@ import wds_pipes as wp
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import BatchSamples, ShuffleBuffer, TakeSamples
+from wds_pipes.stages import ShuffleBuffer, TakeSamples
 from wds_pipes.testing import make_shards
 
 
@@ -151,25 +151,6 @@ def run(make, history):
         got += itertools.islice(loader, cut)
         state, counts = through_json(loader.state_dict()), loader.counts()
     return flat(got), counts
-
-
-def test_batches_are_whole_lanes_too(fifty):
-    """After batch_samples() it takes batches, and each lane keeps its own."""
-
-    def make():
-        return samples(fifty).batch_samples(3, collate="list").take_samples(7)
-
-    def load(lanes):
-        return wp.PipeLoader(make(), lanes=lanes, epoch_end="exact", collate=None)
-
-    expected = sorted(flat(map(keys_of, load(3))))
-    for cut in range(7):
-        first = load(3)
-        got = flat(map(keys_of, itertools.islice(first, cut)))
-        second = load(2)
-        second.load_state_dict(through_json(first.state_dict()))
-        assert sorted([*got, *flat(map(keys_of, second))]) == expected
-    assert list(Stream(BatchSamples(TakeSamples(BatchSamples(Given(range(20)), 3, collate="list"), 2), 9)))
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)

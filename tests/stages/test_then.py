@@ -192,7 +192,7 @@ def test_it_is_read_as_far_as_it_was_used(urls):
 
 
 def test_a_call_that_takes_many_items_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr("wds_pipes.stages.then._MANY", 20)
+    monkeypatch.setattr("wds_pipes.core.flat_map._MANY", 20)
     for fn, said in ((each, 0), (partial(sorted_numbers, size=19), 0), (each_in_a_loop, 1)):
         caplog.clear()
         list(Stream(Then(Given(range(50)), fn)))

@@ -105,16 +105,8 @@ def test_an_item_that_is_gone_is_an_error():
     next(iter(stream))
     resumed = Stream(Repeat(Given([])))
     resumed.load_state_dict(stream.state_dict())
-    with pytest.raises(wp.StateError, match=r"repeat\(\) made 0 items of one of which it had made 1 before"):
+    with pytest.raises(wp.StateError, match=r"repeat\(\) does not yield after the same items"):
         list(resumed)
-
-
-def test_expand_must_be_written():
-    class Nothing(wp.FlatMap):
-        pass
-
-    with pytest.raises(NotImplementedError):
-        list(Stream(Nothing(Given([1]))))
 
 
 def test_rows_of_a_batch_count_as_samples(tmp_path):
@@ -152,5 +144,5 @@ def test_an_item_must_expand_in_the_same_way_after_a_resume(tmp_path):
     assert list(islice(iter(stream), 2)) == [5, 5]
     resumed = Stream(Random(Given([5])))
     resumed.load_state_dict(stream.state_dict())
-    with pytest.raises(wp.StateError, match=r"random\(\) made 1 items of one of which it had made 2 before"):
+    with pytest.raises(wp.StateError, match=r"random\(\) does not yield after the same items"):
         list(resumed)
