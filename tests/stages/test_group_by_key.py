@@ -4,11 +4,11 @@ import gzip
 import json
 import os
 import tarfile
-from itertools import islice
 from pathlib import Path
 
 import fsspec
 import pytest
+from pipelines import resumed
 from tars import END, Renewed, by_webdataset, group, header, load, padded, pairs, put, samples, tar
 
 import wds_pipes as wp
@@ -49,22 +49,13 @@ def test_numbers_of_samples_may_come_later(tmp_path, first, several):
         pipe = wp.ShardList(urls, samples_per_shard=3 if counted else None).open_shards().load_tar().group_by_key()
         return pipe.interleave_shards(2) if several else pipe
 
-    def resumed(counted, state):
-        found = pipe(counted)
-        found.load_state_dict(state)
-        return found
-
     epoch = keys(pipe(first))
-    for cut in range(len(epoch) + 1):
-        begun = pipe(first)
-        assert keys(islice(begun, cut)) == epoch[:cut]
-        state = begun.state_dict()
-        assert keys(resumed(not first, state)) == epoch[cut:]
-        begun = resumed(not first, state)
-        if cut < len(epoch):
-            assert next(iter(begun))["__key__"] == epoch[cut]
-            for counted in (True, False):
-                assert keys(resumed(counted, begun.state_dict())) == epoch[cut + 1 :]
+    for cut in range(len(epoch)):
+        once = lambda cut=cut: resumed(lambda: pipe(first), cut, lambda: pipe(not first))[1]  # noqa: E731
+        assert keys(once()) == epoch[cut:]
+        for counted in (True, False):
+            taken, rest = resumed(once, 1, lambda counted=counted: pipe(counted))
+            assert [*keys(taken), *keys(rest)] == epoch[cut:]
 
 
 @pytest.mark.parametrize(
@@ -245,10 +236,7 @@ def test_a_shard_that_begins_with_a_directory(index, tmp_path):
     check_resume(make)
     if not index:
         for cut in range(1, 6):
-            pipe = make()
-            list(islice(pipe, cut))
-            again = make(4)
-            again.load_state_dict(pipe.state_dict())
+            _, again = resumed(make, cut, lambda: make(4))
             with pytest.raises(wp.ShardError, match="samples_per_shard"):
                 list(again)
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import FIFTY, keys_of, samples
+from pipelines import FIFTY, keys_of, resumed, samples
 from sources import Given
 
 import wds_pipes as wp
@@ -89,13 +89,10 @@ def test_samples_that_are_left_out_are_counted_as_filtered(fifty):
     pipe = samples(fifty).slice_samples(4, 14, 3)
     assert keys_of(pipe) == keys_of(samples(fifty))[4:14:3]
     assert pipe.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
-    items = iter(pipe)
-    next(items)
-    resumed = samples(fifty).slice_samples(4, 14, 3)
-    resumed.load_state_dict(pipe.state_dict())
-    assert resumed.counts() == {"delivered": 1, "filtered": 4, "skipped": 0, "dropped": 0}
-    assert len(list(resumed)) == 3
-    assert resumed.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
+    _, again = resumed(lambda: samples(fifty).slice_samples(4, 14, 3), 1)
+    assert again.counts() == {"delivered": 1, "filtered": 4, "skipped": 0, "dropped": 0}
+    assert len(list(again)) == 3
+    assert again.counts() == {"delivered": 4, "filtered": 10, "skipped": 0, "dropped": 0}
 
 
 def test_a_slice_after_the_end_is_told(fifty, caplog):

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import key_of, keys_of, samples, shuffled, through_json
+from pipelines import after, key_of, keys_of, resumed, samples, shuffled, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -281,12 +281,10 @@ def test_an_error_that_the_function_catches_is_raised(urls):
 
     for wait in (True, False):
         pipe = samples(urls, shuffle=False).map_samples(careful).then(partial(catching, wait=wait))
-        items = iter(pipe)
-        assert len(list(itertools.islice(items, 8))) == 8
+        items = after(pipe, 8)
         state = pipe.state_dict()
-        for _ in range(2):
-            with pytest.raises(ValueError, match="a bad sample"):
-                next(items)
+        with pytest.raises(ValueError, match="a bad sample"):
+            next(items)
         assert pipe.state_dict() == state
 
 
@@ -310,10 +308,8 @@ def test_a_function_that_yields_something_else_after_a_resume(before, after, url
 
 
 def test_a_resume_without_the_items_of_the_call_is_refused(urls):
-    pipe = samples(urls).filter_samples(key_of).then(each)
-    next(iter(pipe))
-    again = samples(urls).filter_samples(lambda sample: False).then(each)
-    again.load_state_dict(pipe.state_dict())
+    make = lambda keep: samples(urls).filter_samples(keep).then(each)  # noqa: E731
+    _, again = resumed(lambda: make(key_of), 1, lambda: make(lambda sample: False))
     with pytest.raises(wp.StateError, match="the steps before it must return the same items"):
         next(iter(again))
 

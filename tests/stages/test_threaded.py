@@ -3,7 +3,6 @@ in flight, and no thread that is left.
 """
 
 import gc
-import itertools
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import draw, samples, shuffled, through_json
+from pipelines import draw, flat, keys_of, resumed, samples, shuffled
 from scripts import run_code
 from sources import Given
 from waiting import wait_for
@@ -199,17 +198,12 @@ def test_a_resume_repeats_only_what_was_in_flight(urls):
         called.append(sample["__key__"])
         return sample
 
-    pipe = samples(urls).map_samples(fn, threads=1)
-    items = iter(pipe)
-    taken = [next(items)["__key__"] for _ in range(6)]
-    state = pipe.state_dict()
-    del items
+    taken, again = resumed(lambda: samples(urls).map_samples(fn, threads=1), 6)
+    gc.collect()
     called.clear()
-    resumed = samples(urls).map_samples(fn, threads=1)
-    resumed.load_state_dict(state)
-    rest = [sample["__key__"] for sample in resumed]
+    rest = keys_of(again)
     assert called == rest
-    assert not set(rest) & set(taken)
+    assert len({*rest, *keys_of(taken)}) == 14
 
 
 def test_held_samples_are_reported(urls):
@@ -396,14 +390,10 @@ def test_in_workers(fifty):
     plain = loader_of(fifty, None, 0)
     expected = [*plain, *plain]
     loader = loader_of(fifty, 2, 2, "fork")
-    items = iter(loader)
-    got = [next(items) for _ in range(7)]
-    state = through_json(loader.state_dict())
-    assert got + list(items) + list(loader) == expected
-    resumed = loader_of(fifty, 2, 0)
-    resumed.load_state_dict(state)
-    assert [*resumed, *resumed] == expected[7:]
-    for each in (loader, resumed):
+    assert [*loader, *loader] == expected
+    got, again = resumed(lambda: loader_of(fifty, 2, 2, "fork"), 7, lambda: loader_of(fifty, 2, 0))
+    assert [*got, *again, *again] == expected
+    for each in (loader, again):
         each.close()
 
 
@@ -411,17 +401,10 @@ def test_an_epoch_is_repartitioned_as_without_threads(fifty):
     """What is in flight counts as not read: no shard of it counts as opened."""
 
     def rest(threads):
-        first = loader_of(fifty, threads, 0)
-        items = iter(first)
-        keys = [sample["__key__"] for batch in itertools.islice(items, 9) for sample in batch]
-        state = first.state_dict()
-        second = loader_of(fifty, threads, 0, lanes=3)
-        second.load_state_dict(state)
-        batches = [[sample["__key__"] for sample in batch] for batch in second]
-        assert sorted([*keys, *(key for batch in batches for key in batch)]) == [
-            f"{number:08d}" for number in range(50)
-        ]
-        first.close()
+        make = lambda lanes: loader_of(fifty, threads, 0, lanes=lanes)  # noqa: E731
+        taken, again = resumed(lambda: make(2), 9, lambda: make(3))
+        batches = list(map(keys_of, again))
+        assert sorted([*keys_of(flat(taken)), *flat(batches)]) == [f"{number:08d}" for number in range(50)]
         return batches
 
     assert rest(2) == rest(None)
