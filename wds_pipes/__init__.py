@@ -29,7 +29,7 @@ if _TYPE_CHECKING:
     from wds_pipes.codecs.images import image_size
     from wds_pipes.codecs.media import AudioReader, VideoReader, audio, video
     from wds_pipes.codecs.table import register_codec
-    from wds_pipes.core.flat_map import FlatMap
+    from wds_pipes.core.flat_map import FlatMap, PutBackIterator
     from wds_pipes.core.row_source import RowSource
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
@@ -54,7 +54,6 @@ if _TYPE_CHECKING:
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_list import SampleRef
     from wds_pipes.stages.shard_ref import ShardRef
-    from wds_pipes.stages.then import PutBackIterator
     from wds_pipes.tar import ShardWriter, TarWriter
     from wds_pipes.tar.views import split_by_key
 
@@ -112,7 +111,7 @@ _MODULE_OF = {
     "FlatMap": "core.flat_map",
     "IndexedShards": "indexed",
     "PipeLoader": "loader.pipe_loader",
-    "PutBackIterator": "stages.then",
+    "PutBackIterator": "core.flat_map",
     "SampleError": "errors",
     "RowSource": "core.row_source",
     "SampleList": "datapipes",

@@ -49,9 +49,10 @@ def test_wrong_sources_fail_when_built(urls):
 @pytest.mark.parametrize(
     ("chain", "message"),
     [
-        (lambda pipe: pipe.load_tar(), r"load_tar\(\) takes open shards.*put .open_shards\(\) before"),
-        (lambda pipe: pipe.group_by_key(), r"group_by_key\(\) takes the members"),
-        (lambda pipe: pipe.open_shards().open_shards(), r"open_shards\(\) takes URLs"),
+        (lambda pipe: pipe.load_tar(), r"load_tar\(\) takes open shards.* gave ShardRef.*put .open_shards\(\) before"),
+        (lambda pipe: pipe.group_by_key(), r"group_by_key\(\) takes the members.* gave ShardRef.*put .load_tar\(\)"),
+        (lambda pipe: pipe.open_shards().open_shards(), r"open_shards\(\) takes URLs.*: put it after"),
+        (lambda pipe: pipe.fetch_samples(), r"fetch_samples\(\) takes what SampleList\(...\) yields"),
         (lambda pipe: pipe.decode_by_ext(), r"decode_by_ext\(\) takes samples"),
         (lambda pipe: pipe.to_tuple("txt"), r"to_tuple\(\) takes samples"),
     ],

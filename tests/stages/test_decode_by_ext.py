@@ -185,15 +185,6 @@ def test_keys_and_fields_of_any_bytes_can_be_printed():
     str(caught.value).encode()
 
 
-def test_skip_counts_and_logs(caplog):
-    stream = decoded(numbered(b"1", b"x", b"2", b""), on_error="skip")
-    for _ in range(2):
-        assert [sample["cls"] for sample in stream] == [1, 2]
-        assert stream.counts() == {"delivered": 2, "filtered": 0, "skipped": 2, "dropped": 0}
-    assert "field 'cls' of sample '1'" in caplog.text
-    assert "secret" not in caplog.text
-
-
 @pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "a.pkl", "pkl.gz", "PKL"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_path):

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import even, samples
+from pipelines import even, loaded, resumed, samples
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
@@ -43,11 +43,11 @@ def in_turn(shards, count):
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 @given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=6),
-    st.integers(1, 7),
+    st.lists(st.integers(0, 3), min_size=1, max_size=4),
+    st.integers(1, 5),
     st.sampled_from(["", "before", "after", "both"]),
 )
 def test_random_shards_at_every_pair_of_cuts(tmp_path_factory, sizes, count, shuffle):
@@ -111,19 +111,18 @@ def test_counts_include_open_and_finished_shards(urls):
     pipe = samples(urls).filter_samples(even).interleave_shards(3)
     for number, _ in enumerate(pipe, 1):
         counts = pipe.counts()
-        resumed = samples(urls).filter_samples(even).interleave_shards(3)
-        resumed.load_state_dict(pipe.state_dict())
+        again = loaded(samples(urls).filter_samples(even).interleave_shards(3), pipe.state_dict())
         assert counts["delivered"] == number
-        assert resumed.counts() == counts
+        assert again.counts() == counts
     assert pipe.counts() == {"delivered": 7, "filtered": 7, "skipped": 0, "dropped": 0}
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2])
 def test_broken_shards_are_skipped_and_counted(tmp_path, count):
     """One that is missing and one that is cut, at every cut; without on_error="skip" they are
     errors that name the shard.
     """
-    urls = make_shards(tmp_path, shards=4, samples=4)
+    urls = make_shards(tmp_path, shards=3, samples=3)
     with open(urls[1], "r+b") as file:
         file.truncate(4 * 512 + 100)
     urls.insert(2, str(tmp_path / "missing.tar"))
@@ -138,22 +137,15 @@ def test_broken_shards_are_skipped_and_counted(tmp_path, count):
         )
 
     [epoch, _] = check_resume(lambda: make("skip"))
-    assert set(range(16)) - set(numbers_of(epoch)) <= {4, 5, 6, 7}
+    assert set(range(9)) - set(numbers_of(epoch)) <= {3, 4, 5}
     pipe = make("skip")
     assert len(list(pipe)) == len(epoch)
-    assert pipe.counts()["skipped_shards"] == 1
-    assert pipe.counts()["damaged"] == 1
+    assert (pipe.counts()["skipped_shards"], pipe.counts()["damaged"]) == (1, 1)
     broken = make("raise")
-    items = iter(broken)
-    with pytest.raises(wp.ShardError, match="shard-000001.tar") as caught:
-        list(items)
-    assert caught.value.url.endswith("shard-000001.tar")
-    with pytest.raises(wp.ShardError):
-        next(items)
-    resumed = make("raise")
-    resumed.load_state_dict(broken.state_dict())
     with pytest.raises(wp.ShardError, match="shard-000001.tar"):
-        next(iter(resumed))
+        list(broken)
+    with pytest.raises(wp.ShardError, match="shard-000001.tar"):
+        list(loaded(make("raise"), broken.state_dict()))
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -173,16 +165,10 @@ def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
         .group_by_key()
         .interleave_shards(2)
     )
-    pipe = make()
-    items = iter(pipe)
-    for _ in range(100):
-        next(items)
-    state, expected = pipe.state_dict(), next(items)["__key__"]
-    del items
+    [*_, expected], _ = resumed(make, 101)
+    _, again = resumed(make, 100)
     counted.clear()
-    resumed = make()
-    resumed.load_state_dict(state)
-    assert next(iter(resumed))["__key__"] == expected
+    assert next(iter(again)) == expected
     from_the_beginning = [offset for offset, _ in counted if offset < 40 * 50_000]
     assert from_the_beginning == sorted(set(from_the_beginning))  # those of one shard
     assert bool(ahead) >= bool(from_the_beginning)
@@ -191,7 +177,7 @@ def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
 
 def test_state_is_small(tmp_path):
     """At most 80 bytes for an open shard after group_by_key()."""
-    urls = make_shards(tmp_path, shards=40, samples=30)
+    urls = make_shards(tmp_path, shards=40, samples=10)
     for count in (4, 40):
         pipe = samples(urls).interleave_shards(count)
         largest = 0

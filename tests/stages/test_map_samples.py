@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import MapSamples
-from wds_pipes.testing import check_resume, make_shards
+from wds_pipes.testing import make_shards
 
 
 def shards(urls, **options):
@@ -26,11 +26,6 @@ def draw(sample, rng):
 
 def draw_number(number, rng):
     return number, int(rng.integers(1 << 60))
-
-
-def test_items_that_are_no_dicts_resume_exactly():
-    """Their random draws go by their number in the lane."""
-    check_resume(lambda: Stream(MapSamples(Given(range(9)), draw_number)))
 
 
 # What is called, and how
@@ -209,13 +204,6 @@ def test_stop_iteration_of_the_function_is_no_end_of_the_data():
     """Otherwise it would silently shorten the epoch."""
     with pytest.raises(RuntimeError):
         list(Stream(MapSamples(Given([1, 2]), lambda number: next(iter(())))))
-
-
-def test_skip_counts_and_logs(urls, caplog):
-    pipe = shards(urls).map_samples(bad, on_error="skip")
-    assert len(list(pipe)) == 13
-    assert pipe.counts() == {"delivered": 13, "filtered": 0, "skipped": 1, "dropped": 0}
-    assert f"raised OwnError on sample '00000004' of shard {urls[2]}: no good" in caplog.text
 
 
 def test_a_function_that_returns_nothing_is_named(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from chains import NodeLoader, Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import samples, through_json
+from pipelines import loaded, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -22,7 +22,7 @@ from torchdata import nodes as torchdata_nodes
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes import nodes, stages
+from wds_pipes import nodes
 from wds_pipes.core.order import stream
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, FilterSamples, Mix, ShuffleBuffer
@@ -93,7 +93,7 @@ def deviation(drawn, weights):
 # The order of draws
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.one_of(st.integers(1, 10), st.integers(1, 1_000_000)), min_size=1, max_size=6),
     st.integers(0, (1 << 64) - 1),
@@ -122,17 +122,6 @@ def test_golden_draws():
     lane = numbers({"a": 5, "b": 2, "c": 1})
     lane.chain.root.context.lane, lane.chain.root.context.lanes = 1, 2
     assert [*epochs, names(itertools.islice(lane, 40))] == GOLDEN_MIX
-
-
-def test_rare_sources_come_at_another_place_in_each_lane():
-    """Otherwise all ranks would draw them in the same step."""
-    places = set()
-    for lane in range(16):
-        mixed = numbers({"a": 99, "b": 1}, 10_000)
-        mixed.chain.root.context.lane, mixed.chain.root.context.lanes = lane, 16
-        places.add(names(itertools.islice(mixed, 100)).index("b"))
-    assert len(places) >= 12
-    assert max(places) - min(places) > 40
 
 
 def test_order_depends_on_names_not_on_their_order():
@@ -167,8 +156,6 @@ def test_each_source_yields_the_samples_that_it_yields_alone(three):
 
 
 HOSTS = {
-    "stream": lambda urls, **options: Stream(Mix({name: chain(stages, urls[name]) for name in urls}, **options)),
-    "pipe": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options),
     "after": lambda urls, **options: (
         wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options)
         .shuffle_buffer(3)
@@ -188,18 +175,10 @@ HOSTS = {
     "interleaved": lambda urls, **options: wp.mix(
         {name: samples(urls[name]).interleave_shards(2) for name in urls}, **options
     ),
-    "dataset": lambda urls, **options: wp.mix({name: samples(urls[name]) for name in urls}, **options).as_dataset(),
-    "loader": lambda urls, **options: NodeLoader(
-        nodes.Mix({name: chain(nodes, urls[name]) for name in urls}, **options)
-    ),
     "prefetcher": lambda urls, **options: NodeLoader(
-        nodes.Mix({name: torchdata_nodes.Prefetcher(chain(nodes, urls[name]), 2) for name in urls}, **options)
+        nodes.Mix({name: torchdata_nodes.Prefetcher(samples(urls[name]).as_node(), 2) for name in urls}, **options)
     ),
 }
-
-
-def chain(module, urls):
-    return module.GroupByKey(module.LoadTar(module.OpenShards(module.ShardList(urls, shuffle=True, seed=5))))
 
 
 def draw(sample, rng):
@@ -327,10 +306,8 @@ def test_a_source_with_fewer_shards_than_lanes_keeps_its_share(fifty, caplog):
     of_b = sum(name == "b" for batch in batches for name, _ in batch)
     assert abs(of_b - 200) <= 20, "each lane starts the proportions anew in each epoch of the data"
     assert not caplog.records
-    for cut in (3, 50, 120, 199):
-        again = make()
-        again.load_state_dict(json.loads(json.dumps(states[cut - 1])))
-        assert list(again) == batches[cut:]
+    for cut in (50, 120):
+        assert list(loaded(make(), through_json(states[cut - 1]))) == batches[cut:]
 
 
 # Other weights, other sources
@@ -341,36 +318,20 @@ def after(stream_, count):
     return taken, through_json(stream_.state_dict())
 
 
-@pytest.mark.parametrize("cut", [0, 7, 333])
-def test_weights_may_change(cut):
-    """The sources continue at their positions, and the new proportions hold from there on, also
-    after a further resume.
+@pytest.mark.parametrize("weights", [{"a": 1, "b": 4}, {"a": 5, "c": 2, "b": 1}])
+def test_weights_may_change_and_sources_may_be_added(weights):
+    """The sources continue at their positions, a new one begins at its beginning, and the new
+    proportions hold from there on, also after a further resume.
     """
-    before, state = after(numbers({"a": 5, "b": 1}), cut)
-    changed = numbers({"a": 1, "b": 4})
-    changed.load_state_dict(state)
-    first, state = after(changed, 50)
-    again = numbers({"a": 1, "b": 4})
-    again.load_state_dict(state)
+    before, state = after(numbers({"a": 5, "b": 1}), 77)
+    first, state = after(loaded(numbers(weights), state), 50)
+    again = loaded(numbers(weights), state)
     rest = [*first, *itertools.islice(again, 300)]
-    assert deviation(np.array(["ab".index(name) for name in names(rest)]), [1, 4]) < 1
-    for name in "ab":
+    assert deviation(np.array([list(weights).index(name) for name in names(rest)]), list(weights.values())) < 1
+    for name in weights:
         assert [number for found, number in [*before, *rest] if found == name] == list(
             range(names([*before, *rest]).count(name))
         )
-
-
-@pytest.mark.parametrize("cut", [1, 50])
-def test_sources_may_be_added(cut):
-    """A new source begins at its beginning. The proportions of all hold from there on."""
-    before, state = after(numbers({"a": 5, "b": 1}), cut)
-    more = numbers({"a": 5, "new": 2, "b": 1})
-    more.load_state_dict(state)
-    rest = list(itertools.islice(more, 300))
-    assert deviation(np.array([("a", "new", "b").index(name) for name, _ in rest]), [5, 2, 1]) < 1
-    for name in ("a", "b", "new"):
-        given_ = [number for found, number in [*before, *rest] if found == name]
-        assert given_ == list(range(len(given_)))
 
 
 def test_sources_may_be_left_out_on_request():
@@ -380,8 +341,7 @@ def test_sources_may_be_left_out_on_request():
         match=r"the state has 'b', 'c', which is not in this mix. If that is meant, pass mix\(..., without=\['b', 'c'\]\)",  # noqa: E501
     ):
         numbers({"a": 1}).load_state_dict(state)
-    rest = numbers({"a": 5, "c": 1}, without=["b"])
-    rest.load_state_dict(state)
+    rest = loaded(numbers({"a": 5, "c": 1}, without=["b"]), state)
     given_ = list(itertools.islice(rest, 60))
     assert given_[0][1] > 0
     assert deviation(np.array(["ac".index(name) for name in names(given_)]), [5, 1]) < 1
@@ -403,11 +363,9 @@ def test_a_source_that_was_left_out_is_forgotten(three, lanes, steps):
 
     whole = make(lanes and 2, a=three["a"], b=three["b"])
     list(itertools.islice(whole, 4))
-    rest = make(lanes, a=three["a"])
-    rest.load_state_dict(through_json(whole.state_dict()))
+    rest = loaded(make(lanes, a=three["a"]), through_json(whole.state_dict()))
     list(itertools.islice(rest, steps))
-    other = make(lanes, a=three["a"], b=three["b"][::-1])
-    other.load_state_dict(through_json(rest.state_dict()))
+    other = loaded(make(lanes, a=three["a"], b=three["b"][::-1]), through_json(rest.state_dict()))
     keys = Counter(sample["__key__"] for sample in other if "/b/" in sample["__url__"])
     assert keys == Counter(sample["__key__"] for sample in samples(three["b"]))
 
@@ -425,8 +383,7 @@ def test_changes_are_refused_while_a_later_step_holds_samples(exhausted):
     length = len(list(make({"a": 2, "b": 1})))
     for cut in range(length + 1):
         _, state = after(make({"a": 2, "b": 1}), cut)
-        same_weights = make({"b": 2, "a": 4})
-        same_weights.load_state_dict(state)
+        loaded(make({"b": 2, "a": 4}), state)
         for weights in ({"a": 1, "b": 1}, {"a": 2, "b": 1, "c": 1}):
             other = make(weights)
             if cut > 0:
@@ -434,8 +391,7 @@ def test_changes_are_refused_while_a_later_step_holds_samples(exhausted):
                     other.load_state_dict(state)
     whole = make({"a": 2, "b": 1})
     list(whole)
-    other = make({"a": 1, "b": 1, "c": 5})
-    other.load_state_dict(whole.state_dict())
+    other = loaded(make({"a": 1, "b": 1, "c": 5}), whole.state_dict())
     assert {name for name, _ in other} == {"a", "b", "c"}
 
 
@@ -506,18 +462,6 @@ def test_a_changed_source_is_refused_by_name(three, tmp_path):
         wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, seed=1).load_state_dict(state)
 
 
-def test_a_changed_source_is_refused_before_the_first_batch_of_an_epoch(three):
-    def loader(of_b):
-        return wp.PipeLoader(wp.mix({"a": samples(three["a"]), "b": samples(of_b)}, exhausted="drop"), batch_size=2)
-
-    state = through_json(loader(three["b"]).state_dict())
-    with pytest.raises(wp.StateError, match="'b' of this mix is not the one of the state: it had 3 shards and has 4"):
-        loader(three["a"]).load_state_dict(state)
-    after = loader(three["b"])
-    after.load_state_dict(state)
-    assert len(list(after)) == 9
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -556,12 +500,10 @@ def test_lanes_in_workers_resume_exactly(three):
     loader = make()
     whole = [list(loader), list(loader)]
     assert all(len({sample["__url__"] + sample["__key__"] for sample in epoch}) == len(epoch) == 17 for epoch in whole)
-    for cut in (1, 8, 16):
-        first = make()
-        assert list(itertools.islice(first, cut)) == whole[0][:cut]
-        second = make()
-        second.load_state_dict(through_json(first.state_dict()))
-        assert [list(second), list(second)] == [whole[0][cut:], whole[1]]
+    first, second = make(), make()
+    assert list(itertools.islice(first, 8)) == whole[0][:8]
+    second.load_state_dict(through_json(first.state_dict()))
+    assert [list(second), list(second)] == [whole[0][8:], whole[1]]
 
 
 def test_a_plain_dataloader_partitions_a_bare_mix(three):
@@ -575,14 +517,6 @@ def test_a_plain_dataloader_partitions_a_bare_mix(three):
     for _ in range(2):
         found = [item if isinstance(item, int) else item["__url__"] + item["__key__"] for item in loader]
         assert len(found) == len(set(found)) == 10 + 9 + 7
-
-
-def test_hosts_agree(three):
-    """The same recipe yields the same samples as a stream, pipe, dataset and node."""
-    urls = {name: three[name] for name in ("a", "b")}
-    expected = list(HOSTS["stream"](urls, exhausted="repeat"))
-    for host in ("pipe", "dataset", "loader"):
-        assert list(HOSTS[host](urls, exhausted="repeat")) == expected, host
 
 
 def test_maps_after_a_mix_draw_other_numbers_than_maps_in_its_sources(three):
@@ -606,9 +540,7 @@ def test_counts_are_those_of_all_sources():
         for number, _ in enumerate(mixed, 1):
             counts = mixed.counts()
             assert counts["delivered"] == number
-            resumed = make(exhausted)
-            resumed.load_state_dict(mixed.state_dict())
-            assert resumed.counts() == counts
+            assert loaded(make(exhausted), mixed.state_dict()).counts() == counts
         assert mixed.counts()["filtered"] >= filtered
         assert exhausted != "drop" or mixed.counts() == {"delivered": 36, "filtered": 3, "skipped": 0, "dropped": 0}
 

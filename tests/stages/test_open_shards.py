@@ -18,13 +18,6 @@ from wds_pipes.stages import GroupByKey, LoadTar, OpenShards, ShardList
 from wds_pipes.testing import check_resume, make_shards
 
 
-class ListOfUrls(ShardList):
-    """Items that are no URLs."""
-
-    def ref(self, shard_range):
-        return 5
-
-
 class NoItem(wp.FlatMap):
     """Yields None once, as a function without a return would."""
 
@@ -70,17 +63,19 @@ GROUPED = {
 }
 
 
-@pytest.mark.parametrize("grouped", GROUPED)
-@pytest.mark.parametrize("known", [{}, {"samples_per_shard": 2}], ids=["", "counted"])
+@pytest.mark.parametrize(
+    ("grouped", "known"),
+    [*((name, {}) for name in GROUPED), *((name, {"samples_per_shard": 2}) for name in ("plain", "step after"))],
+)
 def test_a_shard_that_is_missing_at_a_resume_loses_only_its_own_samples(tmp_path, grouped, known):
     """At every cut, and at every cut of the resumed run; others are missing before and after it."""
-    tars = [tar([(f"{number}{name}", data) for name, data in pairs(2)]) for number in range(3)]
+    tars = [tar([(f"{number}{name}", data) for name, data in pairs(2)]) for number in range(2)]
     good = [
         put(tmp_path / f"{number}.tar", gzip.compress(data) if number == 0 else data)
         for number, data in enumerate(tars)
     ]
     missing = str(tmp_path / "missing.tar")
-    urls = [missing, good[0], missing, missing, good[1], good[2], missing]
+    urls = [missing, good[0], missing, missing, good[1], missing]
 
     def run(state=None, stop=None):
         """The keys up to a cut, and the state there; or to the end, and the count."""
@@ -92,7 +87,7 @@ def test_a_shard_that_is_missing_at_a_resume_loses_only_its_own_samples(tmp_path
 
     whole, _ = run()
     for number, url in enumerate(good):
-        for cut in range(6):
+        for cut in range(4):
             before, state = run(stop=cut)
             os.rename(url, missing + "x")
             rest, skipped = run(state)
@@ -115,14 +110,6 @@ def test_a_missing_shard_is_raised_or_skipped_and_counted(some, caplog):
         assert len(list(stream)) == 12
     assert stream.chain.dump(stream.position.mark)[1] == {"skipped_shards": 3}
     assert len(caplog.records) == 3
-
-
-def test_max_errors(some):
-    """Three are missing."""
-    assert len(list(Stream(LoadTar(OpenShards(ShardList(some), on_error="skip", max_errors=3))))) == 12
-    with pytest.raises(ShardError, match="does not exist") as caught:
-        list(Stream(LoadTar(OpenShards(ShardList(some), on_error="skip", max_errors=2))))
-    assert caught.value.__notes__ == ["That is error 3 in this epoch, and max_errors=2."]
 
 
 def test_nothing_is_opened_before_its_turn(tmp_path):
@@ -165,8 +152,3 @@ def test_reads_are_large(tmp_path, counted):
     sizes = [size for _, size in counted]
     assert sum(sizes) == os.path.getsize(path)
     assert sizes[:-1] == [1 << 18, 1 << 20]
-
-
-def test_what_is_no_url_is_told():
-    with pytest.raises(TypeError, match=r"open_shards\(\) takes URLs and paths, and its source gave 5: put it after"):
-        list(Stream(OpenShards(ListOfUrls("x"))))

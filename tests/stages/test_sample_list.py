@@ -1,13 +1,12 @@
 """SampleList and fetch_samples: the samples of group_by_key, in one global order."""
 
-import os
 import pickle
 import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import FIFTY, after, flat, keys_of, samples, through_json
+from pipelines import FIFTY, after, keys_of, resumed, samples, through_json
 from remote import bare, content
 
 import wds_pipes as wp
@@ -59,23 +58,16 @@ def test_the_order_is_a_function_of_seed_epoch_and_place(seed, epoch, block, ind
 
 @pytest.mark.parametrize("block", [1, 4])
 def test_resumes_at_every_cut(block, indexed):
-    def make():
-        return fetched(indexed, block_samples=block).decode_by_ext().to_tuple("txt", "cls").batch_samples(3)
-
-    check_resume(make)
-    check_resume(lambda: fetched(indexed, block_samples=block).shuffle_buffer(4))
-    check_resume(lambda: wp.SampleList(indexed, shuffle=True).fetch_samples(fields=["cls"], on_error="skip"))
+    """Other chains are in tests/test_resume.py."""
+    check_resume(lambda: fetched(indexed[:2], block_samples=block).batch_samples(3, collate="list"))
 
 
 def test_the_state_is_one_number(indexed):
-    pipe = fetched(indexed)
-    items = after(pipe, 33)
-    state = through_json(pipe.state_dict())
+    _, again = resumed(lambda: fetched(indexed), 33)
+    state = again.state_dict()
     assert state["lanes"]["0"]["position"] == [{"inside": 33}, {}]
     assert "sample 33 done" in wp.describe_state(state)
-    again = fetched(indexed)
-    again.load_state_dict(state)
-    assert list(again) == list(items)
+    assert list(again) == list(fetched(indexed))[33:]
 
 
 def test_a_state_of_another_order_or_other_data_is_refused(indexed, tmp_path):
@@ -138,31 +130,7 @@ def test_damage_is_an_error_in_its_place(tmp_path):
     check_resume(lambda: wp.SampleList(path, shuffle=True).fetch_samples(on_error="skip"))
 
 
-@pytest.mark.parametrize("change", ["longer", "shorter", "other"])
-def test_a_shard_that_is_another_than_the_indexed_one(change, tmp_path):
-    """The error comes in its place; the samples before it are yielded."""
-    urls = make_shards(tmp_path, shards=2, samples=5)
-    index_shards(urls, offsets=True)
-    samples = {"longer": 6, "shorter": 4, "other": 5}[change]
-    fields = {"other": lambda rng, number: b"x" * 2000} if change == "other" else ("txt", "cls")
-    os.replace(make_shards(tmp_path / "new", shards=1, samples=samples, fields=fields)[0], urls[1])
-    items = iter(wp.SampleList(urls).fetch_samples())
-    assert keys_of(next(items) for _ in range(5)) == [f"{number:08d}" for number in range(5)]
-    with pytest.raises(wp.ShardError, match=r"shard-000001.tar.* --offsets"):
-        list(items)
-
-
-def test_an_index_without_samples_of_a_shard_with_some(tmp_path):
-    path = make_shards(tmp_path, shards=1, samples=5)[0]
-    index_shards(path, offsets=True)
-    os.truncate(f"{path}.idx", 8)
-    with pytest.raises(wp.ShardError, match=r"cannot be used.* --offsets"):
-        wp.SampleList(path)
-
-
-def test_what_is_no_reference_is_refused(indexed):
-    with pytest.raises(TypeError, match=r"fetch_samples\(\) takes what SampleList\(...\) yields"):
-        list(wp.ShardList(indexed).fetch_samples())
+def test_wrong_options_are_refused(indexed):
     for options in ({"index": False}, {"index": 3}, {"shuffle": 1}, {"block_samples": 0}, {"seed": 1 << 64}):
         with pytest.raises((TypeError, ValueError), match=next(iter(options))):
             wp.SampleList(indexed, **options)
@@ -181,76 +149,7 @@ def test_pickles_and_lengths(indexed, stream):
     assert list(none) == []
 
 
-def test_an_index_counts_the_samples(indexed, stream, tmp_path):
-    """No index of offsets is read for it; one that has another number is an error."""
-    index_shards(indexed, tmp_path / "index.json")
-    assert list(fetched(tmp_path / "index.json")) == list(fetched(indexed))
-    other = make_shards(tmp_path / "other", shards=2, samples=4)
-    index_shards(other, tmp_path / "other" / "index.json")
-    pipe = fetched(tmp_path / "other" / "index.json", shuffle=False)
-    assert len(pipe) == 8
-    with pytest.raises(wp.ShardError, match="shard-000000.tar has no index of offsets"):
-        list(pipe)
-    index_shards(other, offsets=True)
-    assert len(list(pipe)) == 8
-    os.replace(f"{indexed[0]}.idx", tmp_path / "kept")
-    try:
-        os.link(f"{other[0]}.idx", f"{indexed[0]}.idx")
-        with pytest.raises(wp.ShardError, match=r"has 4 samples, and the shard was counted with 7.* --offsets"):
-            list(fetched(tmp_path / "index.json", shuffle=False))
-    finally:
-        os.replace(tmp_path / "kept", f"{indexed[0]}.idx")
-
-
-def test_in_a_pipeloader_with_lanes(indexed, stream):
-    """A filter changes the number of samples, so each lane has its own part of the order."""
-
-    def make():
-        pipe = fetched(indexed).filter_samples(odd)
-        return wp.PipeLoader(pipe, batch_size=3, num_workers=2, collate=list)
-
-    whole = [keys_of(batch) for batch in make()]
-    assert sorted(flat(whole)) == [key for key in keys_of(stream) if int(key) % 2]
-    loader = make()
-    items = after(loader, 3)
-    state = loader.state_dict()
-    del items
-    again = make()
-    again.load_state_dict(state)
-    assert [keys_of(batch) for batch in again] == whole[3:]
-    other = wp.PipeLoader(fetched(indexed).filter_samples(odd), batch_size=4, lanes=3, collate=list)
-    other.load_state_dict(state)
-    assert sorted(flat(map(keys_of, other))) == sorted(flat(whole[3:]))
-
-
-def odd(sample):
-    return int(sample["__key__"]) % 2
-
-
 # Remote shards
-
-
-@pytest.fixture
-def far(remote, indexed):
-    """Those shards in a store, with their offsets."""
-    for path in indexed:
-        if data := content(f"{path}.idx"):
-            remote.put(f"d/{os.path.basename(path)}.idx", data)
-    return [remote.put(f"d/{os.path.basename(path)}", content(path)) for path in indexed]
-
-
-def test_remote_samples(remote, far, stream):
-    def make(**options):
-        return wp.SampleList(far, shuffle=True, storage_options=remote.storage_options, **options).fetch_samples()
-
-    whole = list(make())
-    assert sorted(keys_of(whole)) == keys_of(stream)
-    assert all(bare(sample) == bare(stream[int(sample["__key__"])]) for sample in whole)
-    pipe = make()
-    items = after(pipe, 21)
-    again = make()
-    again.load_state_dict(pipe.state_dict())
-    assert list(again) == list(items) == whole[21:]
 
 
 def test_remote_requests(web, tmp_path):
@@ -276,6 +175,8 @@ def test_remote_requests(web, tmp_path):
     assert len(list(blocks)) == 64
     assert len(reads()) - alone <= 8
     whole = list(wp.SampleList(url, shuffle=True, seed=1).fetch_samples())
+    local = wp.SampleList(path, shuffle=True, seed=1).fetch_samples()
+    assert list(map(bare, whole)) == list(map(bare, local))
     items = after(pipe := wp.SampleList(url, shuffle=True, seed=1).fetch_samples(), 60)
     state = pipe.state_dict()
     assert list(items) == whole[60:]  # so that no request of this pipe is under way

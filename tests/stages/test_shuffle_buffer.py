@@ -24,7 +24,7 @@ def order(count, size, *, epoch=0, seed=0):
     return list(stream)
 
 
-@pytest.mark.parametrize(("count", "size"), [(0, 3), (1, 3), (40, 1), (70, 9), (90, 20)])
+@pytest.mark.parametrize(("count", "size"), [(0, 3), (1, 3), (20, 1), (50, 9)])
 def test_resumes_exactly_over_many_blocks(count, size):
     """Also where the position of the source has moved on, and where there is no data."""
     check_resume(lambda: Stream(ShuffleBuffer(Given(range(count)), size)))
@@ -32,7 +32,7 @@ def test_resumes_exactly_over_many_blocks(count, size):
 
 def test_two_in_a_chain_resume_and_differ():
     """The second one has an order of its own, also after a stage that leaves samples out."""
-    check_resume(lambda: Stream(ShuffleBuffer(FilterSamples(ShuffleBuffer(Given(range(60)), 5), is_even), 4)))
+    check_resume(lambda: Stream(ShuffleBuffer(FilterSamples(ShuffleBuffer(Given(range(40)), 5), is_even), 4)))
     once = order(1000, 50)
     twice = list(Stream(ShuffleBuffer(ShuffleBuffer(Given(range(1000)), 50), 50)))
     again = [once[place] for place in once]
@@ -136,7 +136,7 @@ def test_displacement_is_that_of_an_even_jitter():
     assert abs(statistics.mean(moved)) < 0.02 * size
 
 
-@pytest.mark.parametrize("size", [1, 3, 8, 20, 200])
+@pytest.mark.parametrize("size", [1, 8, 100])
 def test_resume_reads_again_at_most_what_the_docstring_says(size):
     """2.25 * size samples, wherever it is cut."""
     total, worst = 12 * size + 200, 0

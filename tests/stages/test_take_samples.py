@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import FIFTY, flat, keys_of, samples, through_json
+from pipelines import FIFTY, flat, keys_of, over_lanes, resumed, samples, through_json
 from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import BatchSamples, ShuffleBuffer, TakeSamples
+from wds_pipes.stages import ShuffleBuffer, TakeSamples
 from wds_pipes.testing import make_shards
 
 
@@ -137,42 +137,7 @@ PIPES = {
 }
 
 
-def run(make, history):
-    """The samples of an epoch over several topologies, each as its lanes and the batches until it
-    is cut (None: none), and the counts at the end.
-    """
-    got, state, counts = [], None, {}
-    for lanes, cut in history:
-        loader = wp.PipeLoader(make(), batch_size=2, collate=keys_of, lanes=lanes, epoch_end="exact")
-        if state is not None:
-            loader.load_state_dict(state)
-            if state["epoch"] or loader.state_dict()["epoch"]:
-                break
-        got += itertools.islice(loader, cut)
-        state, counts = through_json(loader.state_dict()), loader.counts()
-    return flat(got), counts
-
-
-def test_batches_are_whole_lanes_too(fifty):
-    """After batch_samples() it takes batches, and each lane keeps its own."""
-
-    def make():
-        return samples(fifty).batch_samples(3, collate="list").take_samples(7)
-
-    def load(lanes):
-        return wp.PipeLoader(make(), lanes=lanes, epoch_end="exact", collate=None)
-
-    expected = sorted(flat(map(keys_of, load(3))))
-    for cut in range(7):
-        first = load(3)
-        got = flat(map(keys_of, itertools.islice(first, cut)))
-        second = load(2)
-        second.load_state_dict(through_json(first.state_dict()))
-        assert sorted([*got, *flat(map(keys_of, second))]) == expected
-    assert list(Stream(BatchSamples(TakeSamples(BatchSamples(Given(range(20)), 3, collate="list"), 2), 9)))
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     pipe=st.sampled_from(sorted(PIPES)),
     history=st.lists(st.tuples(st.integers(1, 6), st.integers(1, 8)), min_size=2, max_size=5),
@@ -180,8 +145,8 @@ def test_batches_are_whole_lanes_too(fifty):
 def test_random_histories(pipe, history, fifty):
     make = lambda: PIPES[pipe](fifty)  # noqa: E731
     lanes, _ = history[0]
-    expected, counts = run(make, [(lanes, None)])
-    got, found = run(make, [*history, (2, None)])
+    expected, counts = over_lanes(make, [(lanes, None)], collate=keys_of)
+    got, found = over_lanes(make, [*history, (2, None)], collate=keys_of)
     assert (sorted(got), found) == (sorted(expected), counts)
 
 
@@ -219,8 +184,6 @@ def test_a_step_of_ones_own_that_needs_whole_lanes(end, fifty):
     whole = numbers(load(3, "exact"))
     assert len(whole) == 50
     for cut in (1, 7, 20, 40):
-        start, rest = load(3), load(5)
-        got = list(itertools.islice(start, cut))
-        rest.load_state_dict(through_json(start.state_dict()))
+        got, rest = resumed(lambda: load(3), cut, lambda: load(5))
         found = numbers([*got, *rest])
         assert found <= whole if end == "drop" else found == whole

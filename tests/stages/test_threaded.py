@@ -2,9 +2,7 @@
 in flight, and no thread that is left.
 """
 
-import functools
 import gc
-import itertools
 import json
 import os
 import signal
@@ -14,7 +12,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import draw, samples, shuffled, through_json
+from pipelines import draw, flat, keys_of, resumed, samples, shuffled
 from scripts import run_code
 from sources import Given
 from waiting import wait_for
@@ -23,8 +21,7 @@ import wds_pipes as wp
 from wds_pipes.core.stream import Stream
 from wds_pipes.io.packed import Packed
 from wds_pipes.stages import DecodeByExt, MapSamples, TakeSamples, threaded
-from wds_pipes.tar import index_shards
-from wds_pipes.testing import check_resume, make_shards, same
+from wds_pipes.testing import make_shards
 
 
 def living(name=threaded.NAME):
@@ -108,7 +105,7 @@ def runs(draw):
     )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(run=runs())
 def test_everything_is_as_without_threads(run):
     """Items, errors, logged counts and the bytes of each state, from the start and from any two
@@ -141,25 +138,6 @@ def test_everything_is_as_without_threads(run):
     assert not living()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "chain",
-    [
-        lambda pipe, threads: pipe.decode_by_ext(threads=threads).map_samples(draw, threads=threads),
-        lambda pipe, threads: pipe.map_fields({"txt": bytes.upper}, threads=threads).shuffle_buffer(4),
-        lambda pipe, threads: pipe.map_samples(draw, threads=threads).interleave_shards(2).batch_samples(3),
-        lambda pipe, threads: pipe.batch_samples(2, collate="list").map_samples(tuple, threads=threads),
-        lambda pipe, threads: pipe.map_samples(draw, threads=threads).take_samples(7).repeat(2),
-    ],
-    ids=["two", "shuffle", "interleave", "batches", "take, repeat"],
-)
-def test_resumes_exactly_in_chains(chain, urls):
-    """Also the declarations of the step are checked."""
-    epochs = check_resume(lambda: chain(samples(urls), 2))
-    gc.collect()
-    assert same(epochs, [list(pipe) for pipe in [chain(samples(urls), None)] for _ in range(2)])
-
-
 def test_after_a_mix_the_states_are_those_without_threads(urls):
     """Its marks share the number of draws; what is in flight must not count as drawn."""
 
@@ -168,19 +146,6 @@ def test_after_a_mix_the_states_are_those_without_threads(urls):
         return mixed.map_samples(draw, threads=threads)
 
     assert trace(make(2)) == trace(make(None))
-
-
-def test_a_lazy_resume_through_threads(tmp_path):
-    """A shuffle_buffer after the step reads held samples by their numbers."""
-    urls = make_shards(tmp_path, shards=3, samples=[4, 0, 6])
-    index_shards(urls, offsets=True)
-
-    def make(threads):
-        return samples(urls, index=True).decode_by_ext(threads=threads).shuffle_buffer(3)
-
-    assert same(check_resume(lambda: make(2))[0], list(make(None)))
-    gc.collect()
-    wait_for(lambda: not living())
 
 
 # What is in flight
@@ -233,17 +198,12 @@ def test_a_resume_repeats_only_what_was_in_flight(urls):
         called.append(sample["__key__"])
         return sample
 
-    pipe = samples(urls).map_samples(fn, threads=1)
-    items = iter(pipe)
-    taken = [next(items)["__key__"] for _ in range(6)]
-    state = pipe.state_dict()
-    del items
+    taken, again = resumed(lambda: samples(urls).map_samples(fn, threads=1), 6)
+    gc.collect()
     called.clear()
-    resumed = samples(urls).map_samples(fn, threads=1)
-    resumed.load_state_dict(state)
-    rest = [sample["__key__"] for sample in resumed]
+    rest = keys_of(again)
     assert called == rest
-    assert not set(rest) & set(taken)
+    assert len({*rest, *keys_of(taken)}) == 14
 
 
 def test_held_samples_are_reported(urls):
@@ -418,57 +378,33 @@ def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent():
     assert list(items) == list(range(1, 60))
 
 
-@functools.cache
-def plain_batches(urls):
-    loader = loader_of(urls, None, 0)
-    return [*loader, *loader]
-
-
 def loader_of(urls, threads, workers, context=None, **options):
-    pipe = samples(list(urls)).decode_by_ext(threads=threads).map_samples(draw, threads=threads)
+    pipe = samples(urls).decode_by_ext(threads=threads).map_samples(draw, threads=threads)
     options = {"batch_size": 3, "collate": list, "lanes": 2, **options}
     return wp.PipeLoader(pipe, num_workers=workers, multiprocessing_context=context, **options)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("context", [None, "fork"])
-def test_in_workers(context, fifty):
+def test_in_workers(fifty):
     """The same batches as in one process without threads, also from a state in the middle."""
-    urls, workers = tuple(fifty), {None: 0, "fork": 2}[context]
-    expected = plain_batches(urls)
-    loader = loader_of(urls, 2, workers, context)
-    items = iter(loader)
-    got = [next(items) for _ in range(7)]
-    state = through_json(loader.state_dict())
-    assert got + list(items) + list(loader) == expected
-    without = loader_of(urls, None, 0)
-    rest = iter(without)
-    for _ in range(7):
-        next(rest)
-    assert without.state_dict() == state
-    resumed = loader_of(urls, 2, 0)
-    resumed.load_state_dict(state)
-    assert [*resumed, *resumed] == expected[7:]
-    for each in (loader, without, resumed):
+    plain = loader_of(fifty, None, 0)
+    expected = [*plain, *plain]
+    loader = loader_of(fifty, 2, 2, "fork")
+    assert [*loader, *loader] == expected
+    got, again = resumed(lambda: loader_of(fifty, 2, 2, "fork"), 7, lambda: loader_of(fifty, 2, 0))
+    assert [*got, *again, *again] == expected
+    for each in (loader, again):
         each.close()
 
 
-@pytest.mark.parametrize("taken", [3, 9])
-def test_an_epoch_is_repartitioned_as_without_threads(taken, fifty):
+def test_an_epoch_is_repartitioned_as_without_threads(fifty):
     """What is in flight counts as not read: no shard of it counts as opened."""
 
     def rest(threads):
-        first = loader_of(tuple(fifty), threads, 0)
-        items = iter(first)
-        keys = [sample["__key__"] for batch in itertools.islice(items, taken) for sample in batch]
-        state = first.state_dict()
-        second = loader_of(tuple(fifty), threads, 0, lanes=3)
-        second.load_state_dict(state)
-        batches = [[sample["__key__"] for sample in batch] for batch in second]
-        assert sorted([*keys, *(key for batch in batches for key in batch)]) == [
-            f"{number:08d}" for number in range(50)
-        ]
-        first.close()
+        make = lambda lanes: loader_of(fifty, threads, 0, lanes=lanes)  # noqa: E731
+        taken, again = resumed(lambda: make(2), 9, lambda: make(3))
+        batches = list(map(keys_of, again))
+        assert sorted([*keys_of(flat(taken)), *flat(batches)]) == [f"{number:08d}" for number in range(50)]
         return batches
 
     assert rest(2) == rest(None)
@@ -478,7 +414,7 @@ def test_an_endless_loop_over_few_samples(urls):
     """The threads are epochs ahead; each epoch of the loader and its counts are as without."""
 
     def run(threads):
-        loader = loader_of(tuple(urls), threads, 0, lanes=1, epoch_end="loop").with_epoch(batches=7)
+        loader = loader_of(urls, threads, 0, lanes=1, epoch_end="loop").with_epoch(batches=7)
         found = [(batch, json.dumps(loader.state_dict()), loader.counts()) for _ in range(3) for batch in loader]
         loader.close()
         return found

@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from pipelines import keys_of, samples, through_json
+from pipelines import keys_of, resumed, samples, through_json
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
@@ -37,9 +37,9 @@ def writing(urls, folder, fn=None, *, name="out-%02d.tar", **options):
     return pipe.write_shards(folder / name, **{"max_samples": 3, **options})
 
 
-@pytest.mark.parametrize("options", [{}, {"max_bytes": 10240}, {"offsets": True}, {"max_samples": 99}])
+@pytest.mark.parametrize("options", [{"max_bytes": 10240}, {"max_samples": 2, "offsets": True}])
 def test_resumes_exactly(urls, tmp_path, options):
-    check_resume(lambda: writing(urls, tmp_path / "out", name="{lane}-%02d.tar", overwrite=True, **options))
+    check_resume(lambda: writing(urls[1:], tmp_path / "out", name="{lane}-%02d.tar", overwrite=True, **options))
 
 
 class Killed(Exception):
@@ -57,8 +57,7 @@ def killed_after(count):
     return pass_on
 
 
-@pytest.mark.parametrize("saved", [0, 1, 2])
-@pytest.mark.parametrize("taken", range(0, 13, 3))
+@pytest.mark.parametrize(("saved", "taken"), [(0, 0), (0, 3), (1, 3), (1, 6), (2, 9), (1, 12)])
 def test_nothing_is_missing_or_there_twice_wherever_it_is_interrupted(urls, tmp_path, saved, taken):
     """Whatever the run has written after its last state."""
     whole = list(writing(urls, tmp_path / "whole", offsets=True))
@@ -125,14 +124,9 @@ def test_each_lane_writes_shards_of_its_own(urls, tmp_path):
 
     whole = list(wp.PipeLoader(lanes_of(urls, tmp_path / "whole"), lanes=2))
     assert sorted(keys_in(tmp_path / "whole")) == sorted(keys_of(samples(urls)))
-    loader = wp.PipeLoader(lanes_of(urls, tmp_path / "out"), num_workers=2)
-    items = iter(loader)
-    first = [next(items) for _ in range(3)]
-    state = through_json(loader.state_dict())
-    del items, loader
-    loader = wp.PipeLoader(lanes_of(urls, tmp_path / "out"))
-    loader.load_state_dict(state)
-    assert len(first) + len(list(loader)) == len(whole)
+    make = lambda workers: wp.PipeLoader(lanes_of(urls, tmp_path / "out"), num_workers=workers)  # noqa: E731
+    first, again = resumed(lambda: make(2), 3, lambda: make(0))
+    assert len(first) + len(list(again)) == len(whole)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -150,21 +144,6 @@ def test_a_lane_that_had_written_ahead_goes_on(urls, tmp_path):
     again.load_state_dict(again.state_dict())
     with pytest.raises(FileExistsError):
         list(again)
-
-
-def test_the_epoch_goes_on_on_other_lanes(urls, tmp_path):
-    """Each lane continues its own shards, as one whole."""
-    loader = lambda lanes: wp.PipeLoader(lanes_of(urls, tmp_path / "out"), lanes=lanes)  # noqa: E731
-    first = loader(1)
-    items = iter(first)
-    for _ in range(2):
-        next(items)
-    state = through_json(first.state_dict())
-    first.close()
-    second = loader(2)
-    second.load_state_dict(state)
-    list(second)
-    assert sorted(keys_in(tmp_path / "out")) == sorted(keys_of(samples(urls)))
 
 
 def test_lanes_with_the_same_names_are_refused(urls, tmp_path):

@@ -1,5 +1,6 @@
 """Pipes of samples, and what tests do with their samples, batches and states."""
 
+import itertools
 import json
 
 import wds_pipes as wp
@@ -58,6 +59,32 @@ def loaded(source, state, **options):
     """``source``, into which a state was loaded."""
     source.load_state_dict(state, **options)
     return source
+
+
+def resumed(make, cut, again=None):
+    """The first ``cut`` items of a pipeline, and another one that goes on after them; ``again``
+    makes that, if it is not ``make``.
+    """
+    first = make()
+    items = iter(first)
+    taken = [next(items) for _ in range(cut)]
+    return taken, loaded((again or make)(), through_json(first.state_dict()))
+
+
+def over_lanes(make, history, **options):
+    """The items of an epoch in PipeLoader, which goes on over several topologies, each as its lanes
+    and the batches until it is cut (None: none), and the counts at the end.
+    """
+    got, state, counts = [], None, {}
+    for lanes, cut in history:
+        loader = wp.PipeLoader(make(), batch_size=2, lanes=lanes, epoch_end="exact", **options)
+        if state is not None:
+            loader.load_state_dict(state)
+            if loader.state_dict()["epoch"]:
+                break
+        got += itertools.islice(loader, cut)
+        state, counts = through_json(loader.state_dict()), loader.counts()
+    return flat(got), counts
 
 
 def through_json(state):

@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec, Decoder, Encoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
+from wds_pipes.core.flat_map import PutBackIterator
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
@@ -20,7 +21,6 @@ from wds_pipes.io.urls import Urls
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.stages.then import PutBackIterator
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
 from wds_pipes.tar.views import Selection
@@ -132,7 +132,7 @@ class Methods(Generic[T_co]):
         threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
-    ) -> WdsPipe[Any]:
+    ) -> WdsPipe[T_co]:
         """Apply a function to each sample."""
 
     def open_shards(
@@ -229,7 +229,7 @@ class LoadTar(WdsPipe[TarMember]):
 class MapFields(WdsPipe[Any]):
     """Apply functions to single fields of each sample, or to places of tuples."""
 
-class MapSamples(WdsPipe[Any]):
+class MapSamples(WdsPipe[T_co]):
     """Apply a function to each sample."""
 
 class Mix(WdsPipe[Any]):

@@ -17,13 +17,21 @@ from wds_pipes.io.urls import redact
 
 
 class OfFields(Tolerant[Out]):
-    """The base of the steps that make a sample of some fields of each sample: a subclass sets
-    ``choices``, and writes ``of_fields``.
+    """The base of the steps that make a sample of some fields of each sample: a subclass writes
+    ``of_fields``.
     """
 
     keeps_count = True
     scope = "item"
-    choices: list[list[str]]
+
+    def __init__(
+        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
+    ) -> None:
+        super().__init__(source, on_error, max_errors)
+        if not fields:
+            step = functional_name(type(self))
+            raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
+        self.choices = read_choices(fields)
 
     def of_fields(self, sample: dict[str, Any], names: list[str]) -> Out:
         """Return what is made of a sample; ``names``: of each choice, the field that it has.
@@ -43,19 +51,6 @@ class OfFields(Tolerant[Out]):
                 self.skip(error)
             else:
                 yield made
-
-
-class Selecting(OfFields[Out]):
-    """The base of the steps whose arguments are the fields that they select."""
-
-    def __init__(
-        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
-    ) -> None:
-        super().__init__(source, on_error, max_errors)
-        if not fields:
-            step = functional_name(type(self))
-            raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
-        self.choices = read_choices(fields)
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:

@@ -9,10 +9,10 @@ from typing import Any
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.draws import takes_rng
-from wds_pipes.stages.map_samples import DROP, Mapper
+from wds_pipes.stages.map_samples import DROP, MapSamples
 
 
-class FilterSamples(Mapper[Out]):
+class FilterSamples(MapSamples[Out]):
     """Keep the samples for which a function returns true (functional name: ``filter_samples``).
 
     Args:

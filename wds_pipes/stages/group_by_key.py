@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from wds_pipes.core.chain import Chain
@@ -17,7 +17,7 @@ from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, ShardWarning
 from wds_pipes.stages.fields import read_names
-from wds_pipes.stages.load_tar import LoadTar
+from wds_pipes.stages.load_tar import LoadTar, OpenTar
 from wds_pipes.stages.sample_errors import (
     check_enough,
     check_more,
@@ -92,6 +92,7 @@ class GroupByKey(Tolerant[Sample]):
     keeps_count = True
     scope = "window"
     gives = "samples"
+    _tars: LoadTar | _Tars  # while running
     order_options = ("fields", "key_split")
 
     def __init__(
@@ -113,7 +114,6 @@ class GroupByKey(Tolerant[Sample]):
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
         # while running
         self._grouping = Grouping()
-        self._members: _Members | None = None  # if there is a step between load_tar and this one
         self._ref: ShardRef | None = None  # of this shard, if its number of samples is known
         self._reported = False  # whether a fault of the sample that is read was reported
         self._read = False  # whether all shards were read
@@ -121,8 +121,8 @@ class GroupByKey(Tolerant[Sample]):
         self._outside = ""  # the warning of the first shard with files of which none makes a sample
 
     def run(self) -> Iterator[Sample]:
-        # no generator of its own, which would cost each sample a little
         source, padding = self.source, self.lane.padding
+        self._tars = source if isinstance(source, LoadTar) else _Tars(source)
         self._grouping = Grouping(
             self.split,
             fields=None if self.fields is None else frozenset(self.fields),
@@ -131,55 +131,23 @@ class GroupByKey(Tolerant[Sample]):
             report=self._report,
             lose=self._lose,
         )
-        return self._of_tars(source) if isinstance(source, LoadTar) else self._of_members(source)
+        return self._samples(self._tars)
 
-    def _of_tars(self, load: LoadTar) -> Iterator[Sample]:
+    def _samples(self, load: LoadTar | _Tars) -> Iterator[Sample]:
         """Yield the samples of the tars that the step before this one opens."""
-        grouping = self._grouping
         with closing(load.tars(wants(self.fields, self.split), named=False)) as tars:
-            for ref, reader, resumed, part in tars:
+            for ref, members, resumed, part, offset in tars:
                 self._begin_shard(ref, resumed=resumed, part=part)
-                if reader is None:
-                    continue
-                offset, members = reader.offset, iter(reader)
-                if resumed:
-                    first = next(members, None)
-                    if first is None or (not first[1] and reader.ended):
-                        raise load.no_member("it ends there")
-                    members = chain([first], members)
-                yield from self._requested(grouping.samples(members, ref.url), offset)
-                self._end_shard(ref.url)
-        self._end()
-
-    def _of_members(self, source: Stage[Any]) -> Iterator[Sample]:
-        """Yield the samples of members that a step between ``load_tar`` and this one yields."""
-        members = self._members = _Members(source)
-        resumed = self._resumed
-        while members.next is not None:
-            url: Any = members.next.url
-            offset = members.next.offset
-            ref = url if isinstance(url, ShardRef) else getattr(url, "ref", None)
-            if ref is None and Chain(self).root.sample_counts is not None:
-                raise unknown_shard(str(url))
-            begin = 0 if ref is None else ref.begin or 0
-            self._begin_shard(ref, resumed=resumed, part=begin if offset >= begin else 0)
-            resumed = False
-            of_shard = members.of_shard()
-            yield from self._requested(self._grouping.samples(of_shard, str(url)), offset)
-            for _ in of_shard:  # not all samples were requested
-                pass
-            self._end_shard(str(url))
-        self._end()
-
-    def _end(self) -> None:
-        """Note that all shards were read."""
+                if members is not None:
+                    yield from self._requested(self._grouping.samples(members, ref.url), offset)
+                    self._end_shard(ref.url)
         self._read = True
         if self.fields is not None and self._found:
             tell_misspelt(self.fields, self._grouping.names.values())
 
-    def _begin_shard(self, ref: ShardRef | None, *, resumed: bool, part: int) -> None:
+    def _begin_shard(self, shard: ShardRef, *, resumed: bool, part: int) -> None:
         """Begin to count the samples of a shard, if their number is known."""
-        at, ref = self.at, None if ref is None or ref.stop is None else ref
+        at, ref = self.at, None if shard.stop is None else shard
         self._ref = ref
         if ref is None or not resumed:
             at.number = at.uncounted = 0
@@ -284,45 +252,63 @@ class GroupByKey(Tolerant[Sample]):
     def mark(self) -> Mark:
         at, stop = self.at, self._grouping.stop
         uncounted = 1 if stop >= 0 and self._ref is None else at.uncounted
-        if self._members is not None:
-            before = self._members.before
-        else:
-            before = self.source.mark_at(stop) if stop >= 0 else self.source.mark()  # type: ignore[attr-defined]
+        before = self._tars.mark_at(stop) if stop >= 0 else self._tars.mark()
         return (at.skipped, at.filtered, at.number, uncounted), before
 
 
-class _Members:
-    """Members of many shards, divided into those of each shard.
-
-    Attributes:
-        next: the member that comes next; None: there are no more.
-        before: the position of the source before it.
+class _Tars:
+    """The tars of the members that a step between ``load_tar`` and ``group_by_key`` yields, as
+    ``LoadTar`` has them.
     """
 
     def __init__(self, source: Stage[Any]) -> None:
         self._source = source
+        self._next: TarMember | None = None  # the member that comes next; None: there are no more
+        self._before = source.mark()  # the position of the source before it
+
+    def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
+        """Do what ``LoadTar.tars`` does; the members were read already."""
+        known, resumed = Chain(self._source).root.sample_counts is not None, self._source._resumed
         self._take()
+        while self._next is not None:
+            url: Any = self._next.url
+            offset = self._next.offset
+            ref = url if isinstance(url, ShardRef) else getattr(url, "ref", None)
+            if ref is None and known:
+                raise unknown_shard(str(url))
+            ref = ref or ShardRef(str(url))
+            members = self._of_shard(url)
+            begin = ref.begin or 0
+            yield ref, members, resumed, begin if offset >= begin else 0, offset
+            resumed = False
+            for _ in members:  # not all samples were requested
+                pass
+
+    def _of_shard(self, url: str | ShardRef) -> Iterator[TarMember]:
+        """Yield members until another shard begins."""
+        last = -1
+        while (member := self._next) is not None and member.offset > last and same_shard(member.url, url):
+            last = member.offset
+            yield member
+            self._take()
 
     def _take(self) -> None:
         """Take the member after the next one."""
-        self.before = self._source.mark()
+        self._before = self._source.mark()
         member = next(self._source.items, END)
         if member is END:
-            self.before, self.next = self._source.mark(), None
+            self._before, self._next = self._source.mark(), None
         elif isinstance(member, TarMember):
-            self.next = member
+            self._next = member
         else:
             raise TypeError(
                 f"group_by_key() takes the members of tars, and its source gave {member!r:.200}: put .load_tar() "
                 "before it"
             )
 
-    def of_shard(self) -> Iterator[TarMember]:
-        """Yield the members of the shard of the next one, until another shard begins."""
-        first, last = self.next, -1
-        while (member := self.next) is not None and first is not None:
-            if member.offset <= last or not same_shard(member.url, first.url):
-                return
-            last = member.offset
-            yield member
-            self._take()
+    def mark(self) -> Mark:
+        return self._before
+
+    def mark_at(self, offset: int) -> Mark:
+        """Return the position before the member that was read last, at ``offset``."""
+        return self._before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
@@ -25,7 +26,7 @@ from wds_pipes.tar.members import TarMember
 from wds_pipes.tar.offsets import stale_offset
 from wds_pipes.tar.reader import TarReader
 
-_OpenTar = tuple[ShardRef, TarReader | None, bool, int]  # see ``LoadTar.tars``
+OpenTar = tuple[ShardRef, Iterator[TarMember] | None, bool, int, int]  # see ``LoadTar.tars``
 
 
 class LoadTar(Tolerant[TarMember]):
@@ -120,11 +121,10 @@ class LoadTar(Tolerant[TarMember]):
         self._part = 0
 
     def run(self) -> Iterator[TarMember]:
-        for ref, reader, resumed, _ in self.tars():
-            if reader is None:  # a position of group_by_key is not one in the next shard
+        for ref, members, resumed, *_ in self.tars():
+            if members is None:  # a position of group_by_key is not one in the next shard
                 yield TarMember(ShardUrl.of(ref), "", None, MAX_SIZE)
                 continue
-            members = iter(reader)
             first = next(members, None)
             if first is not None:
                 yield first
@@ -132,7 +132,7 @@ class LoadTar(Tolerant[TarMember]):
             elif not resumed:
                 check_enough(ref, 0)
 
-    def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[_OpenTar]:
+    def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
         """Yield the tars of a running stage, each with a reader of its members after the position.
         The position moves with the reader.
 
@@ -141,13 +141,14 @@ class LoadTar(Tolerant[TarMember]):
 
         Args:
             want: as in ``TarReader``.
-            named: as in ``TarReader``; False: the URLs of members are plain.
+            named: as in ``TarReader``; False: the URLs of members are plain, and a state stands
+                before a member.
 
         Yields:
-            The shard; the reader, or None if this is the shard of the state that was loaded, and
+            The shard; its members, or None if this is the shard of the state that was loaded, and
             was skipped since it cannot be opened; whether reading begins at the member of a state;
-            and the byte where the requested part of the shard begins, if what is before it is not
-            read, otherwise 0.
+            the byte where the requested part of the shard begins, if what is before it is not read,
+            otherwise 0; and the byte where reading begins.
         """
         at, source = self.at, self.source
         while True:
@@ -178,14 +179,20 @@ class LoadTar(Tolerant[TarMember]):
                         concatenated=self.concatenated,
                         named=named,
                     )
-                    yield shard.ref, self._reader, resumed, self._part
+                    members = iter(self._reader)
+                    if resumed and not named:
+                        first = next(members, None)
+                        if first is None or (not first[1] and self._reader.ended):
+                            raise self.no_member("it ends there")
+                        members = chain([first], members)
+                    yield shard.ref, members, resumed, self._part, self._began
             finally:
                 shard.close()
             self.bytes_read = self.bytes_so_far
             self._reader, self._shard, at.offset, at.compression = None, None, 0, ""
             if resumed and stream is None:
                 self._before = source.mark()
-                yield shard.ref, None, True, 0
+                yield shard.ref, None, True, 0, 0
 
     def _begin(self, shard: Shard) -> BinaryIO | None:
         """Return the tar in a shard, at the position; None: it cannot be opened, and is skipped."""

@@ -13,7 +13,7 @@ from wds_pipes.stages.fields import check_sample, field_of, read_choices
 from wds_pipes.stages.map_samples import MapSamples
 
 
-class MapFields(MapSamples):
+class MapFields(MapSamples[Any]):
     """Apply functions to single fields of each sample, or to places of tuples (functional name:
     ``map_fields``).
 

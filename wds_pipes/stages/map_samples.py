@@ -42,8 +42,59 @@ class _Failed(NamedTuple):
     why: Exception | _Drop | None  # what it raised; or that it returned DROP, or None
 
 
-class Mapper(Threaded[Out]):
-    """The base of the steps that call a function on each sample."""
+class MapSamples(Threaded[Out]):
+    """Apply a function to each sample (functional name: ``map_samples``).
+
+    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` that
+    is made for this sample alone, from (seed, epoch, sample). So it draws the same numbers after a
+    resume, whatever came before. A dict sample is identified by its ``__key__`` and the number of
+    its shard in the list of shards (or by its ``__url__``, if no list has it). So it also draws the
+    same numbers in another order, with another number of workers, and after its shards were moved.
+    Any other sample is identified by its place in the order of a ``SampleList``, if the steps
+    before keep number and order, and else by its number in the lane.
+
+    Args:
+        source: any pipe.
+        fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
+            from ``rng``, not from global generators, whose state is not saved; or pass
+            ``seed_all=True``. It must have no memory between samples, such as a count or a set of
+            what it has seen: each worker process would have its own, which stays over epochs and is
+            in no state. Write a ``Stage`` for that (tutorial 09).
+        may_drop: whether ``fn`` may return ``wds_pipes.DROP``, to drop a sample and count it as
+            filtered. Then the length of an epoch is not known.
+        seed_all: for functions that draw from global generators, such as torchvision's transforms:
+            seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
+            decides ``rng``, and restore them after it. Not with ``threads``, or in a thread:
+            threads share these generators.
+        threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
+            or 0: in the thread that iterates. See below.
+        on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
+            and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
+            NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
+            ``{OSError: "skip", TypeError: "skip"}`` decides by the class of the exception, and
+            raises all others; a function of the exception returns ``"skip"`` or ``"raise"``. A
+            MemoryError is always raised.
+        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
+
+    Raises:
+        SampleError: during iteration, if ``fn`` returned None. What ``fn`` raises is raised as it
+            is, with a note that names the sample.
+        ValueError: when the stage is built, if ``seed_all`` and ``threads`` are both given.
+
+    Threads: with ``threads=n``, samples are yielded in their order, an error is raised when the
+    turn of its sample comes, and random numbers are the same. At most 16 * n samples are in flight:
+    taken from the source, and not yielded yet. They are also made while the caller does something
+    else between two samples. The threads belong to the process that iterates, and end with the
+    iteration; to end it waits for calls that run. Each lane of a ``PipeLoader``, and each open
+    shard before ``interleave_shards``, has threads of its own, so put the step after that one.
+    Threads help where ``fn`` releases Python's global lock, as Pillow, numpy, torch and reading do,
+    or under free-threaded Python. ``fn`` must not change what its calls share. torch divides large
+    operations over threads of its own, in each of these threads: outside of worker processes, call
+    ``torch.set_num_threads(1)`` if ``fn`` uses torch and the training does not need them.
+
+    Checkpoint: the number of samples so far. A resume reads nothing again, with threads only the
+    samples that were in flight. States with and without threads are the same.
+    """
 
     @dataclass(slots=True)
     class At:
@@ -138,61 +189,6 @@ class Mapper(Threaded[Out]):
         if isinstance(error, MemoryError) or (self.on_error == "skip" and isinstance(error, OF_CODE)):
             return False
         return super().skips(error)
-
-
-class MapSamples(Mapper[Any]):
-    """Apply a function to each sample (functional name: ``map_samples``).
-
-    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` that
-    is made for this sample alone, from (seed, epoch, sample). So it draws the same numbers after a
-    resume, whatever came before. A dict sample is identified by its ``__key__`` and the number of
-    its shard in the list of shards (or by its ``__url__``, if no list has it). So it also draws the
-    same numbers in another order, with another number of workers, and after its shards were moved.
-    Any other sample is identified by its place in the order of a ``SampleList``, if the steps
-    before keep number and order, and else by its number in the lane.
-
-    Args:
-        source: any pipe.
-        fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
-            from ``rng``, not from global generators, whose state is not saved; or pass
-            ``seed_all=True``. It must have no memory between samples, such as a count or a set of
-            what it has seen: each worker process would have its own, which stays over epochs and is
-            in no state. Write a ``Stage`` for that (tutorial 09).
-        may_drop: whether ``fn`` may return ``wds_pipes.DROP``, to drop a sample and count it as
-            filtered. Then the length of an epoch is not known.
-        seed_all: for functions that draw from global generators, such as torchvision's transforms:
-            seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
-            decides ``rng``, and restore them after it. Not with ``threads``, or in a thread:
-            threads share these generators.
-        threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
-            or 0: in the thread that iterates. See below.
-        on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
-            and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
-            NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
-            ``{OSError: "skip", TypeError: "skip"}`` decides by the class of the exception, and
-            raises all others; a function of the exception returns ``"skip"`` or ``"raise"``. A
-            MemoryError is always raised.
-        max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
-
-    Raises:
-        SampleError: during iteration, if ``fn`` returned None. What ``fn`` raises is raised as it
-            is, with a note that names the sample.
-        ValueError: when the stage is built, if ``seed_all`` and ``threads`` are both given.
-
-    Threads: with ``threads=n``, samples are yielded in their order, an error is raised when the
-    turn of its sample comes, and random numbers are the same. At most 16 * n samples are in flight:
-    taken from the source, and not yielded yet. They are also made while the caller does something
-    else between two samples. The threads belong to the process that iterates, and end with the
-    iteration; to end it waits for calls that run. Each lane of a ``PipeLoader``, and each open
-    shard before ``interleave_shards``, has threads of its own, so put the step after that one.
-    Threads help where ``fn`` releases Python's global lock, as Pillow, numpy, torch and reading do,
-    or under free-threaded Python. ``fn`` must not change what its calls share. torch divides large
-    operations over threads of its own, in each of these threads: outside of worker processes, call
-    ``torch.set_num_threads(1)`` if ``fn`` uses torch and the training does not need them.
-
-    Checkpoint: the number of samples so far. A resume reads nothing again, with threads only the
-    samples that were in flight. States with and without threads are the same.
-    """
 
 
 def _name(sample: Any, number: int) -> str:

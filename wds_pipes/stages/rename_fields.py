@@ -8,7 +8,7 @@ from typing import Any
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.fields import OfFields, identity, read_choices
+from wds_pipes.stages.fields import OfFields, identity
 
 
 class RenameFields(OfFields[dict[str, Any]]):
@@ -40,12 +40,12 @@ class RenameFields(OfFields[dict[str, Any]]):
         on_error: OnError = "raise",
         max_errors: int | None = None,
     ) -> None:
-        super().__init__(source, on_error, max_errors)
         if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) and name for name in names):
             raise TypeError(
                 f"rename_fields() takes new names with the old ones, such as {{'image': 'jpg;png'}}, not {names!r:.80}"
             )
-        self.names, self.choices = list(names), read_choices(names.values())
+        super().__init__(source, *names.values(), on_error=on_error, max_errors=max_errors)
+        self.names = list(names)
 
     def of_fields(self, sample: dict[str, Any], names: list[str]) -> dict[str, Any]:
         new_names = dict(zip(names, self.names, strict=True))

@@ -161,7 +161,7 @@ class SampleList(ShardSource[SampleRef]):
         order, starts = self.order(lane.seed, lane.epoch), np.array(located.starts)
         file = cache(self._file)
         sliced = lane.shards is None
-        for places, begins, repeats in self._slice_places(lane) if sliced else self._range_places(lane):
+        for places, begins, repeats in self._places(lane, at.next, at.inside):
             numbers = numbers_at(view, places if order is None else order.numbers_at(places))
             shards = np.searchsorted(starts, numbers, side="right") - 1
             insides = numbers - starts[shards]
@@ -191,42 +191,45 @@ class SampleList(ShardSource[SampleRef]):
         """Return the order of an epoch; None: the samples come in the order of the list."""
         return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
 
-    def _range_places(self, lane: Lane) -> _Blocks:
-        """Yield the places of a lane with ranges of blocks, from its position on."""
-        at, shards, size = self.at, lane.shards or (), self._block
-        self._check(lane, at.next <= len(shards))
-        ranges = ShardRanges.of(shards[at.next :])
+    def _places(self, lane: Lane, done: int, inside: int, block: int = _BLOCK) -> _Blocks:
+        """Yield the places of a lane, from a position on, so many at a time.
+
+        Raises:
+            StateError: the lane has no such position.
+        """
+        shards = lane.shards
+        counts = [self._slice(lane).count] if shards is None else [stop - start for _, start, stop in shards[done:][:1]]
+        if done > len(shards or ()) or inside > sum(counts):
+            raise damaged(
+                f"it stands at sample {inside} of range {done} of lane {lane.number} of {lane.of}, which has fewer"
+            )
+        return (
+            self._slice_places(lane, inside, block) if shards is None else self._range_places(lane, done, inside, block)
+        )
+
+    def _range_places(self, lane: Lane, done: int, inside: int, block: int) -> _Blocks:
+        """Yield the places of a lane with ranges of blocks."""
+        size = self._block
+        ranges = ShardRanges.of((lane.shards or ())[done:])
         counts, firsts = ranges.stops - ranges.starts, ranges.numbers * size + ranges.starts
-        self._check(lane, at.inside <= (counts[0] if len(counts) else 0))
-        counts[:1] -= at.inside
-        firsts[:1] += at.inside
+        counts[:1] -= inside
+        firsts[:1] += inside
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
-        for start in range(0, total, _BLOCK):
-            taken = np.arange(start, min(start + _BLOCK, total))
+        for start in range(0, total, block):
+            taken = np.arange(start, min(start + block, total))
             of = np.searchsorted(ends, taken, side="right")  # the range of each place
             insides = taken - (ends - counts)[of]
             yield firsts[of] + insides, ((insides == 0) & (of > 0)).tolist(), itertools.repeat(lane.padding)
 
-    def _slice_places(self, lane: Lane) -> _Blocks:
-        """Yield the places of a lane that is a slice, from its position on."""
-        part, at = self._slice(lane), self.at
-        count = part.count
-        self._check(lane, at.next == 0 and at.inside <= count)
-        for first in range(at.inside, count, _BLOCK):
-            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, count)), part.size)
+    def _slice_places(self, lane: Lane, inside: int, block: int) -> _Blocks:
+        """Yield the places of a lane that is a slice."""
+        part = self._slice(lane)
+        for first in range(inside, part.count, block):
+            turns, insides = np.divmod(np.arange(first, min(first + block, part.count)), part.size)
             places = part.start + (turns * part.of + part.number) * part.size + insides
             repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
             yield places % self.count, itertools.repeat(False), repeats
-
-    def _check(self, lane: Lane, fits: bool) -> None:
-        """Raise StateError unless the position fits the lane."""
-        if not fits:
-            at = self.at
-            raise damaged(
-                f"it stands at sample {at.inside} of range {at.next} of lane {lane.number} of {lane.of}, "
-                "which has fewer"
-            )
 
     def _slice(self, lane: Lane) -> Slice:
         return lane.slice or Slice(1, 0, self.count, lane.number, lane.of)
@@ -266,22 +269,11 @@ class SampleList(ShardSource[SampleRef]):
 
     def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
         done, inside, _ = own or (0, 0, 0)
-        place = self._place(lane, done, inside)
-        if place is None:
-            return None
-        order = self.order(lane.seed, lane.epoch)
-        number = int(self._view[place if order is None else order.number_at(place)])
-        return shortened_url(redact(self.urls[self._located.place(number)[0]]))
-
-    def _place(self, lane: Lane, done: int, inside: int) -> int | None:
-        """Return the next place at a position; None: there is none."""
-        if lane.shards is None:
-            part = self._slice(lane)
-            return None if inside >= part.count else part.place(inside) % self.count
-        if done >= len(lane.shards):
-            return None
-        number, start, stop = lane.shards[done]
-        return number * self._block + min(start + inside, stop - 1)
+        for places, *_ in self._places(lane, done, inside, 1):
+            order, place = self.order(lane.seed, lane.epoch), int(places[0])
+            number = int(self._view[place if order is None else order.number_at(place)])
+            return shortened_url(redact(self.urls[self._located.place(number)[0]]))
+        return None
 
     def size_shown(self) -> str:
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"

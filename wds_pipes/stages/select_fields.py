@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from wds_pipes.stages.fields import Selecting
+from wds_pipes.stages.fields import OfFields
 from wds_pipes.tar.keys import is_metadata
 
 
-class SelectFields(Selecting[dict[str, Any]]):
+class SelectFields(OfFields[dict[str, Any]]):
     """Keep only some fields of each sample, in the given order (functional name:
     ``select_fields``).
 

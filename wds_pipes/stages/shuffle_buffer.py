@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, count, repeat
+from itertools import chain, count, islice, repeat, takewhile
 from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
@@ -38,12 +38,14 @@ class _Ahead(NamedTuple, Generic[Out]):
         items: the samples of the source, from the saved position on.
         come: how many of them had come; what was not held had left.
         later: how many of them are read when they leave; the source runs from there on.
-        read: these, in the order in which they leave.
+        turns: for each of these that has not left, how many will have come when it leaves.
+        read: these, in this order.
     """
 
     items: NumberedSamples
     come: int
     later: int
+    turns: list[int]
     read: Stage[Out]
 
 
@@ -144,8 +146,9 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
         count = min(come + more, items.count)
         if not items.prepare(count):
             return None
-        wanted = order[left:]
-        return _Ahead(items, come, count, items.read(wanted[wanted < count].tolist()))
+        wanted = order[left:][order[left:] < count]
+        turns = np.minimum(keys[wanted] + 1, items.count).tolist()
+        return _Ahead(items, come, count, turns, items.read(wanted.tolist()))
 
     @property
     def _more(self) -> int:
@@ -161,80 +164,79 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
             super().start(offset, ahead=ahead)
 
     def run(self) -> Iterator[Out]:
-        at, source, window = self.at, self.source, 2 * self.size
-        at.lossy = at.lossy or any(isinstance(step, Tolerant) and step.may_lose for step in Chain(source))
+        at = self.at
+        at.lossy = at.lossy or any(isinstance(step, Tolerant) and step.may_lose for step in Chain(self.source))
+        samples = self._shuffle()
+        # no generator of its own without need, which would cost each sample a little
+        return self._rest_of(samples, at.left - at.first) if at.left > at.first else samples
+
+    def _rest_of(self, samples: Iterator[Out], left: int) -> Iterator[Out]:
+        """Drop the samples that had left before the state was saved, and yield the others."""
+        dropped = sum(1 for _ in islice(samples, left))
+        self.check_again(whole=dropped == left)
+        if self._ahead is not None:
+            for turn in self._ahead.turns:
+                yield from takewhile(_is_there, samples)
+                self._come = turn
+                yield next(self._ahead.read.items)
+        yield from samples
+
+    def _shuffle(self) -> Iterator[Out]:
+        """Yield the samples after the position of the source, in the order in which they leave."""
+        at, source, window, first = self.at, self.source, 2 * self.size, self.at.first
         key = self._key(self.lane)
         step = max(1, window // 16)  # a position of the source is kept for each step
         block = step * (1 + 2048 // step)  # the order is computed for one block at a time
         held: list[Any] = [None] * window  # sample i is at place i % window: it leaves before sample i + window arrives
         numbers = keys = np.empty(0, np.int64)  # of the waiting samples, in the order in which they leave
-        left, resumed = at.first, at.left  # samples that had left before this position are read again and dropped
-        ahead, items, first = self._ahead, source.items, at.first
-        known = first  # samples before this number are read when they leave
+        items, known, ahead = source.items, first, self._ahead  # samples before ``known`` are read when they leave
         if ahead is None:
             self.earlier = source.mark()
         else:
-            known += ahead.later
-            soon = min(self._more // 2, ahead.later)
-            items = chain(repeat(_LATER, ahead.later - soon), _begin(source), repeat(_LATER, soon), source.items)
+            later = ahead.later
+            known += later
+            soon = min(self._more // 2, later)
+            items = chain(repeat(_LATER, later - soon), _begin(source), repeat(_LATER, soon), source.items)
         marks = deque([(first, self.earlier)])
+        left = begun = first
         edge = first + step
         for start in count(first, block):
             new = np.arange(start, start + block)
-            numbers, keys = (
-                np.concatenate([numbers, new]),
-                np.concatenate([keys, new + below(window, key, start, block)]),
-            )
+            numbers = np.concatenate([numbers, new])
+            keys = np.concatenate([keys, new + below(window, key, start, block)])
             order = np.argsort(keys, kind="stable")
             numbers, keys = numbers[order], keys[order]
             leaving = int(np.searchsorted(keys, start + block))
-            places = iter((numbers[:leaving] % window).tolist())
-            turns = iter([*keys[:leaving].tolist(), -1])
-            turn = next(turns)
-            number = start - 1
+            turns = zip([*keys[:leaving].tolist(), -1], [*(numbers[:leaving] % window).tolist(), -1], strict=True)
+            turn, place = next(turns)
+            number, begun = start - 1, left
             for number, item in zip(range(start, start + block), items, strict=False):
                 held[number % window] = item
                 while turn == number:
-                    place = next(places)
                     left += 1
-                    if left > resumed:
-                        if ahead is not None and held[place] is _LATER:
-                            self._come = number + 1 - first
-                            held[place] = next(ahead.read.items)
-                        at.left = left
-                        yield held[place]
-                    elif left == resumed:
-                        self.check_again()
+                    at.left = left
+                    yield held[place]
                     held[place] = None
-                    turn = next(turns)
+                    turn, place = next(turns)
                 if number + 1 == edge:
                     # Every sample that leaves from here on has a key of at least `edge`, so it
                     # arrived less than `window` samples ago.
                     marks.append((edge, source.mark() if edge >= known else None))
                     while marks[1][0] <= edge - window + 1:
                         marks.popleft()
-                    if marks[0][1] is None:
-                        assert ahead is not None
-                        marks[0] = marks[0][0], ahead.items.mark(marks[0][0] - first)
-                    at.first, self.earlier = marks[0]
+                    at.first, earlier = marks[0]
+                    self.earlier = earlier if ahead is None or earlier else ahead.items.mark(at.first - first)
                     edge += step
             if number < start + block - 1:
                 break
             numbers, keys = numbers[leaving:], keys[leaving:]
             self.holds = len(numbers)
-        rest = numbers[numbers <= number][leaving - len(list(places)) :]
-        for place in (rest % window).tolist():
+        rest = numbers[left - begun :]
+        for place in (rest[rest <= number] % window).tolist():
             left += 1
-            if left > resumed:
-                if ahead is not None and held[place] is _LATER:
-                    self._come = number + 1 - first
-                    held[place] = next(ahead.read.items)
-                at.left = left
-                yield held[place]
-            elif left == resumed:
-                self.check_again()
+            at.left = left
+            yield held[place]
             held[place] = None
-        self.check_again(whole=False)
         at.first, self.earlier = left, source.mark()  # for the counts of the whole epoch
 
     @property
@@ -255,6 +257,10 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
     @property
     def network(self) -> Network:
         return NO_NETWORK if self._ahead is None else self._ahead.items.fetching.network
+
+
+def _is_there(sample: Any) -> bool:
+    return sample is not _LATER
 
 
 def _begin(source: Stage[Any]) -> Iterator[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from wds_pipes.stages.fields import Selecting
+from wds_pipes.stages.fields import OfFields
 
 
-class ToTuple(Selecting[tuple[Any, ...]]):
+class ToTuple(OfFields[tuple[Any, ...]]):
     """Turn each sample into a tuple of selected fields (functional name: ``to_tuple``).
 
     Args:
