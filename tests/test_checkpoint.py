@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipelines import keys_of, samples, through_json
+from pipelines import keys_of, loaded, samples, through_json
 from process_group import on_ranks
 from scripts import run_code
 
@@ -675,8 +675,7 @@ def test_gather_alone(shards, tmp_path):
     loader = make_loader(shards)
     given = take(iter(loader), 4)
     torch.save(checkpoint.gather(loader), tmp_path / "all.pt")
-    again = make_loader(shards)
-    again.load_state_dict(torch.load(tmp_path / "all.pt", weights_only=True))
+    again = loaded(make_loader(shards), torch.load(tmp_path / "all.pt", weights_only=True))
     assert given + take(again) == take(make_loader(shards))
     for collective in (checkpoint.gather, lambda loader: checkpoint.DCPState(loader).state_dict()):
         with pytest.raises(wp.StateError, match=r"rank 0 of 2, and torch.distributed.* is not initialised"):
@@ -689,8 +688,7 @@ def gather_and_go_on(rank, ranks, urls, path):
     straight = take(make_loader(urls, rank, ranks))
     given = take(iter(loader), 2)
     state = checkpoint.gather(loader)
-    again = make_loader(urls, None, None)
-    again.load_state_dict(state)
+    again = loaded(make_loader(urls, None, None), state)
     return state, given, given + take(again) == straight
 
 
@@ -702,8 +700,7 @@ def test_gather_over_ranks(shards, tmp_path):
     assert state == other == through_json(state)
     assert same
     assert same_too
-    loader = make_loader(shards)
-    loader.load_state_dict(state)
+    loader = loaded(make_loader(shards), state)
     assert sorted(first + second + take(loader)) == [f"{number:08d}" for number in range(46)]
 
 

@@ -81,8 +81,7 @@ def test_the_state_stays_at_the_beginning_of_the_epoch(host, urls):
             next(passing)
     state = source.state_dict()
     assert (state["epoch"], state["counts"]["filtered"]) == (3, 0)
-    again = host(pipe(urls, "jpeg", shuffle=True))
-    again.load_state_dict(state)
+    again = loaded(host(pipe(urls, "jpeg", shuffle=True)), state)
     with pytest.raises(SampleError, match=SEEN):
         list(again)
     with pytest.raises(SampleError, match=SEEN):

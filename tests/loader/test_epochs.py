@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import flat, keys_of, samples, shuffled, through_json
+from pipelines import flat, keys_of, loaded, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -54,8 +54,7 @@ def test_a_lane_that_was_padded_twice_ends_otherwise(end, world, tmp_path):
     assert len({sample["__key__"] for sample in first}) == 2
     rest = []
     for rank in range(world):
-        loader = make(end, world, rank)
-        loader.load_state_dict([state])
+        loader = loaded(make(end, world, rank), [state])
         rest += [sample["__key__"] for batch in loader for sample in batch]
     keys = {sample["__key__"] for sample in first}
     assert not keys & set(rest)
@@ -180,7 +179,6 @@ def test_with_epoch_cuts_one_stream(workers, counted_urls):
     assert [len(batches) for batches in passes] == [7] * 6
     assert len(cut) == 7
     assert [batch for batches in passes for batch in batches] == whole[:42]
-    cut.close()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -308,7 +306,6 @@ def test_statistics_of_with_epoch_over_several_epochs(workers, counted_urls):
             assert stats["bytes_per_second"] >= 0
         assert stats["batches"] == 20
         assert stats["bytes_per_second"] > stats["samples_per_second"]
-    source.close()
 
 
 def test_statistics_are_of_the_last_iterator_whatever_is_loaded(counted_urls):
@@ -347,8 +344,7 @@ def test_with_epoch_continues_after_set_epoch(loaded, seen, counted_urls):
             assert list(items) == []
         if not loaded:
             return first
-        again = make()
-        again.load_state_dict(through_json(first.state_dict()))
+        again = loaded(make(), through_json(first.state_dict()))
         return again
 
     [_, second], begun = [list(one) for one in [make()] * 2], make()
@@ -447,8 +443,7 @@ def test_other_numbers_of_samples_with_the_same_sum_are_refused(counted_urls):
     for lanes in (2, 3):
         with pytest.raises(wp.StateError, match="gave the shards other numbers of samples"):
             loader(counted_urls, lanes=lanes, pipe_options={"samples_per_shard": other}).load_state_dict(state)
-    again = loader(counted_urls, lanes=2)
-    again.load_state_dict(state)
+    again = loaded(loader(counted_urls, lanes=2), state)
     assert sorted(given + keys_of(flat(again))) == ALL
 
 
@@ -537,8 +532,7 @@ def test_samples_in_batches_before_a_shuffle_are_counted_once(kind, counted_urls
         source = make(2)
         given = [batch for _, batch in zip(range(cut), source, strict=False)]
         assert source.counts()["delivered"] <= sum(map(len, given))
-        resumed = make(1)
-        resumed.load_state_dict(source.state_dict())
+        resumed = loaded(make(1), source.state_dict())
         given += resumed
         assert sorted(keys_of(flat(given))) == ALL
         assert resumed.counts()["delivered"] == len(ALL)

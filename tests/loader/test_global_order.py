@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from orders import Order, Phase, play
-from pipelines import after, flat, keys_of, through_json
+from pipelines import after, flat, keys_of, loaded, through_json
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
@@ -316,8 +316,7 @@ def test_a_state_of_one_rank(urls, order):
     options = {"rank": 1, "world_size": 3}
     state = a_state(urls, 2, lanes=6, **options)
     for lanes in (3, 6, 9):
-        made = loader(urls, lanes=lanes, **options)
-        made.load_state_dict(state)
+        made = loaded(loader(urls, lanes=lanes, **options), state)
         assert flat(made) == [key for start in range(14, N, 6) for key in order[start : start + 2]]
     for other in (
         {"size": 3, **options},
@@ -337,8 +336,7 @@ def test_the_rest_of_a_global_order_in_lanes(options, count, urls, order):
     """So broken samples can be skipped after all: what is left comes once, in another order."""
     like = {"pipe": lambda pipe: pipe.decode_by_ext()} if "pipe" in options else {}
     state = a_state(urls, count, **like)
-    made = loader(urls, lanes=2, **options)
-    made.load_state_dict(state)
+    made = loaded(loader(urls, lanes=2, **options), state)
     done = 2 * count if count * 2 < N else 0
     rest = [key for batch in itertools.islice(made, (N - done) // 2) for key in batch]
     assert len(rest) >= N - done - 1
@@ -440,8 +438,7 @@ def test_a_step_whose_position_is_earlier(count, urls, order):
     pipe = lambda pipe: own(OneBefore, pipe)  # noqa: E731
     made = loader(urls, pipe=pipe, lanes=2)
     after(made, count)
-    again = loader(urls, pipe=pipe, lanes=2)
-    again.load_state_dict(through_json(made.state_dict()))
+    again = loaded(loader(urls, pipe=pipe, lanes=2), through_json(made.state_dict()))
     assert in_turn([again]) == order[2 * count :]
 
 

@@ -8,6 +8,7 @@ import json
 import mmap
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -20,7 +21,7 @@ import psutil
 import pytest
 import torch
 from killing import kill
-from pipelines import after, draw, flat, key_of, keys_of, samples, shuffled, through_json, wanted
+from pipelines import after, draw, flat, key_of, keys_of, loaded, samples, shuffled, through_json, wanted
 from scripts import run_file
 from torch.utils.data._utils import worker as torch_worker
 from waiting import calls, wait_for
@@ -107,29 +108,11 @@ def test_cuts_with_workers_up_to_a_third_resume(tmp_path):
 # Epochs and iterators
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_new_loop_after_a_break_is_the_next_epoch(workers, urls):
-    source = loader(urls, num_workers=workers, lanes=2)
-    epochs = [list(source) for _ in range(3)]
-    assert [sorted(flat(epoch)) for epoch in epochs] == [EVERY] * 3
-    assert len({tuple(flat(epoch)) for epoch in epochs}) == 3
-    source.close()
-    again = loader(urls, num_workers=workers, lanes=2)
-    for batch in again:
-        assert batch == epochs[0][0]
-        break
-    assert list(again) == epochs[1]
-    after(again, 2)
-    assert again.state_dict()["epoch"] == 2
-    again.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_iter_is_lazy(workers, urls):
+def test_iter_is_lazy(urls):
     """An iterator that is never used takes no epoch, starts no worker, and leaves a loaded state
     to the next.
     """
-    source = loader(urls, num_workers=workers, lanes=2)
+    source = loader(urls, num_workers=2, lanes=2)
     before = len(psutil.Process().children())
     for _ in range(3):
         iter(source)
@@ -141,7 +124,6 @@ def test_iter_is_lazy(workers, urls):
     source.load_state_dict(half.state_dict())
     iter(source)
     assert list(source) == whole[3:]
-    source.close()
 
 
 def test_a_newer_iterator_a_loaded_state_and_set_epoch_end_the_one_before(urls):
@@ -170,9 +152,8 @@ def test_an_ended_iterator_stays_ended(urls):
     assert source.state_dict() == state
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls):
-    source = loader(urls, num_workers=workers)
+def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(urls):
+    source = loader(urls, num_workers=0)
     epochs = [list(source) for _ in range(3)]
     source.set_epoch(1)
     assert source.state_dict()["epoch"] == 1
@@ -182,8 +163,7 @@ def test_set_epoch_chooses_the_next_and_leaves_a_loaded_one_alone(workers, urls)
     after(source, 3)
     state = source.state_dict()
     source.close()
-    resumed = loader(urls, num_workers=workers)
-    resumed.load_state_dict(state)
+    resumed = loaded(loader(urls, num_workers=0), state)
     resumed.set_epoch(1)  # the epoch that the state is in
     assert list(resumed) == epochs[1][3:]
     resumed.load_state_dict(state)
@@ -229,8 +209,7 @@ def test_the_rest_of_an_epoch_that_is_over_is_empty(urls, caplog):
     source = loader(urls)
     list(source)
     state = source.state_dict()
-    again = loader(urls, lanes=3)
-    again.load_state_dict(state)
+    again = loaded(loader(urls, lanes=3), state)
     assert again.epoch == state["epoch"] == 1
     again.set_epoch(0)
     assert "the loaded state was taken at the end of epoch 0, so nothing is left of this epoch" in caplog.text
@@ -253,13 +232,9 @@ def note_start(path, worker):
         file.write(f"{worker}\n")
 
 
-@pytest.mark.parametrize(
-    ("context", "persistent"),
-    [("fork", True), ("forkserver", False), ("spawn", True)],
-)
-def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
+def test_workers_that_are_not_forked(urls, monkeypatch, tmp_path):
     """Epochs differ and depend only on (seed, epoch), also where workers cannot find out a rank. A
-    resume with workers of any kind is exact. ``worker_init_fn`` is called where each starts.
+    resume is exact. ``worker_init_fn`` is called where each starts.
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -272,8 +247,8 @@ def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
         urls,
         lanes=2,
         num_workers=1,
-        multiprocessing_context=context,
-        persistent_workers=persistent,
+        multiprocessing_context="spawn",
+        persistent_workers=False,
         worker_init_fn=partial(note_start, tmp_path / "starts"),
         prefetch_factor=None,
     )
@@ -281,18 +256,7 @@ def test_start_methods(context, persistent, urls, monkeypatch, tmp_path):
     assert list(source) == epochs[0][3:]
     assert list(source) == epochs[1]
     source.close()
-    assert (tmp_path / "starts").read_text() == "0\n" * (1 if persistent else 2)
-
-
-def which_worker(sample):
-    info = torch.utils.data.get_worker_info()
-    return info.id, info.num_workers
-
-
-def test_steps_know_their_worker_as_in_dataloader(urls):
-    source = wp.PipeLoader(samples(urls).map_samples(which_worker), num_workers=2)
-    assert set(source) == {(0, 2), (1, 2)}
-    source.close()
+    assert (tmp_path / "starts").read_text() == "0\n" * 2
 
 
 def test_worker_init_fn_that_fails_or_is_no_function(urls):
@@ -306,7 +270,6 @@ def test_worker_init_fn_that_fails_or_is_no_function(urls):
     source = loader(urls, num_workers=1, worker_init_fn=lambda number: next(iter(())), multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match="worker_init_fn raised StopIteration"):  # not an epoch without batches
         list(source)
-    source.close()
 
 
 def test_a_worker_that_does_not_begin_in_time(urls):
@@ -315,64 +278,46 @@ def test_a_worker_that_does_not_begin_in_time(urls):
     source = loader(urls, lanes=20_000, num_workers=1, timeout_seconds=1, **options)
     with pytest.raises(wp.WorkerError, match="timed out after 1 seconds"):
         next(iter(source))
-    source.close()
 
 
-def test_an_error_that_holds_what_cannot_be_sent(urls):
+class UnpicklableError(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("the reason", torch.ones(2, requires_grad=True) * 2), "ValueError in a worker:(.|\n)*the reason"),
+        (UnpicklableError("this", "that"), "UnpicklableError in a worker:(.|\n)*in fails(.|\n)*this and that"),
+    ],
+)
+def test_an_error_that_cannot_be_sent_arrives_as_text(error, said, urls):
     def fails(sample):
-        raise ValueError("the reason", torch.ones(2, requires_grad=True) * 2)
+        raise error
 
     source = wp.PipeLoader(samples(urls).map_samples(fails), num_workers=1, multiprocessing_context="fork")
-    with pytest.raises(RuntimeError, match="ValueError in a worker:(.|\n)*the reason"):
-        next(iter(source))
-    source.close()
-
-
-def test_spawned_workers_end_in_silence(urls, tmp_path):
-    """In the middle of an epoch, with shards open."""
-    done = run_file(
-        tmp_path / "closes.py",
-        f"""
-import wds_pipes as wp
-if __name__ == "__main__":
-    pipe = wp.ShardList({urls!r}).open_shards().load_tar().group_by_key()
-    loader = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="spawn")
-    next(iter(loader))
-    loader.close()
-""",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    _, came, items = until_error(source)
+    for raised in (came, until_error(items)[1]):
+        assert re.match(said, str(raised))
 
 
 # Batches
-
-
-def test_the_items_of_a_pipe_are_its_batches_without_batch_size(urls):
-    source = wp.PipeLoader(shuffled(urls).batch_samples(4, collate="list"))
-    assert [len(batch) for batch in source] == [4, 4, 4, 2]
-    assert [len(batch) for batch in wp.PipeLoader(shuffled(urls), batch_size=4, collate="list", drop_last=True)] == [
-        4,
-        4,
-        4,
-    ]
 
 
 def test_one_lane_has_the_order_of_the_pipe(urls):
     assert list(wp.PipeLoader(shuffled(urls).map_samples(key_of))) == list(shuffled(urls).map_samples(key_of))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_draws_are_the_same_whatever_the_workers(workers, urls):
+def test_draws_are_the_same_whatever_the_workers(urls):
     expected = {sample["__key__"]: sample["draw"] for sample in samples(urls, shuffle=False).map_samples(draw)}
-    source = wp.PipeLoader(samples(urls).map_samples(draw), num_workers=workers)
+    source = wp.PipeLoader(samples(urls).map_samples(draw), num_workers=2)
     assert {sample["__key__"]: sample["draw"] for sample in source} == expected
-    source.close()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_global_generator_of_torch_is_untouched(workers, urls):
+def test_the_global_generator_of_torch_is_untouched(urls):
     before = torch.get_rng_state()
-    source = loader(urls, num_workers=workers)
+    source = loader(urls, num_workers=2)
     list(source)
     after(source, 1)
     source.close()
@@ -392,8 +337,7 @@ def test_a_state_shares_nothing_with_its_loader(urls):
     taken = source.state_dict()
     ruin(source.state_dict())
     assert source.state_dict() == taken
-    repartitioned = loader(urls, lanes=2)
-    repartitioned.load_state_dict(kept)
+    repartitioned = loaded(loader(urls, lanes=2), kept)
     taken = repartitioned.state_dict()
     ruin(repartitioned.state_dict())
     assert repartitioned.state_dict() == taken
@@ -412,17 +356,15 @@ def check_states(states, epochs, make):
     distinct = list({json.dumps(state): state for state in states}.values())
     assert distinct
     for state in distinct[:: max(1, len(distinct) // 20)]:
-        resumed = make()
-        resumed.load_state_dict(state)
+        resumed = loaded(make(), state)
         assert list(resumed) == epochs[state["epoch"]][state["step"] :]
     return len(distinct)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_state_in_a_signal_handler(workers, urls):
+def test_state_in_a_signal_handler(urls):
     """At any moment, in the middle of our own code too."""
     states = []
-    source = loader(urls, num_workers=workers, lanes=2)
+    source = loader(urls, num_workers=2, lanes=2)
     before = signal.signal(signal.SIGALRM, lambda *_: states.append(source.state_dict()))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
@@ -476,8 +418,7 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
     # each of the 64 lanes that the first repartition left half read takes 45 bytes in all later
     # states of the epoch
     for lanes in (48, 7, 1):
-        again = make(lanes)
-        again.load_state_dict(state)
+        again = loaded(make(lanes), state)
         items = after(again, 100)
         state = again.state_dict()
         assert state["lane_count"] == lanes
@@ -493,17 +434,6 @@ def test_state_is_small_and_quick_with_64_lanes(many_urls):
 def fragile(sample):
     if sample["__key__"] == "00000006":
         raise KeyError("no such thing")
-    return sample
-
-
-class UnpicklableError(Exception):
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
-
-
-def unpicklable(sample):
-    if sample["__key__"] == "00000006":
-        raise UnpicklableError("this", "that")
     return sample
 
 
@@ -537,31 +467,12 @@ def test_an_error_of_a_function_is_raised_again_and_the_state_is_before_it(worke
     state = through_json(source.state_dict())
     source.close()
     assert source.state_dict() == state
-    mended = make(keep)
-    mended.load_state_dict(state)
+    mended = loaded(make(dict), state)
     rest = list(mended)
     assert sorted(flat(batches + rest)) == EVERY
     mended.close()
     whole = loader(urls, lanes=2)
     assert batches + rest == list(whole)
-
-
-def keep(sample):
-    return sample
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_that_cannot_be_pickled_arrives_as_text(workers, urls):
-    source = wp.PipeLoader(samples(urls).map_samples(unpicklable), num_workers=workers)
-    _, error, items = until_error(source)
-    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
-    assert "UnpicklableError" in text or type(error) is UnpicklableError
-    assert "this and that" in text
-    assert ("in unpicklable" in text) == (workers > 0)
-    assert workers > 0 or type(error) is UnpicklableError  # nothing has to be pickled
-    with pytest.raises(type(error), match="this and that"):
-        next(items)
-    source.close()
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's, which does not say which function
@@ -588,18 +499,16 @@ def test_a_batch_that_cannot_be_pickled_is_an_error(urls):
     assert keys_of(given) == EVERY[:6]
     with pytest.raises(wp.WorkerError, match="cannot be sent"):
         next(items)
-    rest = wp.PipeLoader(samples(urls, shuffle=False).map_samples(dict))
-    rest.load_state_dict(source.state_dict())
+    rest = loaded(wp.PipeLoader(samples(urls, shuffle=False).map_samples(dict)), source.state_dict())
     source.close()
     assert keys_of(rest) == EVERY[6:]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(workers, tmp_path):
+def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(tmp_path):
     urls = make_shards(
         tmp_path, shards=2, samples=4, fields={"cls": lambda rng, number: b"none" if number == 5 else b"1"}
     )
-    source = wp.PipeLoader(samples(urls, shuffle=False).decode_by_ext(), num_workers=workers)
+    source = wp.PipeLoader(samples(urls, shuffle=False).decode_by_ext(), num_workers=1)
     batches, error, _ = until_error(source)
     source.close()
     assert len(batches) == 5
@@ -607,7 +516,7 @@ def test_a_bad_shard_arrives_with_url_and_offset_and_a_bad_sample_with_its_key(w
     assert (error.url, error.key, error.field) == (urls[1], "00000005", "cls")
     data = Path(urls[1]).read_bytes()
     Path(urls[1]).write_bytes(data[:1024] + b"\xff" * 512 + data[1536:])
-    source = wp.PipeLoader(samples(urls, shuffle=False), num_workers=workers)
+    source = wp.PipeLoader(samples(urls, shuffle=False), num_workers=1)
     batches, error, _ = until_error(source)
     source.close()
     assert isinstance(error, wp.ShardError)
@@ -640,8 +549,7 @@ def test_a_killed_worker_is_an_error_that_names_it_and_the_state_is_good(tmp_pat
     state = through_json(source.state_dict())
     source.close()
     whole = loader(urls, lanes=2)
-    resumed = loader(urls, num_workers=1)
-    resumed.load_state_dict(state)
+    resumed = loaded(loader(urls, num_workers=1), state)
     rest = list(resumed)
     resumed.close()
     assert len(batches) < len(batches + rest)
@@ -684,13 +592,11 @@ def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
     ) in str(error)
     assert len(batches) == (7 if interleaved else 5)
     assert set(state["counts"]) == {"delivered", "filtered", "skipped", "dropped"}
-    resumed = make(6)
-    resumed.load_state_dict(state)
+    resumed = loaded(make(6), state)
     assert until_error(resumed)[0] == []
     resumed.close()
     for lanes in (3, 1):
-        repartitioned = make(6, lanes)
-        repartitioned.load_state_dict(state)
+        repartitioned = loaded(make(6, lanes), state)
         rest, error, _ = until_error(repartitioned)
         state = through_json(repartitioned.state_dict())
         repartitioned.close()
@@ -712,7 +618,7 @@ def test_max_errors_before_interleaved_shards(limit, tmp_path):
         .map_samples(odd, on_error="skip", max_errors=limit)
         .interleave_shards(2)
     )
-    source = wp.PipeLoader(chain.map_samples(keep, on_error="skip", max_errors=0), lanes=2)
+    source = wp.PipeLoader(chain.map_samples(dict, on_error="skip", max_errors=0), lanes=2)
     if limit == 4:
         assert len(list(source)) == 4
     else:
@@ -730,7 +636,6 @@ def test_a_timeout_is_not_reported_as_a_dead_worker(urls, tmp_path):
         next(iter(source))
     assert "memory" not in str(caught.value)
     (tmp_path / "go on").touch()
-    source.close()
 
 
 # Interrupts
@@ -794,7 +699,6 @@ def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_p
     assert list(source) == whole[0]
     interrupted_at_the_first_fetch(source, tmp_path)
     assert list(source) == whole[2]  # a new iterator is the next epoch
-    source.close()
 
 
 def key_and_process(sample):
@@ -838,7 +742,7 @@ def register_hang():
 def workers_hang(monkeypatch):
     """As at a lock that another thread held at the fork."""
     register_hang()
-    monkeypatch.setattr(workers, "_START_SECONDS", 2)
+    monkeypatch.setattr(workers, "_START_SECONDS", 0.5)
     yield partial(hanging.__setitem__, 0)
     hanging[0] = 0
 
@@ -880,20 +784,17 @@ def test_a_signal_handler_loads_a_state_while_next_waits(urls):
         signal.signal(signal.SIGUSR1, before)
     assert source.state_dict() == state
     assert list(source) == rest
-    source.close()
 
 
-@pytest.mark.parametrize("cut", [0, 2])
-def test_a_worker_that_hangs_at_the_fork_is_replaced(cut, urls, workers_hang, monkeypatch):
+def test_a_worker_that_hangs_at_the_fork_is_replaced(urls, workers_hang, monkeypatch):
     monkeypatch.setattr(workers, "_STARTS", 20)  # under load a sound one may take longer than here is allowed
     whole, before = list(loader(urls, lanes=2)), psutil.Process().children()
     source = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
-    after(source, cut)
-    resumed = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
-    resumed.load_state_dict(source.state_dict())
+    after(source, 2)
+    resumed = loaded(loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork"), source.state_dict())
     source.close()
     workers_hang(1)
-    assert list(resumed) == whole[cut:]
+    assert list(resumed) == whole[2:]
     resumed.close()
     assert (hanging[0], psutil.Process().children()) == (0, before)
 
@@ -902,13 +803,12 @@ def test_workers_that_always_hang_at_the_fork(urls, workers_hang):
     before = psutil.Process().children()
     source = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
     workers_hang(200)
-    with pytest.raises(wp.WorkerError, match=r"\(pid \d+, \d+\) did not run within 6 seconds: .*forkserver"):
+    with pytest.raises(wp.WorkerError, match=r"\(pid \d+, \d+\) did not run within 1\.5 seconds: .*forkserver"):
         next(iter(source))
     assert psutil.Process().children() == before
     workers_hang(0)
     source.load_state_dict(source.state_dict())
     assert list(source) == list(loader(urls, lanes=2))
-    source.close()
 
 
 ENDS = """
@@ -970,7 +870,6 @@ def test_why_a_worker_has_ended(ended, why, urls):
     source = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="fork")
     with pytest.raises(wp.WorkerError, match=why):
         next(iter(source))
-    source.close()
 
 
 def test_a_new_iterator_replaces_dead_workers(tmp_path):
@@ -981,7 +880,6 @@ def test_a_new_iterator_replaces_dead_workers(tmp_path):
     kill(*worker_processes(before))
     whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(2)]
     assert list(source) == whole[1]
-    source.close()
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -1145,9 +1043,8 @@ def test_workers_end_when_the_main_process_is_killed(kind, tmp_path):
                 worker.kill()
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_closed_loader_keeps_its_state_and_can_be_iterated(workers, urls):
-    source = loader(urls, num_workers=workers)
+def test_a_closed_loader_keeps_its_state_and_can_be_iterated(urls):
+    source = loader(urls, num_workers=1)
     whole = [list(source) for _ in range(2)]
     source.set_epoch(0)
     items = after(source, 2)
@@ -1159,7 +1056,6 @@ def test_a_closed_loader_keeps_its_state_and_can_be_iterated(workers, urls):
     source.load_state_dict(state)
     assert list(source) == whole[0][2:]
     assert list(source) == whole[1]
-    source.close()
 
 
 # What is refused
@@ -1181,10 +1077,6 @@ def ranks_of(urls, world_size, cut=1, **options):
     return states
 
 
-def changed(state, **changes):
-    return {**state, **changes}
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -1196,18 +1088,18 @@ def changed(state, **changes):
         (lambda states: [*states, states[1]], "rank 1 is there more than once"),
         (lambda states: [states[0], states[1], states[1]], "rank 2 is missing and rank 1 is there more than once"),
         (
-            lambda states: [*states[:2], changed(states[2], step=2)],
+            lambda states: [*states[:2], states[2] | {"step": 2}],
             r"different steps \(rank 0 at 1, rank 1 at 1, rank 2 at 2\).*lost or repeated",
         ),
-        (lambda states: [*states[:2], changed(states[2], epoch=1)], "differ in 'epoch': 0, 0, 1"),
-        (lambda states: [*states[:2], changed(states[2], seed=6)], "differ in 'seed': 5, 5, 6"),
+        (lambda states: [*states[:2], states[2] | {"epoch": 1}], "differ in 'epoch': 0, 0, 1"),
+        (lambda states: [*states[:2], states[2] | {"seed": 6}], "differ in 'seed': 5, 5, 6"),
         (
-            lambda states: [*states[:2], changed(states[2], fingerprint="x", data="0" * 8)],
+            lambda states: [*states[:2], states[2] | {"fingerprint": "x", "data": "0" * 8}],
             "are of other shards",
         ),
-        (lambda states: [*states[:2], changed(states[2], graph=["shard_list"])], "differ in 'graph'"),
-        (lambda states: [*states[:2], changed(states[2], lane_count=6)], "differ in 'lane_count': 3, 3, 6"),
-        (lambda states: [*states[:2], changed(states[2], version=1)], "has format version 1"),
+        (lambda states: [*states[:2], states[2] | {"graph": ["shard_list"]}], "differ in 'graph'"),
+        (lambda states: [*states[:2], states[2] | {"lane_count": 6}], "differ in 'lane_count': 3, 3, 6"),
+        (lambda states: [*states[:2], states[2] | {"version": 1}], "has format version 1"),
     ],
 )
 def test_states_that_are_not_of_all_ranks_at_one_step_are_refused(edit, message, even_urls):
@@ -1311,69 +1203,6 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, lanes, urls):
     next(items)
 
 
-DAMAGED_PARTITIONS = {
-    "nothing": lambda partition: {},
-    "no history": lambda partition: {**partition, "history": None},
-    "no remainders": lambda partition: {**partition, "remainders": None},
-    "a size too many": lambda partition: {**partition, "sizes": [*partition["sizes"], [1, 1]]},
-    "samples that there are not": lambda partition: {**partition, "sizes": [[1000, 3]]},
-    "a size too few": lambda partition: {**partition, "history": [[[[7, 1]], partition["history"][0][1]]]},
-    "no numbers": lambda partition: {**partition, "sizes": [["a", 3]]},
-    "no numbers of opened shards": lambda partition: {
-        **partition,
-        "history": [[partition["history"][0][0], [["a", 2]]]],
-    },
-    "less than nothing": lambda partition: {**partition, "sizes": [[-1, 1], *partition["sizes"]]},
-    "a remainder without an end": lambda partition: {
-        **partition,
-        "remainders": [[*partition["remainders"][0][:3], "q", *partition["remainders"][0][4:]]],
-    },
-    "a remainder without a beginning": lambda partition: {
-        **partition,
-        "remainders": [[*partition["remainders"][0][:2], None, *partition["remainders"][0][3:]]],
-    },
-    "no counts": lambda partition: {**partition, "counts": {"delivered": "x"}},
-    "without end": lambda partition: {**partition, "history": [[None, [[0, 10**15]]]]},
-    "of another lane": lambda partition: {**partition, "remainders": [[7, *partition["remainders"][0][1:]]]},
-    "of another partition": lambda partition: {**partition, "remainders": [[0, 3, *partition["remainders"][0][2:]]]},
-    "no position": lambda partition: {**partition, "remainders": [[*partition["remainders"][0][:4], 5]]},
-    "a position in another chain": lambda partition: {
-        **partition,
-        "remainders": [[*partition["remainders"][0][:4], [2, {}]]],
-    },
-    "a position without end": lambda partition: {
-        **partition,
-        "remainders": [[*partition["remainders"][0][:4], [10**15, {}]]],
-    },
-    "a position that cannot be": lambda partition: {
-        **partition,
-        "remainders": [[*partition["remainders"][0][:4], [5, {"4": {"left": "x"}}]]],
-    },
-}
-
-
-@pytest.mark.parametrize(("damage", "lanes"), list(zip(DAMAGED_PARTITIONS, itertools.cycle([3, 4]))))
-def test_a_damaged_partition_is_refused_and_changes_nothing(damage, lanes, urls):
-    """In a state of an epoch that was repartitioned; as above."""
-    make = lambda lanes: wp.PipeLoader(  # noqa: E731
-        samples(urls, samples_per_shard=[3, 0, 5, 2, 4]).shuffle_buffer(3), batch_size=2, collate=keys_of, lanes=lanes
-    )
-    source, again, target = make(2), make(3), make(lanes)
-    after(source, 3)
-    again.load_state_dict(source.state_dict())
-    after(again, 1)
-    state = through_json(again.state_dict())
-    assert state == again.state_dict()  # it is of plain JSON types
-    items = after(target, 1)
-    kept = target.state_dict()
-    target.load_state_dict(state)
-    target.load_state_dict(kept)
-    with pytest.raises(wp.StateError, match="damaged"):
-        target.load_state_dict({**state, "partition": DAMAGED_PARTITIONS[damage](state["partition"])})
-    assert target.state_dict() == kept
-    del items
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -1404,19 +1233,6 @@ def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(urls):
         wp.PipeLoader(shuffled(urls).shuffle())
 
 
-@pytest.mark.parametrize("lanes", [3, 2])
-def test_a_loaded_state_does_not_alias_what_was_passed(lanes, urls):
-    source = loader(urls, lanes=3)
-    after(source, 4)
-    state = source.state_dict()
-    expected, resumed = loader(urls, lanes=lanes), loader(urls, lanes=lanes)
-    expected.load_state_dict(copy.deepcopy(state))
-    resumed.load_state_dict(state)
-    ruin(state)
-    assert resumed.state_dict() == expected.state_dict()
-    assert list(resumed) == list(expected)
-
-
 def held_up(directory, key, sample):
     """Reports that a sample has come, and waits until the test lets it continue."""
     if sample["__key__"] == key:
@@ -1425,7 +1241,7 @@ def held_up(directory, key, sample):
     return sample
 
 
-@pytest.mark.parametrize(("workers", "at"), [(0, 0), (0, 2), (1, 2)])
+@pytest.mark.parametrize(("workers", "at"), [(0, 2), (1, 2)])
 def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path):
     pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
     source = wp.PipeLoader(
@@ -1443,7 +1259,6 @@ def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_pat
     assert "it was closed" in str(error)
     source.load_state_dict(source.state_dict())
     assert flat(given) + flat(source) == EVERY
-    source.close()
 
 
 def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
@@ -1460,7 +1275,6 @@ def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
     (tmp_path / "go on").touch()
     thread.join(120)
     assert flat(got) == EVERY
-    source.close()
 
 
 def test_batches_of_what_is_no_sample_are_warned_of(urls):

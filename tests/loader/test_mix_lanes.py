@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import FIFTY, flat, keys_of, samples, through_json
+from pipelines import FIFTY, flat, keys_of, loaded, samples, through_json
 from tars import tar
 
 import wds_pipes as wp
@@ -70,8 +70,7 @@ def test_resumes_exactly_at_every_place(epoch_end, mixed, fifty):
             batches.append(batch)
             states.append(through_json(source.state_dict()))
     for place, state in enumerate(states):
-        again = make()
-        again.load_state_dict(state)
+        again = loaded(make(), state)
         assert again.state_dict() == state
         assert list(itertools.islice(itertools.chain(again, again, again), len(batches) - place)) == batches[place:]
 
@@ -84,8 +83,7 @@ def test_any_number_of_workers(fifty):
         assert list(itertools.islice(batches, 5)) == expected[:5]
         state = source.state_dict()
         source.close()
-        again = load(fifty, lanes=4, num_workers=4 - workers)
-        again.load_state_dict(state)
+        again = loaded(load(fifty, lanes=4, num_workers=4 - workers), state)
         assert list(again) == expected[5:]
         again.close()
 
@@ -106,8 +104,7 @@ def test_with_drop_last_all_batches_are_full(batch_size, samples_per_shard, fift
     if samples_per_shard:
         assert len(source) == len(batches)
     for place, state in enumerate(states[:-1]):
-        again = make()
-        again.load_state_dict(state)
+        again = loaded(make(), state)
         assert again.remaining() in (None, len(batches) - place - 1)
         assert list(again) == batches[place + 1 :]
     cut = flat(make().with_epoch(samples=80))
@@ -271,8 +268,7 @@ def test_an_error_in_a_lane_loses_nothing(fifty):
         got.extend(source)
     state = source.state_dict()
     broken.clear()
-    again = make()
-    again.load_state_dict(state)
+    again = loaded(make(), state)
     assert got + list(again) == list(make())
 
 

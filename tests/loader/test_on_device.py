@@ -138,8 +138,7 @@ def test_after_an_error_the_batch_comes_again(shards):
     assert found == expected[:2]
     assert calls == expected[:3]
     state = loader.state_dict()
-    loader = encoded_batches(shards, on_device=fails_once)
-    loader.load_state_dict(state)
+    loader = loaded(encoded_batches(shards, on_device=fails_once), state)
     assert [batch["__key__"] for batch in loader] == expected[2:]
 
 

@@ -13,7 +13,7 @@ import torch
 from chains import NodeLoader
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import after, flat, through_json
+from pipelines import after, flat, loaded, through_json
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from torchdata.nodes import IterableWrapper, Loader, MapStyleWrapper, Prefetcher
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -109,8 +109,7 @@ def test_the_state_is_of_the_iterator_that_moved_last():
     first, second = after(sampler, 3), after(sampler, 7)
     assert sampler.state_dict()["position"] == 7
     next(first)
-    resumed = order()
-    resumed.load_state_dict(sampler.state_dict())
+    resumed = loaded(order(), sampler.state_dict())
     assert list(resumed) == list(first)
     assert list(second) == epochs(2)[1][7:]
 
@@ -120,8 +119,7 @@ def test_a_huge_order_takes_no_memory():
     try:
         sampler = order(10**9)
         items = after(sampler, 1)
-        resumed = order(10**9)
-        resumed.load_state_dict({**sampler.state_dict(), "position": 10**9 - 2})
+        resumed = loaded(order(10**9), {**sampler.state_dict(), "position": 10**9 - 2})
         assert len([*iter(resumed)]) == 2  # list() asks for the length, and takes memory for it
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
         assert len(json.dumps(sampler.state_dict())) < 200
@@ -185,8 +183,7 @@ def test_resumes_exactly_with_workers(workers, cut):
         if cut >= 7 and count == 6:
             assert next(items, None) is None
     state = first.state_dict()
-    second = loader()
-    second.load_state_dict(state)
+    second = loaded(loader(), state)
     rest = lists(second)
     following = lists(second)
     expected = [squares(0), squares(1), squares(2)]
@@ -199,14 +196,12 @@ def test_a_state_of_a_loader_after_an_epoch_that_set_epoch_selected():
     """The state is at the end of this epoch, and the caller selects the next one."""
     loader = Loader(MapStyleWrapper(Squares(), order()))
     assert [list(loader), list(loader)] == [squares(0), squares(1)]
-    again = Loader(MapStyleWrapper(Squares(), order()))
-    again.load_state_dict(through_json(loader.state_dict()))
+    again = loaded(Loader(MapStyleWrapper(Squares(), order())), through_json(loader.state_dict()))
     assert list(again) == squares(2)
     sampler = order()
     sampler.set_epoch(1)
     assert len(list(sampler)) == N
-    resumed = order()
-    resumed.load_state_dict(sampler.state_dict())
+    resumed = loaded(order(), sampler.state_dict())
     assert list(resumed) == []
     assert list(resumed) == epochs(3)[2]
 

@@ -267,7 +267,6 @@ def test_every_kind_of_object_arrives_equal(tmp_path):
         assert equal(batch["empty"], expected["empty"])
         assert equal(batch["scalars"], expected["scalars"])
         assert equal(batch["containers"], expected["containers"])
-    loader.close()
 
 
 SIZES = st.sampled_from([0, 1, 5, 4_000, 4_097, 20_000])
@@ -488,9 +487,6 @@ def test_a_forked_child_reads_the_batch_that_its_parent_had(tmp_path):
     os.write(go, b"x")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(list(items)) == 19
-    os.close(start)
-    os.close(go)
-    loader.close()
 
 
 @needs_blocks
@@ -507,7 +503,6 @@ def test_blocks_that_are_too_large_are_closed(tmp_path):
     for _ in items:
         pass
     assert largest() <= 8 * LARGE
-    loader.close()
 
 
 @needs_blocks
@@ -569,7 +564,6 @@ def test_without_memory_blocks_batches_arrive_as_in_torch(how, tmp_path, monkeyp
     assert set(blocks()) <= before
     assert len(batches) == 10
     assert all(map(is_filled, batches))
-    loader.close()
 
 
 # Nothing is left
@@ -701,7 +695,6 @@ def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_pa
         wp.WorkerError, match=r"(?s)worker process \d+ was killed by SIGKILL.*memory ran out.*state_dict\(\) is still"
     ):
         next(iter(loader))
-    loader.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of Windows have whole messages")
@@ -712,7 +705,6 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_a_worker_error(tm
     words = r"(?s)worker process \d+ was killed by SIGKILL.*memory ran out.*state_dict\(\) is still"
     with ThreadPoolExecutor(1) as thread, pytest.raises(wp.WorkerError, match=words):
         thread.submit(next, iter(loader)).result()
-    loader.close()
 
 
 CHILD = """
@@ -768,4 +760,3 @@ def test_pinned_batches_are_equal(kept, tmp_path):
         assert batch["tensor"].to("cuda", non_blocking=True).mean().item() == batch["number"]
         batches.append(batch)
     assert all(map(is_filled, batches))
-    loader.close()
