@@ -22,7 +22,7 @@ from queue import Empty
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import CONTEXT
+from process_group import CONTEXT
 from remote_store import FromOffset, Store, fetch_web
 from serving import serving
 from waiting import wait_for

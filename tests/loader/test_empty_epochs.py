@@ -6,6 +6,7 @@ import logging
 import warnings
 
 import pytest
+from pipelines import loaded
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader

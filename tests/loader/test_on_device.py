@@ -13,6 +13,7 @@ import pytest
 import torch
 from pictures import ODD, PIXELS, saved, turned
 from PIL import Image
+from pipelines import loaded
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards

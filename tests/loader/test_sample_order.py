@@ -150,7 +150,6 @@ def test_a_copy_has_the_position(copied):
     [
         lambda: StatefulDataLoader(Squares(), sampler=order(), batch_size=4, collate_fn=list),
         lambda: StatefulDataLoader(Squares(), sampler=order(), batch_size=4, drop_last=True, collate_fn=list),
-        lambda: StatefulDataLoader(Squares(), sampler=order(n=20), batch_size=4, collate_fn=list),
         lambda: StatefulDataLoader(Squares(), sampler=order(), batch_size=None, collate_fn=int),
         lambda: StatefulDataLoader(
             Squares(), batch_sampler=StatefulBatchSampler(order(), 4, drop_last=False), collate_fn=list
@@ -159,7 +158,7 @@ def test_a_copy_has_the_position(copied):
         lambda: NodeLoader(Prefetcher(MapStyleWrapper(Squares(), order()), 2)),
         lambda: NodeLoader(IterableWrapper(order())),
     ],
-    ids=["batches", "drop_last", "even", "single", "batch_sampler", "map_style", "prefetched", "iterable"],
+    ids=["batches", "drop_last", "single", "batch_sampler", "map_style", "prefetched", "iterable"],
 )
 def test_resumes_exactly_in(make):
     whole = check_resume(make, epochs=3)
@@ -167,7 +166,7 @@ def test_resumes_exactly_in(make):
     assert len(whole[0]) == len(whole[2])
 
 
-@pytest.mark.parametrize(("workers", "cut"), [(3, 2), (1, 6), (2, 9)])
+@pytest.mark.parametrize(("workers", "cut"), [(3, 2), (2, 9)])
 def test_resumes_exactly_with_workers(workers, cut):
     """StatefulDataLoader has sent the workers indices ahead; 6 batches are an epoch, and 7 is taken
     after its end.
@@ -206,10 +205,9 @@ def test_a_state_of_a_loader_after_an_epoch_that_set_epoch_selected():
     assert list(resumed) == epochs(3)[2]
 
 
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, True)])
-def test_in_a_plain_dataloader(workers, persistent):
+def test_in_a_plain_dataloader():
     """By sampler or batch_sampler; the state of the sampler is right between epochs."""
-    options = {"num_workers": workers, "persistent_workers": persistent}
+    options = {"num_workers": 1, "persistent_workers": True}
     for loader in (
         DataLoader(Squares(), sampler=order(), batch_size=None, **options),
         DataLoader(Squares(), sampler=order(), batch_size=4, **options),
@@ -254,7 +252,7 @@ def test_frameworks_see_that_ranks_are_divided_already():
     assert isinstance(order(), DistributedSampler)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(
     n=st.integers(1, 60),
     parts=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9)), max_size=5),

@@ -4,7 +4,6 @@ batch that is kept never changes, and nothing is left in /dev/shm.
 
 import dataclasses
 import errno
-import gc
 import itertools
 import multiprocessing.connection
 import os
@@ -351,7 +350,7 @@ def test_an_array_that_was_made_in_a_block_is_not_copied():
     assert (arrived["other"] == 1).all()
 
 
-@pytest.mark.parametrize("collate", [None, "numpy", "keep", "columns"])
+@pytest.mark.parametrize("collate", [None, "columns"])
 def test_stacked_batches_of_all_sizes_are_those_of_one_process(collate, tmp_path):
     [url] = make_shards(tmp_path, shards=1, samples=200, fields={"cls": lambda rng, number: str(number).encode()})
     pipe = wp.ShardList([url]).open_shards().load_tar().group_by_key().decode_by_ext().map_samples(unlike)
@@ -670,24 +669,6 @@ def test_nothing_is_left(how, tmp_path):
     assert [name for name in os.listdir("/dev/shm") if any(number in name.split("_") for number in numbers)] == []
 
 
-def test_close_gives_back_all_descriptors(tmp_path):
-    def run():
-        loader = wp.PipeLoader(numbered(tmp_path, 10).map_samples(filled), num_workers=2)
-        for batch in loader:
-            assert is_filled(batch)
-        loader.close()
-
-    run()
-    gc.collect()  # of earlier tests
-    before = psutil.Process().num_fds()
-    gc.disable()
-    try:
-        run()
-        assert psutil.Process().num_fds() <= before
-    finally:
-        gc.enable()
-
-
 @needs_blocks
 def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_path):
     loader = wp.PipeLoader(numbered(tmp_path).map_samples(broken_off), num_workers=1)
@@ -698,10 +679,9 @@ def test_a_worker_that_is_killed_while_it_sends_a_block_is_a_worker_error(tmp_pa
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of Windows have whole messages")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_a_worker_error(tmp_path, workers):
+def test_a_worker_that_is_killed_in_the_middle_of_a_message_is_a_worker_error(tmp_path):
     """Not a hang."""
-    loader = wp.PipeLoader(numbered(tmp_path).map_samples(cut_off), num_workers=workers)
+    loader = wp.PipeLoader(numbered(tmp_path).map_samples(cut_off), num_workers=2)
     words = r"(?s)worker process \d+ was killed by SIGKILL.*memory ran out.*state_dict\(\) is still"
     with ThreadPoolExecutor(1) as thread, pytest.raises(wp.WorkerError, match=words):
         thread.submit(next, iter(loader)).result()

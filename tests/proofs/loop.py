@@ -20,8 +20,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 from amount import parser, rounds
-from launch import CONTEXT
 from loops import Ledger, make_data, play
+from process_group import CONTEXT
 from warm import PRELOADED
 
 CONTEXT.set_forkserver_preload(PRELOADED)

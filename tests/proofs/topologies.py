@@ -18,7 +18,8 @@ import warnings
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 from amount import parser, rounds
-from launch import CONTEXT, Tally, Topology, run_pairs
+from launch import Tally, Topology, run_pairs
+from process_group import CONTEXT
 from warm import PRELOADED
 
 from wds_pipes.tar import index_shards

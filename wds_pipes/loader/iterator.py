@@ -207,7 +207,7 @@ class Progress:
             live.stop(_replaced(f"{newer}; build a second loader to iterate twice at once"))
         self._live = weakref.ref(iterator)
         run, self.paused = self.paused, None
-        return run
+        return run if self.workers.running else None  # not in a forked child, to which the workers do not belong
 
     def _replace(self, why: str) -> None:
         """Stop the iterator in use, and drop what it has left to the next one."""
