@@ -274,7 +274,7 @@ class LoaderIterator:
             start = time.perf_counter()
             found = self._next()
             if self._error is not None:  # perhaps of a signal handler that loaded a state meanwhile
-                found = self._error
+                found = self._error  # type: ignore[unreachable]
             if not isinstance(found, Exception):
                 self._tally.handed_over(start)
                 if self._bar is not None:

@@ -347,7 +347,6 @@ class PipeLoader:
          - ``lane_imbalance``: by how many batches the first lane is ahead of the last.
         """
         progress = self._progress
-        # the tally has its own position: a state may have been loaded since
         live, counts = progress.tally, self.counts()
         found = {
             "epoch": float(self._plan.epoch(progress.position)),
@@ -356,9 +355,9 @@ class PipeLoader:
         }
         if live is None:
             return found
-        at, before = live.stands or (progress.at or progress.position, None)
+        at, before = live.stands  # not the position of the loader: a state may have been loaded since
         delivered = [lane["delivered"] for lane in at.states.values()]
-        samples = 0 if before is None else self._plan.counts(at)["delivered"] - before
+        samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 
     def remaining(self) -> int | None:
