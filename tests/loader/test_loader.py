@@ -566,50 +566,49 @@ def test_max_errors_before_interleaved_shards(limit, tmp_path):
 
 
 def test_a_timeout_is_not_reported_as_a_dead_worker(urls, tmp_path):
-    slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
-    source = wp.PipeLoader(
-        slow, batch_size=2, collate=keys_of, num_workers=1, multiprocessing_context="fork", timeout_seconds=0.5
-    )
+    pipe = samples(urls).map_samples(partial(held_up, tmp_path, None))
+    source = wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="fork", timeout_seconds=0.5)
     with pytest.raises(
         wp.WorkerError, match=r"timed out after 0\.5 seconds, timeout_seconds: no worker died"
     ) as caught:
         next(iter(source))
     assert "memory" not in str(caught.value)
-    (tmp_path / "go on").touch()
 
 
 # Interrupts
 
 
-def interrupted_at_the_first_fetch(source, directory):
-    """An iterator that KeyboardInterrupt interrupted in its first next(), while the first batch was
-    made.
-    """
-    began, go_on = directory / "began", directory / "go on"
-    for path in (began, go_on):
-        path.unlink(missing_ok=True)
-    items, main = iter(source), threading.get_ident()
-
-    def interrupt():
-        while not began.exists():
-            time.sleep(0.01)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        next(items)
-    go_on.touch()
-    thread.join(60)
-    return items
-
-
-def waiting(directory, sample):
-    """Returns the sample once a file says so."""
-    (directory / "began").touch()
-    while not (directory / "go on").exists():
-        time.sleep(0.01)
+def held_up(directory, key, sample):
+    """Reports that a sample, or any, has come, and waits until ``meanwhile`` lets it continue."""
+    if key in (None, sample["__key__"]):
+        (directory / "waits").touch()
+        wait_for((directory / "go on").exists)
     return sample
+
+
+def held(urls, directory, key=None, workers=0):
+    """A loader of single samples in order, which waits at one of them, or at the first one."""
+    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, directory, key))
+    return wp.PipeLoader(
+        pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None
+    )
+
+
+@contextlib.contextmanager
+def meanwhile(directory, what):
+    """Does something in another thread while a sample waits."""
+
+    def run():
+        wait_for((directory / "waits").exists)
+        what()
+        (directory / "go on").touch()
+
+    for name in ("waits", "go on"):
+        (directory / name).unlink(missing_ok=True)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(120)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -617,17 +616,12 @@ def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_p
     """The error says how to continue. The state is the one before the interrupt, also where nothing
     had been returned.
     """
-    slow = shuffled(urls).map_samples(partial(waiting, tmp_path))
-    source = wp.PipeLoader(
-        slow,
-        batch_size=2,
-        collate=keys_of,
-        num_workers=workers,
-        lanes=2,
-        multiprocessing_context="fork" if workers else None,
-    )
+    source = held(urls, tmp_path, None, workers)
     beginning = source.state_dict()
-    items = interrupted_at_the_first_fetch(source, tmp_path)
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGINT)
+    items = iter(source)
+    with meanwhile(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
+        next(items)
     for _ in range(2):
         with pytest.raises(
             RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"
@@ -635,10 +629,11 @@ def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_p
             next(items)
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())
-    whole = [list(epochs) for epochs in [loader(urls, lanes=2)] for _ in range(3)]
-    assert list(source) == whole[0]
-    interrupted_at_the_first_fetch(source, tmp_path)
-    assert list(source) == whole[2]  # a new iterator is the next epoch
+    assert sorted(flat(source)) == EVERY
+    with meanwhile(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
+        next(iter(source))
+    next(iter(source))  # a new iterator is the next epoch
+    assert source.state_dict()["epoch"] == 2
 
 
 def key_and_process(sample):
@@ -685,45 +680,6 @@ def workers_hang(monkeypatch):
     monkeypatch.setattr(workers, "_START_SECONDS", 0.5)
     yield partial(hanging.__setitem__, 0)
     hanging[0] = 0
-
-
-tells = mmap.mmap(-1, 1)  # whether a worker is to send a signal; it then waits until the signal was handled
-
-
-def tell_main_process(sample):
-    if tells[0]:
-        os.kill(os.getppid(), signal.SIGUSR1)
-        while tells[0]:
-            time.sleep(0.01)
-    return sample
-
-
-def test_a_signal_handler_loads_a_state_while_next_waits(urls):
-    """The state stays, and not what ``next()`` was at."""
-    make = lambda: wp.PipeLoader(  # noqa: E731
-        shuffled(urls).map_samples(tell_main_process), batch_size=2, collate=keys_of, epoch_end="exact", lanes=2,
-        num_workers=1, multiprocessing_context="fork",
-    )  # fmt: skip
-    first = make()
-    items = after(first, 3)
-    state, rest = first.state_dict(), list(items)
-    first.close()
-    source = make()
-
-    def load(number, frame):
-        tells[0] = 0
-        source.load_state_dict(state)
-
-    before = signal.signal(signal.SIGUSR1, load)
-    try:
-        tells[0] = 1
-        with pytest.raises(wp.StateError, match="a state was loaded: continue with a new iter"):
-            next(iter(source))
-    finally:
-        tells[0] = 0
-        signal.signal(signal.SIGUSR1, before)
-    assert source.state_dict() == state
-    assert list(source) == rest
 
 
 def test_a_worker_that_hangs_at_the_fork_is_replaced(urls, workers_hang, monkeypatch):
@@ -1118,48 +1074,51 @@ def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(urls):
         wp.PipeLoader(shuffled(urls).shuffle())
 
 
-def held_up(directory, key, sample):
-    """Reports that a sample has come, and waits until the test lets it continue."""
-    if sample["__key__"] == key:
-        (directory / "waits").touch()
-        wait_for((directory / "go on").exists)
-    return sample
-
-
-@pytest.mark.parametrize(("workers", "at"), [(0, 2), (1, 2)])
-def test_close_while_another_thread_waits_for_a_batch(workers, at, urls, tmp_path):
-    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[at]))
-    source = wp.PipeLoader(
-        pipe, batch_size=1, collate=keys_of, num_workers=workers, multiprocessing_context="fork" if workers else None
-    )
-    found = []
-    thread = threading.Thread(target=lambda: found.append(until_error(source)), daemon=True)
-    thread.start()
-    wait_for((tmp_path / "waits").exists)
-    source.close()
-    (tmp_path / "go on").touch()
-    thread.join(120)
-    given, error, _ = found[0]
-    assert type(error) is wp.StateError
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_thread_closes_while_next_waits(workers, urls, tmp_path):
+    source = held(urls, tmp_path, EVERY[2], workers)
+    with meanwhile(tmp_path, source.close):
+        given, error, _ = until_error(source)
+    assert isinstance(error, wp.StateError)
     assert "it was closed" in str(error)
     source.load_state_dict(source.state_dict())
     assert flat(given) + flat(source) == EVERY
 
 
+@pytest.mark.parametrize(
+    ("workers", "does", "raised", "said"),
+    [
+        (0, lambda source, state: source.close(), wp.StateError, "it was closed"),
+        (0, lambda source, state: (source.close(), sys.exit(3)), SystemExit, "3"),
+        (0, lambda source, state: source.load_state_dict(state), wp.StateError, "a state was loaded"),
+        (1, lambda source, state: source.load_state_dict(state), wp.StateError, "a state was loaded"),
+    ],
+)
+def test_a_signal_handler_acts_while_next_waits(workers, does, raised, said, urls, tmp_path):
+    """A state that it loads stays, and not what ``next()`` was at."""
+    source = held(urls, tmp_path, EVERY[2], workers)
+    items = after(source, 1)
+    state = source.state_dict()
+    before = signal.signal(signal.SIGUSR1, lambda *_: does(source, state))
+    send = partial(os.kill, os.getpid(), signal.SIGUSR1)
+    try:
+        with meanwhile(tmp_path, send), pytest.raises(raised, match=said):
+            next(items)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert source.state_dict() == state
+    source.load_state_dict(state)
+    assert flat(source) == EVERY[1:]
+
+
 def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
     """The thread that was first goes on."""
-    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[0]))
-    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of)
-    items, got = iter(source), []
-    thread = threading.Thread(target=lambda: got.extend(items), daemon=True)
-    thread.start()
-    wait_for((tmp_path / "waits").exists)
-    for again in (items, iter(source)):
-        with pytest.raises(RuntimeError, match=r"another thread is in next\(\) of this loader"):
-            next(again)
-    (tmp_path / "go on").touch()
-    thread.join(120)
-    assert flat(got) == EVERY
+    source, errors = held(urls, tmp_path, EVERY[0]), []
+    items = iter(source)
+    with meanwhile(tmp_path, lambda: errors.extend(until_error(each)[1] for each in (items, source))):
+        assert flat(items) == EVERY
+    assert [type(error) for error in errors] == [RuntimeError] * 2
+    assert re.search(r"another thread is in next\(\) of this loader", str(errors[0]))
 
 
 def test_batches_of_what_is_no_sample_are_warned_of(urls):
@@ -1167,33 +1126,6 @@ def test_batches_of_what_is_no_sample_are_warned_of(urls):
     with pytest.warns(UserWarning, match=r"items of this chain are members of shards, not samples: group_by_key\(\)"):
         wp.PipeLoader(members, batch_size=2)
     assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
-
-
-@pytest.mark.parametrize("exits", [False, True])
-def test_close_in_a_signal_handler(exits, urls, tmp_path):
-    pipe = samples(urls, shuffle=False).map_samples(partial(held_up, tmp_path, EVERY[2]))
-    source = wp.PipeLoader(pipe, batch_size=1, collate=keys_of)
-
-    def leave(*_):
-        source.close()
-        (tmp_path / "go on").touch()
-        if exits:
-            sys.exit(3)
-
-    def send():
-        wait_for((tmp_path / "waits").exists)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    given = []
-    before = signal.signal(signal.SIGUSR1, leave)
-    try:
-        threading.Thread(target=send, daemon=True).start()
-        with pytest.raises(SystemExit if exits else wp.StateError) as caught:
-            given.extend(source)
-        assert exits or "it was closed" in str(caught.value)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert len(given) < 3
 
 
 @pytest.mark.parametrize("make", [lambda pipe: pipe, lambda pipe: pipe.as_dataset()], ids=["pipe", "dataset"])

@@ -445,8 +445,9 @@ class Ranges:
             epoch: the epoch.
             terms: how epochs are divided.
         """
-        if not self.history and all(state["position"] is None and not state["ended"] for state in states.values()):
-            return Ranges.of(lanes, epoch, terms)  # no lane has begun it
+        begun = any(state["position"] is not None or state["ended"] for state in states.values())
+        if terms.mode == "loop" and not self.history and not begun:
+            return Ranges.of(lanes, epoch, terms)
         source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
         shares, samples, divides = self.shares(source, epoch), self.samples(), source.divides_shards
         # then each lane counts as having opened its whole share, and continues as a whole

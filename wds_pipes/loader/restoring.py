@@ -233,8 +233,8 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     ended = [lane["ended"] for lane in lanes.values()]
     if (whole or plan.mode != "exact") and all(ended):
         return plan.beginning(saved.epoch + 1, count if fits else None)
-    if not begun:
-        return plan.beginning(saved.epoch, count if fits and kind is plan.kind else None)
+    if not begun and kind is not plan.kind:
+        return plan.beginning(saved.epoch)
     positions: list[Any] = [lane["position"] for lane in lanes.values() if lane["position"] is not None]
     if not plan.endless and (old.later or any(position[0].get("epoch", 0) for position in positions)):
         raise StateError(
