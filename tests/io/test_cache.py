@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import CONTEXT
+from process_group import CONTEXT
 from remote_store import Known, Store
 from waiting import wait_for
 

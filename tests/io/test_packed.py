@@ -5,7 +5,7 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import CONTEXT
+from process_group import CONTEXT
 
 from wds_pipes.io.packed import Packed, PackedInts
 from wds_pipes.io.urls import identify, redact, relative_names

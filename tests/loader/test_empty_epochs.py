@@ -6,6 +6,7 @@ import logging
 import warnings
 
 import pytest
+from pipelines import loaded
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -81,8 +82,7 @@ def test_the_state_stays_at_the_beginning_of_the_epoch(host, urls):
             next(passing)
     state = source.state_dict()
     assert (state["epoch"], state["counts"]["filtered"]) == (3, 0)
-    again = host(pipe(urls, "jpeg", shuffle=True))
-    again.load_state_dict(state)
+    again = loaded(host(pipe(urls, "jpeg", shuffle=True)), state)
     with pytest.raises(SampleError, match=SEEN):
         list(again)
     with pytest.raises(SampleError, match=SEEN):

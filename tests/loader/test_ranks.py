@@ -34,61 +34,56 @@ def group(tmp_path, monkeypatch):
     dist.destroy_process_group()
 
 
+BOTH = {"RANK": "3", "WORLD_SIZE": "5"}
+SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "5"}
+
+
 @pytest.fixture
-def environment(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "5")
-
-
-def test_alone():
-    assert find_rank() == Rank(0, 1)
-
-
-def test_environment(environment):
-    assert find_rank() == Rank(3, 5)
-
-
-def test_one_name_of_the_environment_is_not_enough(monkeypatch):
-    monkeypatch.setenv("RANK", "3")
-    assert find_rank() == Rank(0, 1)
-
-
-def test_slurm_variables_are_ignored(monkeypatch):
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    monkeypatch.setenv("SLURM_NTASKS", "5")
-    assert find_rank() == Rank(0, 1)
-
-
-def test_a_process_group_comes_before_the_environment(environment, group):
-    assert find_rank() == Rank(0, 1)
-
-
-def test_arguments_come_before_all(environment, group):
-    assert find_rank(1, 2) == Rank(1, 2)
-    assert find_rank(0, 1) == Rank(0, 1)
+def around(monkeypatch):
+    return lambda environment: [monkeypatch.setenv(name, value) for name, value in environment.items()]
 
 
 @pytest.mark.parametrize(
-    ("rank", "world_size", "message"),
+    ("environment", "arguments", "expected"),
     [
-        (0, None, "both rank and world_size"),
-        (None, 2, "both rank and world_size"),
-        (2, 2, "below world_size, not 2 of 2"),
-        (-1, 2, "at least 0"),
-        (0, 0, "not 0 of 0"),
+        ({}, (), (0, 1)),
+        (BOTH, (), (3, 5)),
+        ({"RANK": "3"}, (), (0, 1)),
+        (SLURM, (), (0, 1)),
+        (BOTH, (1, 2), (1, 2)),
+        (BOTH, (0, 1), (0, 1)),
     ],
 )
-def test_wrong_values_are_refused(rank, world_size, message, environment):
-    with pytest.raises(ValueError, match=message):
-        find_rank(rank, world_size)
+def test_where_a_rank_comes_from(environment, arguments, expected, around):
+    around(environment)
+    assert find_rank(*arguments) == expected
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [("5", "5"), ("-1", "2"), ("one", "2")])
-def test_wrong_values_in_the_environment_are_refused(rank, world_size, monkeypatch):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    with pytest.raises(ValueError, match="rank|RANK|one"):
-        find_rank()
+def test_a_process_group_comes_before_the_environment(urls, around, group):
+    around(BOTH)
+    assert find_rank() == (0, 1)
+    assert find_rank(1, 2) == (1, 2)
+    assert make(urls).state_dict()["world_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "error", "message"),
+    [
+        (BOTH, (0, None), ValueError, "both rank and world_size"),
+        (BOTH, (None, 2), ValueError, "both rank and world_size"),
+        (BOTH, (2, 2), ValueError, "below world_size, not 2 of 2"),
+        (BOTH, (-1, 2), ValueError, "at least 0"),
+        (BOTH, (0, 0), ValueError, "not 0 of 0"),
+        (BOTH, ("0", "2"), TypeError, "rank must be an int, not '0'"),
+        (BOTH | {"RANK": "5"}, (), ValueError, "not 5 of 5 .by RANK and WORLD_SIZE"),
+        (BOTH | {"RANK": ""}, (), ValueError, "the environment variable RANK must be a number, not ''"),
+        (BOTH | {"WORLD_SIZE": "two"}, (), ValueError, "the environment variable WORLD_SIZE must be a number"),
+    ],
+)
+def test_wrong_values_are_refused(environment, arguments, error, message, around):
+    around(environment)
+    with pytest.raises(error, match=message):
+        find_rank(*arguments)
 
 
 def make(urls, **options):
@@ -113,22 +108,12 @@ def test_the_number_of_lanes_must_fit_the_ranks(urls):
         list(make(urls, rank=0, world_size=2, lanes=3))
 
 
-def test_a_process_group_is_seen_by_a_loader(urls, environment, group):
-    assert make(urls).state_dict()["world_size"] == 1
-
-
-def test_ranks_of_uncounted_shards_are_refused_unless_they_may_differ(urls):
-    """Ranks with different numbers of batches let training hang."""
-    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key()
-    with pytest.raises(ValueError, match=r"samples_per_shard.*epoch_end='exact'"):
-        list(wp.PipeLoader(pipe, rank=0, world_size=2))
-
-
-def test_a_source_that_gives_every_rank_all_samples_warns(environment, tmp_path):
+def test_a_source_that_gives_every_rank_all_samples_warns(around, tmp_path):
     """A pipe, a pipe in a DataLoader, a node and a dataset do; a PipeLoader partitions, and a
     single rank has nothing to share.
     """
     urls = make_shards(tmp_path, shards=1, samples=2)
+    around(BOTH)
     for read in (
         lambda: list(wp.ShardList(urls)),
         lambda: list(DataLoader(wp.ShardList(urls), batch_size=None)),
@@ -141,19 +126,6 @@ def test_a_source_that_gives_every_rank_all_samples_warns(environment, tmp_path)
         alone.delenv("RANK")
         assert [ref.url for ref in wp.ShardList(urls)] == urls
     list(wp.PipeLoader(wp.ShardList(urls).open_shards().load_tar().group_by_key(), epoch_end="exact"))
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [("", "2"), ("1", "two")])
-def test_the_environment_variable_is_named(rank, world_size, monkeypatch):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    with pytest.raises(ValueError, match=r"the environment variable (RANK|WORLD_SIZE) must be a number, not '"):
-        find_rank()
-
-
-def test_a_rank_as_text_is_refused():
-    with pytest.raises(TypeError, match="rank must be an int, not '0'"):
-        find_rank("0", "2")
 
 
 DIFFERENT = {

@@ -18,8 +18,8 @@ import tempfile
 import time
 
 from amount import parser, rounds
-from launch import CONTEXT
 from loops import Ledger, make_data, play
+from process_group import CONTEXT
 from warm import PRELOADED
 
 CONTEXT.set_forkserver_preload(PRELOADED)

@@ -15,7 +15,8 @@ import tempfile
 import warnings
 
 from amount import parser, rounds
-from launch import CONTEXT, Tally, Topology, run_pairs
+from launch import Tally, Topology, run_pairs
+from process_group import CONTEXT
 from warm import PRELOADED
 
 from wds_pipes.tar import index_shards

@@ -1,53 +1,20 @@
-"""Ranks as real processes in one torch.distributed group, and a check that an epoch resumes from
-any topology on any other.
-"""
+"""A check that an epoch resumes from any topology of real ranks and workers on any other."""
 
 import json
-import multiprocessing
 import os
-import tempfile
 from collections import Counter
 from typing import NamedTuple
 
 import torch.distributed as dist
 from pipelines import keys_of, samples
+from process_group import launch
 
 import wds_pipes as wp
-
-CONTEXT = multiprocessing.get_context("forkserver")
 
 # in the middle of a shuffle, with half-filled batches in the workers; the same later; the end of
 # the epoch
 CUTS = (2, 6, None)
 STOP = 2  # the batches of each rank between the second start and the third
-
-
-def launch(ranks, function, *arguments, timeout_seconds=300):
-    """Run ``function(*arguments)`` on ``ranks`` ranks."""
-    with tempfile.TemporaryDirectory() as directory:
-        processes = [
-            CONTEXT.Process(target=_rank, args=(rank, ranks, f"file://{directory}/group", function, arguments))
-            for rank in range(ranks)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(timeout_seconds)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-    if codes != [0] * ranks:
-        raise RuntimeError(f"the ranks ended with {codes}; None is one that did not end in {timeout_seconds} seconds")
-
-
-def _rank(rank, ranks, rendezvous, function, arguments):
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=ranks)
-    try:
-        function(*arguments)
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
 
 
 class Topology(NamedTuple):

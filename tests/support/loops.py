@@ -13,7 +13,7 @@ import warnings
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from launch import CONTEXT
+from process_group import CONTEXT
 
 import wds_pipes as wp
 from wds_pipes import checkpoint

@@ -3,6 +3,7 @@ benchmark of hostile states.
 """
 
 import copy
+import functools
 import hashlib
 import itertools
 import json
@@ -76,7 +77,7 @@ def take(made, count):
 
 
 class Subject:
-    """A pipeline that can be built anew, and states of it.
+    """A pipeline that can be built anew, and states of it, which are taken when they are needed.
 
     Args:
         name: for people.
@@ -85,12 +86,16 @@ class Subject:
     """
 
     def __init__(self, name, make, cuts=(0, 1, 4, 9, 60)):
-        self.name, self.make = name, make
-        self.states = []
-        for cut in cuts:
-            made = make()
-            take(made, cut)
-            self.states.append(made.state_dict())
+        self.name, self.make, self.cuts = name, make, cuts
+
+    @functools.cached_property
+    def states(self):
+        return [self.state_after(cut) for cut in self.cuts]
+
+    def state_after(self, cut):
+        made = self.make()
+        take(made, cut)
+        return made.state_dict()
 
     def load(self, state):
         """Load a state and take some items."""
@@ -118,10 +123,14 @@ class Node:
 
 
 class Described:
-    """States that are only described."""
+    """The states of other subjects, only described."""
 
-    def __init__(self, states):
-        self.name, self.states = "describe_state", states
+    def __init__(self, subjects):
+        self.name, self.subjects = "describe_state", subjects
+
+    @functools.cached_property
+    def states(self):
+        return [state for subject in self.subjects for state in subject.states if isinstance(state, dict)]
 
     def load(self, state):
         wp.describe_state(state)
@@ -131,13 +140,14 @@ class Merged(Subject):
     """The states of all ranks as a list."""
 
     def __init__(self, name, make, ranks, cuts=(0, 2, 60)):
-        self.name, self.make = name, make
-        self.states = []
-        for cut in cuts:
-            of_ranks = [make(rank=rank, world_size=ranks) for rank in range(ranks)]
-            for made in of_ranks:
-                take(made, cut)
-            self.states.append([made.state_dict() for made in of_ranks])
+        super().__init__(name, make, cuts)
+        self.ranks = ranks
+
+    def state_after(self, cut):
+        of_ranks = [self.make(rank=rank, world_size=self.ranks) for rank in range(self.ranks)]
+        for made in of_ranks:
+            take(made, cut)
+        return [made.state_dict() for made in of_ranks]
 
     def load(self, state):
         if not isinstance(state, list):
@@ -266,7 +276,7 @@ def subjects(directory):
             )
         )
     found.append(Files(loaders["loader counted"], directory / "checkpoints"))
-    found.append(Described([state for subject in found for state in subject.states if isinstance(state, dict)]))
+    found.append(Described(found[::4]))
     return found
 
 

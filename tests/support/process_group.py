@@ -2,29 +2,29 @@
 
 import multiprocessing
 import os
-import random
+import tempfile
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def on_ranks(ranks, function, *arguments):
+def on_ranks(ranks, function, *arguments, timeout_seconds=300):
     """Run ``function(rank, ranks, *arguments)`` in that many processes of one gloo group; returns
     what each returned.
     """
     results = CONTEXT.Queue()
-    rendezvous = f"{arguments[-1]}/group-{random.randrange(1 << 40)}"
-    processes = [
-        CONTEXT.Process(target=on_rank, args=((rank, ranks), rendezvous, results, function, arguments))
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        found = dict(results.get(timeout=300) for _ in processes)
-    finally:
+    with tempfile.TemporaryDirectory() as directory:
+        processes = [
+            CONTEXT.Process(target=on_rank, args=((rank, ranks), f"{directory}/group", results, function, arguments))
+            for rank in range(ranks)
+        ]
         for process in processes:
-            process.join(10)
-            process.kill()
+            process.start()
+        try:
+            found = dict(results.get(timeout=timeout_seconds) for _ in processes)
+        finally:
+            for process in processes:
+                process.join(10)
+                process.kill()
     for rank, result in found.items():
         assert not isinstance(result, BaseException), f"rank {rank}: {result!r}"
     return [found[rank] for rank in range(ranks)]
@@ -43,3 +43,12 @@ def on_rank(of, rendezvous, results, function, arguments):
     except BaseException as error:
         result = RuntimeError(repr(error))
     results.put((rank, result))
+
+
+def launch(ranks, function, *arguments, **options):
+    """Run ``function(*arguments)`` in that many processes of one gloo group."""
+    on_ranks(ranks, without_rank, function, *arguments, **options)
+
+
+def without_rank(rank, ranks, function, *arguments):
+    function(*arguments)

@@ -7,7 +7,7 @@ import pickle
 
 import ports
 import pytest
-from launch import launch
+from process_group import launch
 
 STEPS = 24
 

@@ -116,6 +116,11 @@ def complete_steps(worlds: dict[int, set[int]]) -> list[int]:
     return [world for world, ranks in worlds.items() if len(ranks) == world]
 
 
+def complete_in(found: Found) -> set[int]:
+    """Return the complete checkpoints of a directory."""
+    return {number for number, worlds in found.items() if complete_steps(worlds)}
+
+
 def missing_ranks(worlds: dict[int, set[int]], number: int) -> str:
     """Return a text that says what an incomplete checkpoint lacks."""
     gaps = []
@@ -203,8 +208,8 @@ def sync_directory(path: Path) -> None:
 def remove_old(root: Path, keep: int) -> None:
     """Remove the checkpoints that are older than the newest ``keep`` complete ones."""
     found = find_steps(root)
-    complete = sorted((number for number, worlds in found.items() if complete_steps(worlds)), reverse=True)
-    for old in (number for number in found if len(complete) >= keep and number < complete[keep - 1]):
+    newest = sorted(complete_in(found))[-keep:]
+    for old in (number for number in found if len(newest) == keep and number < newest[0]):
         place = step_directory(root, old)
         try:
             for name in filter(_OURS.fullmatch, os.listdir(place)):

@@ -23,7 +23,7 @@ from wds_pipes.core.state import read_state
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import (
     Found,
-    complete_steps,
+    complete_in,
     content_of,
     find_steps,
     look_for_steps,
@@ -46,7 +46,6 @@ class View(NamedTuple):
     rank: int
     step: int | None
     rounds: int  # how often to look again
-    complete: list[int]
     found: Found
     error: str | None  # why it cannot list the directory
 
@@ -60,7 +59,7 @@ def read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
     looks = 0
     while True:
         found, looks = look_for_steps(root), looks + 1
-        if not any(map(complete_steps, found.values())) and looks < _MOST_LOOKS and look_for_steps(root) != found:
+        if not complete_in(found) and looks < _MOST_LOOKS and look_for_steps(root) != found:
             continue
         try:
             number = _choose(root, found, step)
@@ -72,7 +71,7 @@ def read_alone(root: Path, step: int | None) -> tuple[int, list[State]] | None:
 
 def _choose(root: Path, found: Found, step: int | None) -> int | None:
     """Return the step to load among those that a rank sees; None: there is no checkpoint."""
-    complete = [number for number, worlds in found.items() if complete_steps(worlds)]
+    complete = complete_in(found)
     if not complete and step is None:
         if found:
             logger.warning(
@@ -116,15 +115,14 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
             found = look_for_steps(root)
         except StateError as problem:
             error = str(problem)
-        complete = sorted(number for number, worlds in found.items() if complete_steps(worlds))
-        views: list[View] = all_gather(View(loader.rank.number, step, rounds, complete, found, error), group)
+        views: list[View] = all_gather(View(loader.rank.number, step, rounds, found, error), group)
         if len({view.step for view in views}) > 1:
             wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
             raise StateError(
                 f"the ranks do not load the same checkpoint ({wanted:.1000}): pass the same step= on all, or none."
             )
-        common = sorted(set(views[0].complete).intersection(*(view.complete for view in views)))
-        seen = sorted({number for view in views for number in view.complete})
+        complete = [complete_in(view.found) for view in views]
+        common, seen = set.intersection(*complete), set.union(*complete)
         wanted_step = max(seen, default=None) if step is None else step
         alike = all(view.found == found and view.error is None for view in views)
         if wanted_step in common or turn >= views[0].rounds or (not seen and alike):
@@ -139,7 +137,7 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
         )
     if wanted_step in common or not seen:
         return _choose(root, found, step)
-    late = ", ".join(str(view.rank) for view in views if wanted_step not in view.complete)
+    late = ", ".join(str(view.rank) for view in views if wanted_step not in complete_in(view.found))
     if step is not None or not common:
         raise StateError(
             f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} "
@@ -150,12 +148,12 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
         )
     logger.warning(
         "loading checkpoint %d of %s, the newest that all ranks see: %d is not complete for rank %.500s",
-        common[-1],
+        max(common),
         root,
         wanted_step,
         late,
     )
-    return common[-1]
+    return max(common)
 
 
 @contextlib.contextmanager
@@ -261,7 +259,8 @@ def known_of(loader: PipeLoader) -> Known:
 
 def newer_incomplete(root: Path, number: int) -> set[int]:
     """Return the incomplete checkpoints after ``number``."""
-    return {at for at, worlds in look_for_steps(root).items() if at > number and not complete_steps(worlds)}
+    found = look_for_steps(root)
+    return {at for at in found.keys() - complete_in(found) if at > number}
 
 
 def newest_complete(root: Path, loader: PipeLoader) -> int:
@@ -271,7 +270,7 @@ def newest_complete(root: Path, loader: PipeLoader) -> int:
     ahead may complete it now with files of this rank that are left from a run that crashed.
     """
     known = known_of(loader)
-    complete = {at for at, worlds in find_steps(root).items() if complete_steps(worlds)}
+    complete = complete_in(find_steps(root))
     return max(complete - known.incomplete if known.root == root else complete, default=-1)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, logg
 from wds_pipes.core.order import hash64
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
-from wds_pipes.loader.partition import NOT_BEGUN, delivered_in, total_counts, unpack
+from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranks import is_compared
 from wds_pipes.loader.stats import Tally
@@ -60,10 +58,10 @@ class Progress:
         cut: how many batches of this rank with_epoch() requests of an iteration; None: an
             iteration is an epoch.
         cut_in_samples: ``cut`` is in samples of this rank.
-        paused: where with_epoch() cut an iteration, its run and its measurements.
-        inside: ``next()`` of an iterator is running, or was left by an interrupt; then the state of
-            what is in flight is unknown.
-        thread: which thread called it.
+        paused: the run of the iteration that with_epoch() cut at ``at``; the next one goes on with
+            it.
+        inside: the thread in which ``next()`` of an iterator is running, or was left by an
+            interrupt; then the state of what is in flight is unknown. 0: none.
         tally: the measurements of the current or last iteration.
         network: the use of the network by each process.
         made: when the loader was made, in nanoseconds since 1970.
@@ -73,21 +71,19 @@ class Progress:
         self.plan, self.workers = plan, workers
         self.at: LoaderPosition | None = None
         self.epoch = 0
-        self.resume = False
-        self.passed = False
+        self.resume = self.passed = False
         self.cut: int | None = None
         self.cut_in_samples = False
-        self.paused: tuple[LoaderPosition, Run, Tally] | None = None
-        self.inside = False
-        self.thread = 0
+        self.paused: Run | None = None
+        self.inside = 0
         self.tally: Tally | None = None
         self.network: dict[int, Network] = {}
         self.made = time.time_ns()
-        self._live: weakref.ref[Any] | None = None  # to the iterator in use
+        self._live: weakref.ref[LoaderIterator] | None = None  # to the iterator in use
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has the same position, and nothing of what is running."""
-        return {**self.__dict__, "paused": None, "inside": False, "tally": None, "_live": None}
+        return {**self.__dict__, "paused": None, "inside": 0, "tally": None, "_live": None}
 
     @property
     def position(self) -> LoaderPosition:
@@ -128,12 +124,12 @@ class Progress:
             return
         goes_on = self.resume or self.is_over(self.at)  # at a cut, whether or not the caller saw its end
         if not (goes_on and at.epoch == epoch):
-            self._replace("set_epoch() was called: continue with a new iter()", interrupted=self.inside)
+            self._replace("set_epoch() was called: continue with a new iter()")
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self.lanes), False
 
     def go_to(self, at: LoaderPosition) -> None:
         """Make the next iteration continue from a position."""
-        self._replace("a state was loaded: continue with a new iter()", interrupted=self.inside)
+        self._replace("a state was loaded: continue with a new iter()")
         self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
 
     def cut_after(self, count: int, *, in_samples: bool) -> None:
@@ -141,11 +137,10 @@ class Progress:
 
         The next one counts from here.
         """
-        at = self.at
-        if at is not None and (self.is_over(at) or not self.resume):
-            self.resume = self.resume or self.is_over(at)
-            self.at = at.counted_from(None)
-        self._replace("with_epoch() was called: continue with a new iter()", interrupted=self.inside)
+        at, over = self.at, self.is_over(self.at)
+        if at is not None and (over or not self.resume):
+            self.resume, self.at = self.resume or over, at.counted_from(None)
+        self._replace("with_epoch() was called: continue with a new iter()")
         self.cut, self.cut_in_samples = count, in_samples
 
     def check_ranks_once(self) -> None:
@@ -197,21 +192,28 @@ class Progress:
         return "epoch_end='loop' has no end: call with_epoch()" if self.plan.endless else self.plan.uncounted
 
     @property
-    def live(self) -> Any:
+    def live(self) -> LoaderIterator | None:
         """The iterator in use, if there is one."""
         return None if self._live is None else self._live()
 
-    def use(self, iterator: Any) -> None:
-        """Make an iterator the one in use, and stop the one before."""
-        self._replace(
-            "a newer one was started, and a loader has one at a time; build a second loader to iterate twice at once"
-        )
-        self._live = weakref.ref(iterator)
-
-    def _replace(self, why: str, *, interrupted: bool = False) -> None:
-        """Stop the iterator in use."""
+    def use(self, iterator: LoaderIterator) -> Run | None:
+        """Make an iterator the one in use, and stop the one before. Return the run with which it
+        goes on after a cut of with_epoch(); None: a new run begins.
+        """
         if (live := self.live) is not None:
-            live.stop(StateError(f"this iterator has been replaced: {why}."), interrupted=interrupted)
+            if self.is_over(self.at):  # the caller has all batches, but did not call ``next()`` once more
+                live.stop(StopIteration())
+            newer = "a newer one was started, and a loader has one at a time"
+            live.stop(_replaced(f"{newer}; build a second loader to iterate twice at once"))
+        self._live = weakref.ref(iterator)
+        run, self.paused = self.paused, None
+        return run if self.workers.running else None  # not in a forked child, to which the workers do not belong
+
+    def _replace(self, why: str) -> None:
+        """Stop the iterator in use, and drop what it has left to the next one."""
+        if (live := self.live) is not None:
+            live.stop(_replaced(why), interrupted=self.inside > 0)
+        self.paused = None
 
     def close(self, why: str) -> None:
         """Stop the workers and the iterator in use, and drop all that is in flight.
@@ -219,10 +221,13 @@ class Progress:
         The position stays.
         """
         # first the iterator: another thread that waits in it for the workers must find this reason
-        self._replace(why, interrupted=self.inside)
-        self.workers.end(interrupted=self.inside)
-        self.paused = None
-        self.inside = False
+        self._replace(why)
+        self.workers.end(interrupted=self.inside > 0)
+        self.inside = 0
+
+
+def _replaced(why: str) -> StateError:
+    return StateError(f"this iterator has been replaced: {why}.")
 
 
 class LoaderIterator:
@@ -236,34 +241,27 @@ class LoaderIterator:
 
     def __init__(self, progress: Progress, join: Joining, bar: Callable[..., Any] | None) -> None:
         self._progress, self._plan, self._join, self._new_bar = progress, progress.plan, join, bar
-        self._started = False
         self._error: Exception | None = None
-        self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
         self._at: LoaderPosition | None = None  # None: not started
         self._run = Run()
         self._bar: Any = None
-        # a cache: of each lane, a state and its counts of skipped errors
-        self._limited: dict[int, tuple[bytes, dict[str, int]]] = {}
-        # samples of the epoch from before this iteration, minus what this iteration yielded in
-        # earlier epochs
-        self._samples_before = 0
-        self.tally = Tally(progress.network)
+        self._tally = Tally(progress.network)
 
     def __iter__(self) -> LoaderIterator:
         return self
 
     def __next__(self) -> Any:
-        if self._error is not None:
-            raise self._to_raise(self._error)
         progress, thread = self._progress, threading.get_ident()
+        if self._error is not None:
+            raise _again(self._error)
         if progress.inside:
-            if progress.thread != thread:
+            if progress.inside != thread:
                 raise RuntimeError(
                     "another thread is in next() of this loader, or was interrupted there: one thread at a time can "
                     "iterate it. Give each thread a loader of its own, or let one thread iterate and pass its batches "
                     "on. After an interrupt, call close() first."
                 )
-            if self._started:
+            if progress.live is self:
                 raise self.stop(
                     RuntimeError(
                         "this iterator was interrupted: to continue, call load_state_dict(state_dict()), then iter()"
@@ -271,16 +269,14 @@ class LoaderIterator:
                     interrupted=True,
                 )
             progress.close("what it had in flight is gone")
-        progress.inside, progress.thread, self._started = True, thread, True
+        progress.inside = thread
         try:
-            if self._at is None:
-                self.tally.begin()
             start = time.perf_counter()
             found = self._next()
             if self._error is not None:  # perhaps of a signal handler that loaded a state meanwhile
                 found = self._error  # type: ignore[unreachable]
             if not isinstance(found, Exception):
-                self.tally.handed_over(start)
+                self._tally.handed_over(start)
                 if self._bar is not None:
                     self._bar.update()
         except Exception as error:  # also of a signal handler, at any moment
@@ -293,45 +289,32 @@ class LoaderIterator:
             progress.workers.end(interrupted=True)
             raise
         if isinstance(found, Exception):
-            progress.inside = False
-            raise self._to_raise(found)
+            progress.inside = 0
+            raise _again(found)
         # From here to the return no signal handler runs. So an interrupt comes either before the
         # loader adopts the position, or after the caller has the batch.
         batch, self._at = found
         progress.at = self._at
-        self.tally.stands = self._at, self._samples_before
-        progress.inside = False
+        self._tally.stands = self._at, self._tally.stands[1]
+        progress.inside = 0
         return batch
-
-    def end_at_cut(self) -> None:
-        """End, if the caller has all batches of with_epoch(), but did not call ``next()`` once
-        more.
-        """
-        progress, at = self._progress, self._at
-        if self._error is None and at is not None and progress.at is at and progress.is_over(at):
-            self._pause(at)
-
-    def _pause(self, at: LoaderPosition) -> Exception:
-        """Leave what is in flight to the next iteration of with_epoch()."""
-        self._progress.at, self._progress.resume = at, True
-        self._progress.paused = at, self._run, self.tally
-        return self.stop(StopIteration())
 
     def _next(self) -> tuple[Any, LoaderPosition] | Exception:
         """Return the next batch and the position after it, or the exception to raise."""
-        progress = self._progress
+        progress, plan = self._progress, self._plan
         if self._at is None and progress.passed:
             progress.passed = False
             return self.stop(StopIteration())
         at = self._at or self._start()
+        if self._error is not None:  # of a signal handler that loaded a state meanwhile
+            return self._error
         if progress.is_over(at):
-            return self._pause(at)
+            return self.stop(StopIteration())
         if not self._run.ahead and progress.cut is not None:
             self._commit_ends(at)
-            self._samples_before -= self._plan.counts(at)["delivered"]
+            before = self._tally.stands[1] - self._delivered(at)
             at = self._go_on(at)  # the next epoch of the data, without a break
-            self._samples_before += self._plan.counts(at)["delivered"]
-            self.tally.stands = at, self._samples_before
+            self._tally.stands = at, before + self._delivered(at)
         if not self._run.ahead:
             if (lacking := self._all_lacking(at)) is not None:
                 return self.stop(lacking)  # the state remains at the beginning of the epoch
@@ -346,12 +329,12 @@ class LoaderIterator:
             return self.stop(error or StopIteration())
         parts: list[Any] = []
         after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
-        while self._run.ahead and len(parts) < self._plan.parts and not progress.is_over(after):
-            lane, part, state, _, error, _ = self._run.ahead.popleft()
+        while self._run.ahead and len(parts) < plan.parts and not progress.is_over(after):
+            lane, part, state, _, failure, _ = self._run.ahead.popleft()
             if state is None:
                 if not parts:
                     self._commit_ends(at)
-                return self.stop(error or StopIteration())
+                return self.stop(failure or StopIteration())
             if progress.cut_in_samples:
                 samples = delivered_in(state) - delivered_in(after.lanes[lane])
                 after = after._replace(samples=after.samples + samples)
@@ -368,16 +351,10 @@ class LoaderIterator:
         """Return an error if the lanes of this rank together skipped more than max_errors of a
         step.
         """
-        if not self._plan.limits:
-            return None
-        for number, lane in lanes.items():
-            if self._limited.get(number, (None,))[0] is not lane:
-                counts = unpack(lane)["counts"]
-                self._limited[number] = lane, {name: counts.get(name, 0) for name in self._plan.limits}
         for name, limit in self._plan.limits.items():
             # the ranks that counted these are no longer known
             before = at.partition.counts.get(name, 0) // self._plan.rank.of
-            count = before + sum(self._limited[number][1][name] for number in lanes)
+            count = before + sum(counts_in(lane).get(name, 0) for lane in lanes.values())
             if count > limit.errors:
                 step = name.removeprefix(LIMITED).split()[0]
                 return limit.kind(
@@ -394,7 +371,7 @@ class LoaderIterator:
         """
         if at.partition.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
             return None
-        counts, lack = total_counts(map(unpack, self._run.ended.values()), {}), self._run.lack
+        counts, lack = total_counts(map(counts_in, self._run.ended.values())), self._run.lack
         if self._plan.rank.of > 1 and not any(counts.values()):
             counts, lack = self._plan.look(at.epoch)
         return error_of_nothing(counts, lack)
@@ -408,24 +385,23 @@ class LoaderIterator:
 
     def _start(self) -> LoaderPosition:
         progress = self._progress
-        if isinstance(live := progress.live, LoaderIterator):
-            live.end_at_cut()
-        paused, progress.paused = progress.paused, None
-        progress.use(self)
-        if paused is not None and progress.resume and progress.at is paused[0]:
-            # with_epoch() cut the stream here: continue with what was fetched ahead.
-            at, self._run, tally = paused
-            self._at = progress.at = at = at.counted_from(None)
-            progress.resume = False
-            self.tally.held = tally.held
-        else:
+        self._tally.begin()
+        if (run := progress.use(self)) is None:
             at = self._go_on()
-        self._samples_before = self._plan.counts(at)["delivered"]
-        self.tally.stands = at, self._samples_before
-        progress.tally = self.tally
+        else:  # what was fetched ahead when with_epoch() cut the stream
+            assert progress.at is not None
+            assert progress.tally is not None
+            self._run, self._tally.held = run, progress.tally.held
+            self._at = progress.at = at = progress.at.counted_from(None)
+        self._tally.stands = at, self._delivered(at)
+        progress.tally = self._tally
         if self._new_bar is not None:
             self._bar = self._new_bar(initial=at.given or at.step)
         return at
+
+    def _delivered(self, at: LoaderPosition) -> int:
+        """Return how many samples of its epoch this rank has had at a position."""
+        return self._plan.counts(at)["delivered"]
 
     def _go_on(self, before: LoaderPosition | None = None) -> LoaderPosition:
         """Begin a run over an epoch of the data, or over its rest."""
@@ -463,7 +439,7 @@ class LoaderIterator:
             if lane not in run.waiting:  # it was requested before its end was known
                 continue
             if spent is not None:
-                self.tally.add(lane, spent)
+                self._tally.add(lane, spent)
             if not ended:
                 return result
             assert state is not None
@@ -476,6 +452,8 @@ class LoaderIterator:
     def stop(self, error: Exception, *, interrupted: bool = False) -> Exception:
         """Make every further ``next()`` raise ``error``, unless the iterator has stopped already.
 
+        At a cut of with_epoch(), what is in flight is left to the next iteration.
+
         Args:
             error: the error.
             interrupted: ``next()`` is running, or an exception left it at an unknown point.
@@ -484,25 +462,25 @@ class LoaderIterator:
             the error that ``next()`` will raise.
         """
         if self._error is None:
-            self._error = error
-            self._trace = error.__traceback__
-            self.tally.end()
+            self._error, progress = error, self._progress
+            self._tally.end()
             if self._bar is not None:
                 self._bar.close()
-            broken = not isinstance(error, (StopIteration, StateError))
-            paused = self._progress.paused
-            if (paused is None or paused[1] is not self._run) and (broken or not self._progress.workers.persistent):
-                self._progress.workers.end(interrupted=interrupted)
-            self._run = dataclasses.replace(self._run, ahead=deque())
+            if isinstance(error, StopIteration) and progress.is_over(self._at):
+                progress.paused = self._run
+            elif not (isinstance(error, (StopIteration, StateError)) and progress.workers.persistent):
+                progress.workers.end(interrupted=interrupted)
+            self._run = Run()
         return self._error
 
-    def _to_raise(self, error: Exception) -> Exception:
-        """Return the error to raise: the error itself, but a new StopIteration each time.
 
-        The traceback of a kept StopIteration would keep this iterator, and so the workers, until
-        the garbage collector runs.
-        """
-        return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)
+def _again(error: Exception) -> Exception:
+    """Return the error to raise: the error itself, but a new StopIteration each time.
+
+    The traceback of a kept StopIteration would keep its iterator, and so the workers, until the
+    garbage collector runs.
+    """
+    return StopIteration() if isinstance(error, StopIteration) else error
 
 
 class Joining:
@@ -537,24 +515,25 @@ class Joining:
         batch = parts[0] if self.parts == 1 else self._joined(parts)
         if self._pin:
             batch = pin_memory(batch)  # type: ignore[no-untyped-call]
-        if self._on_device is None:
-            return batch
-        try:
-            return self._on_device(batch)
-        except StopIteration as error:
-            raise RuntimeError("on_device raised StopIteration") from error
+        return batch if self._on_device is None else _call("on_device", self._on_device, batch)
 
     def _joined(self, parts: list[Any]) -> Any:
         batch = _join(parts, "the samples")
-        if self._collate is not None:
-            try:
-                batch = self._collate(batch)
-            except StopIteration as error:  # it would look like the end of the epoch
-                raise RuntimeError("collate raised StopIteration") from error
-            except Exception as error:
-                error.add_note(which_batch(batch, None))
-                raise
-        return batch
+        if self._collate is None:
+            return batch
+        try:
+            return _call("collate", self._collate, batch)
+        except Exception as error:
+            error.add_note(which_batch(batch, None))
+            raise
+
+
+def _call(name: str, function: Callable[[Any], Any], batch: Any) -> Any:
+    """Return what a function of the user's makes of a batch."""
+    try:
+        return function(batch)
+    except StopIteration as error:  # it would look like the end of the epoch
+        raise RuntimeError(f"{name} raised StopIteration") from error
 
 
 def _join(parts: list[Any], what: str) -> Any:

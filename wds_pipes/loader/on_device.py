@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -192,13 +193,9 @@ def _torchcodec(who: str) -> Any:
 
 def _read_device(device: str | torch.device) -> torch.device:
     """Raises ValueError: it is neither the CPU nor a CUDA device."""
-    try:
-        read = torch.device(device)
-    except RuntimeError:  # of a name that torch does not know
-        read = torch.device("meta")
-    if read.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(device)):
         raise ValueError(f"device is 'cuda', such as 'cuda:1', or 'cpu', not {str(device)!r:.80}")
-    return read
+    return torch.device(device)
 
 
 def _columns(batch: Any, fields: tuple[Any, ...]) -> dict[Any, Any]:

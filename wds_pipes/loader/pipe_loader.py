@@ -29,7 +29,6 @@ from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.lengths import in_batches
-from wds_pipes.loader.partition import total_counts, unpack
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.ranks import Rank
 from wds_pipes.loader.restoring import restore
@@ -290,12 +289,11 @@ class PipeLoader:
         Its ``"epoch"`` is that of the next batch: after the last batch of epoch 4 it is 5.
         """
         at, plan = self._progress.position, self._plan
-        lanes = {str(number): unpack(lane) for number, lane in at.lanes.items()}
         state = plan.of_all_ranks(at) | {
             "rank": self.rank.number,
             "step": at.step,
-            "lanes": lanes,
-            "counts": total_counts(lanes.values(), at.partition.counts if self.rank.number == 0 else {}),
+            "lanes": {str(number): lane for number, lane in at.states.items()},
+            "counts": plan.counts(at),
         }
         if self._progress.cut is not None:
             state["given"] = at.given
@@ -349,7 +347,6 @@ class PipeLoader:
          - ``lane_imbalance``: by how many batches the first lane is ahead of the last.
         """
         progress = self._progress
-        # the tally has its own position: a state may have been loaded since
         live, counts = progress.tally, self.counts()
         found = {
             "epoch": float(self._plan.epoch(progress.position)),
@@ -358,9 +355,9 @@ class PipeLoader:
         }
         if live is None:
             return found
-        at, before = live.stands or (progress.at or progress.position, None)
+        at, before = live.stands  # not the position of the loader: a state may have been loaded since
         delivered = [lane["delivered"] for lane in at.states.values()]
-        samples = 0 if before is None else self._plan.counts(at)["delivered"] - before
+        samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 
     def remaining(self) -> int | None:

@@ -18,10 +18,10 @@ from wds_pipes.core.state import MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
-from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Partition, Terms, pack, total_counts, unpack
+from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Terms, counts_in, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
-from wds_pipes.loader.slices import kind_of
+from wds_pipes.loader.slices import Partition, kind_of
 
 
 class LoaderPosition(NamedTuple):
@@ -106,8 +106,8 @@ class Plan:
             )
         self.kind, why_not = kind_of(stage, epoch_end, parts)
         self.stage = lay_out(stage)
-        self.chain = Chain(self.stage)
-        segments_of(self.stage).scope = self.kind.scope
+        self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
+        self.segments.scope = self.kind.scope
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
         )
@@ -118,11 +118,13 @@ class Plan:
                 f"epoch_end={epoch_end!r} needs to know how many samples there are, and {self.uncounted}; "
                 "or pass epoch_end='loop' and call with_epoch()"
             )
-        held = batching(segments_of(self.stage).source)
+        held = batching(self.segments.source)
         if epoch_end == "loop" and any(step.batches_of(1) for step in held if step.items_per_batch != 1):
-            holding = _holding(held[-1], segments_of(self.stage).source)
+            after = itertools.takewhile(lambda step: step is not held[-1], reversed(Chain(self.segments.source).steps))
+            holding = [f"{functional_name(type(step))}() after " for step in after if step.scope != "item"]
             raise ValueError(
-                f"with epoch_end='loop' all batches are full, and {holding} ends with each epoch, or holds items at "
+                f"with epoch_end='loop' all batches are full, and {''.join(holding[:1])}"
+                f"{functional_name(type(held[-1]))}() ends with each epoch, or holds items at "
                 "its end: put batch_samples() last, or pass drop_last=True to it. "
                 'A step of your own that holds nothing when it yields says so with scope = "item".'
             )
@@ -155,8 +157,7 @@ class Plan:
     @cached_property
     def mode(self) -> str:
         """How an epoch ends: ``"drop"``, ``"pad"``, ``"exact"`` or ``"loop"``."""
-        mode = self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
-        segments = segments_of(self.stage)
+        mode, segments = self._epoch_end or ("exact" if self.rank.of == 1 else "drop"), self.segments
         segments.samples = None if self.source.sample_counts is None else sum(self.source.sample_counts)
         segments.pads, segments.loops = mode == "pad", mode == "loop"
         return mode
@@ -230,9 +231,9 @@ class Plan:
     @cached_property
     def terms(self) -> Terms:
         """What decides how epochs are divided."""
-        mode, segments = self.mode, segments_of(self.stage)
-        inner, total = segments.before, segments.samples or 0
-        return Terms(self.chain, inner, mode, self.part_size, self.rank.of, self.parts, total)
+        mode, segments = self.mode, self.segments
+        size, ranks = self.part_size, self.rank.of
+        return Terms(self.chain, segments.before, mode, size, ranks, self.parts, segments.samples or 0)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""
@@ -292,7 +293,7 @@ class Plan:
 
         A rank that has no samples finds out in this way whether there are any.
         """
-        reading = Chain(segments_of(self.stage).source).reading_end
+        reading = self.segments.before.reading_end
         running = reading.open(Lane(self.source.seed, epoch, 0, 1))
         found = len(list(itertools.islice(running.items, 1)))
         chain = Chain(running)
@@ -302,7 +303,8 @@ class Plan:
 
     def counts(self, at: LoaderPosition) -> dict[str, int]:
         """Count this rank's samples of an epoch up to a position, by what became of them."""
-        return total_counts(at.states.values(), at.partition.counts if self.rank.number == 0 else {})
+        before = at.partition.counts if self.rank.number == 0 else {}
+        return total_counts([before, *map(counts_in, at.lanes.values())])
 
     def new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""
@@ -315,16 +317,6 @@ def _sources(recipe: Recipe) -> list[Any]:
         [source.seed, source.data.identity, source.data.shards, source.graph, _sources(source)]
         for source in recipe.sources.values()
     ]
-
-
-def _holding(batches: Stage[Any], stage: Stage[Any]) -> str:
-    """Return the last step after ``batches`` that does not take several streams for one, for a
-    message; if there is none, ``batches``.
-    """
-    name = f"{functional_name(type(batches))}()"
-    after = itertools.takewhile(lambda step: step is not batches, reversed(Chain(stage).steps))
-    holding = (step for step in after if step.scope != "item")
-    return next((f"{functional_name(type(step))}() after {name}" for step in holding), name)
 
 
 class Limit(NamedTuple):

@@ -26,9 +26,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 from weakref import WeakKeyDictionary
 
 from wds_pipes.core.chain import Chain
@@ -48,7 +48,7 @@ from wds_pipes.core.state import (
 )
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import LaneStates, OfLane, Partition, Terms
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
 
 
 class Segment(NamedTuple):
@@ -131,29 +131,40 @@ Sizes = tuple[int, ...] | None  # how many samples each lane gets of the unopene
 History = tuple[tuple[Sizes, tuple[int, ...]], ...]  # see Ranges
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranges(Partition):
+@dataclass(frozen=True)
+class Ranges:
     """A partition of an epoch into lanes of shard ranges.
 
     The lanes of a mix have none: each of its sources divides its own shards.
 
     Attributes:
+        lanes: the number of lanes.
+        counts: the samples of the epoch that came before, by what became of them.
+        later: with ``epoch_end="loop"``: the partitions of the next epochs, as far as these were
+            repartitioned, since lanes had begun them.
+        scope: the ``scope`` of the stage that runs the segments.
+        fit_any_batches: the ways to end an epoch with which lanes go on with batches of any size.
+        may_be_more: whether lanes of a state beyond those that a loader needs are kept.
         sizes: how the unopened shards are divided.
         history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
             lanes had opened when the epoch was repartitioned.
         remainders: the remainders of the lanes of earlier partitions.
     """
 
+    lanes: int
+    counts: dict[str, int] = field(default_factory=dict)
+    later: tuple[Ranges, ...] = ()
     sizes: Sizes = None
     history: History = ()
     remainders: tuple[Segment, ...] = ()
 
-    scope = "window"
-    fit_any_batches = ("exact", "loop")
-    may_be_more = True
+    scope: ClassVar = "window"
+    fit_any_batches: ClassVar = ("exact", "loop")
+    may_be_more: ClassVar = True
 
     @classmethod
     def of(cls, lanes: int, epoch: int, terms: Terms) -> Ranges:
+        """Return the partition at the beginning of an epoch."""
         return cls.first(lanes, terms.chain.root, epoch)
 
     @classmethod
@@ -174,9 +185,14 @@ class Ranges(Partition):
         return self.later[ahead - 1] if ahead <= len(self.later) else Ranges.first(self.lanes, source, epoch)
 
     def lane(self, number: int, source: Source[Any], epoch: int) -> Lane:
+        """Return lane ``number``, as the steps that run over all its segments know it."""
         return Lane(source.seed, epoch, number, self.lanes, len(self.history))
 
     def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
+        """Return the segments of lane ``number`` in ``epoch``, in the order in which they are read.
+
+        ``ahead`` is by how many epochs ``epoch`` is after that of the partition.
+        """
         there = self.of_epoch(ahead, source, epoch)
         segments = there.segments_of(number, source)
         return [(there._lane_of(segment, source, epoch), segment.position) for segment in segments]
@@ -199,6 +215,7 @@ class Ranges(Partition):
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
+        """Return what lane ``number`` reads again and again to fill up the epoch."""
         whole = Ranges.first(self.lanes, source, epoch).shares(source, epoch)
         ranges = next((share for share in (whole[number], *whole) if share), ())
         return replace(self.segments(number, source, epoch)[-1][0], shards=tuple(ranges))
@@ -210,6 +227,9 @@ class Ranges(Partition):
         return _shares(source, epoch, self.lanes, self.sizes, self.history)[-1]
 
     def samples(self) -> list[int] | None:
+        """Return how many samples each lane has, also of those that make no full batch; None: not
+        known.
+        """
         if self.sizes is None:
             return None
         return [
@@ -218,6 +238,7 @@ class Ranges(Partition):
         ]
 
     def batches(self, terms: Terms) -> list[int] | None:
+        """Return how many batches each lane yields; None if their last ones may be smaller."""
         samples = self.samples()
         if terms.mode in self.fit_any_batches or samples is None:
             return None
@@ -226,9 +247,15 @@ class Ranges(Partition):
 
     @property
     def start(self) -> int:
+        """How much of the epoch was over when it was divided: differs for its partitions, and is 0
+        for the first.
+        """
         return len(self.history)
 
     def as_json(self) -> dict[str, Any] | None:
+        """Return plain JSON types, new at each call; ``from_json`` is the inverse. None: the epoch
+        and the number of lanes say all.
+        """
         if not self.history and not self.later:
             return None
         return cast(dict[str, Any], pickle.loads(self._packed))
@@ -251,6 +278,17 @@ class Ranges(Partition):
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Ranges:
+        """Return the partition that ``as_json`` wrote.
+
+        Args:
+            lanes: the number of lanes.
+            entry: what ``as_json`` returned.
+            epoch: the epoch.
+            terms: how the epoch is divided; the size of a batch is that of the state.
+
+        Raises:
+            StateError: ``entry`` cannot be a partition of this epoch.
+        """
         if entry is None:
             return cls.of(lanes, epoch, terms)
         partitions = [cls._one_from_json(lanes, entry, terms)]
@@ -311,7 +349,30 @@ class Ranges(Partition):
             )
         self.shares(source, epoch)  # raises if the number of samples differs
 
+    # How an epoch continues. ``states`` are the states of the lanes: of all lanes, or of those of
+    # one of ``terms.ranks`` ranks.
+
+    def begun(self, states: LaneStates, terms: Terms) -> bool:
+        """Return whether anything of the epoch was given.
+
+        Raises:
+            StateError: lanes cannot have got to these positions together.
+        """
+        begun = any(lane != NOT_BEGUN for lane in states.values())
+        return begun or self.start > 0 or bool(self.later)
+
     def stays(self, states: LaneStates, terms: Terms, *, alike: bool, fits: bool) -> bool:
+        """Return whether the lanes go on as they are.
+
+        Args:
+            states: see above.
+            terms: how the loader that goes on divides epochs.
+            alike: whether the loader of the state divided them in the same way.
+            fits: whether the lanes are enough, and their number fits the ranks.
+
+        Raises:
+            StateError: a lane cannot have got to its position.
+        """
         batches = self.batches(terms) if alike else None
         if batches is not None and any(lane["delivered"] > batches[0] for lane in states.values()):
             raise damaged(f"it has a lane that gave more than its {batches[0]} batches")
@@ -325,9 +386,45 @@ class Ranges(Partition):
         return len(set(left)) == 1 and left[0] % terms.parts == 0
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Ranges]:
-        if terms.mode == "loop":
-            return _repartition_epochs(self, lanes, states, epoch, terms)
-        partition = _repartition(self, lanes, states, epoch, terms)
+        """Divide what is left over ``lanes`` lanes.
+
+        With ``epoch_end="loop"`` lanes may be in different epochs: then each sample that is left of
+        these epochs comes once, before a lane begins the next epoch.
+
+        Returns:
+            the first epoch of which something is left, and its partition with those of the later
+            ones.
+        """
+        ahead = {
+            number: 0 if state["position"] is None else state["position"][0].get("epoch", 0)
+            for number, state in states.items()
+        }
+        first, last = min(ahead.values()), max(len(self.later), *ahead.values())
+        spread, partitions = last - first, list[Ranges]()
+        if spread * lanes <= MOST_LANES:
+            known = [one.samples() for one in (self, *self.later)]
+            whole = self.of_epoch(len(known), terms.chain.root, epoch).samples() if spread else None
+            for place in range(first, last + 1):
+                # of each lane, how many samples it has in the epochs before this one
+                before = {
+                    number: sum(samples[number] for samples in known[:place] if samples)
+                    + (0 if whole is None else max(0, place - len(known)) * whole[number])
+                    for number in states
+                }
+                entries = {
+                    number: _in_epoch(state, ahead[number] - place, before[number]) for number, state in states.items()
+                }
+                one = self.of_epoch(place, terms.chain.root, epoch + place)
+                partitions.append(one._rest(lanes, entries, epoch + place, terms))
+        if not partitions or (spread and sum(one.lanes_so_far for one in partitions) > MOST_LANES):
+            raise StateError(
+                f"the lanes of this state are {spread} epochs of the data apart, too many to divide them anew: load it "
+                f"with lanes={self.lanes}. Lanes stay together with ShardList(shuffle=True), or if samples are counted."
+            )
+        counts = sum_counts((self.counts, *(state["counts"] for state in states.values())))
+        if terms.mode == "loop":  # in which max_errors counts anew in each epoch
+            counts = public_counts(counts)
+        partition = replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
         samples, batches = partition.samples(), partition.batches(terms)
         total = sum(samples or ())
         dropped = total - sum(batches or ()) * terms.size
@@ -337,9 +434,63 @@ class Ranges(Partition):
                 "full batch in every lane, and are dropped: use fewer lanes, or "
                 "epoch_end='pad' or 'exact', if that is not meant", lanes, dropped, total,
             )  # fmt: skip
-        return epoch, partition
+        return epoch + first, partition
 
-    def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Partition, LaneStates]:
+    def _rest(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> Ranges:
+        """Return the partition of what is left of one epoch, without its counts.
+
+        Args:
+            lanes: the new number of lanes.
+            states: of all the lanes of this partition.
+            epoch: the epoch.
+            terms: how epochs are divided.
+        """
+        begun = any(state["position"] is not None or state["ended"] for state in states.values())
+        if terms.mode == "loop" and not self.history and not begun:
+            return Ranges.of(lanes, epoch, terms)
+        source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
+        shares, samples, divides = self.shares(source, epoch), self.samples(), source.divides_shards
+        # then each lane counts as having opened its whole share, and continues as a whole
+        whole = not divides or any(step.scope == "lane" for step in terms.chain)
+        for number, share in enumerate(shares):
+            state, segments = states[number], self.segments_of(number, source)
+            at = {} if state["position"] is None else state["position"][0]
+            place, given = at.get("segment", 0), at.get("opened", 0)
+            last = place == len(segments) - 1
+            if divides and ((last and given > len(share)) or (place > len(segments) and not at.get("padded"))):
+                raise damaged(f"lane {number} has opened {given} shards of segment {place}")
+            if state["ended"] or place >= len(segments):
+                opened.append(len(share))
+                continue
+            opened.append(len(share) if whole else given if last else 0)
+            if divides:
+                segments[-1] = segments[-1]._replace(stop=opened[-1])
+            first, *later = segments[place:]
+            later = [segment for segment in later if not segment.ended]
+            if state["position"] is not None:
+                first = _remainder(first, terms.inner_position(state["position"]), terms)
+                if samples is not None:
+                    left = samples[number] - sum(state["counts"].get(name, 0) for name in COUNTED)
+                    left -= sum(segment.samples or 0 for segment in later) + share[opened[-1] :].samples
+                    first = first._replace(samples=max(0, left))
+            remainders += [segment for segment in (first, *later) if not segment.ended]
+        # If nothing of this partition was opened, the next one takes its place.
+        untouched = divides and bool(self.history) and not any(opened)
+        history = self.history if untouched else (*self.history, (self.sizes, tuple(opened)))
+        sizes: Sizes = None
+        if self.sizes is not None:
+            rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
+            remainders.sort(key=lambda remainder: -(remainder.samples or 0))
+            loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
+            sizes = tuple(_level(loads, rest))
+        return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders))
+
+    def divided_otherwise(self, states: LaneStates, terms: Terms) -> NoReturn:
+        """Return what is left as a partition of the other kind, with the states of its lanes.
+
+        Raises:
+            StateError: it has no such form.
+        """
         raise StateError(
             "this state stands inside an epoch that was divided into lanes, and this loader has one global order: "
             "load it with the options and steps with which it was saved, until the end of the epoch."
@@ -386,55 +537,6 @@ def _divide(ranges: ShardRanges, lanes: int, sizes: Sizes) -> list[ShardRanges]:
     return list(ranges.cut(sizes))
 
 
-def _repartition(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> Ranges:
-    """Repartition the rest of an epoch.
-
-    Args:
-        old: the partition until now.
-        lanes: the new number of lanes.
-        states: of all the lanes of ``old``.
-        epoch: the epoch.
-        terms: how epochs are divided.
-    """
-    source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
-    shares, samples, divides = old.shares(source, epoch), old.samples(), source.divides_shards
-    # then each lane counts as having opened its whole share, and continues as a whole
-    whole = not divides or any(step.scope == "lane" for step in terms.chain)
-    for number, share in enumerate(shares):
-        state, segments = states[number], old.segments_of(number, source)
-        at = {} if state["position"] is None else state["position"][0]
-        place, given = at.get("segment", 0), at.get("opened", 0)
-        last = place == len(segments) - 1
-        if divides and ((last and given > len(share)) or (place > len(segments) and not at.get("padded"))):
-            raise damaged(f"lane {number} has opened {given} shards of segment {place}")
-        if state["ended"] or place >= len(segments):
-            opened.append(len(share))
-            continue
-        opened.append(len(share) if whole else given if last else 0)
-        if divides:
-            segments[-1] = segments[-1]._replace(stop=opened[-1])
-        first, *later = segments[place:]
-        later = [segment for segment in later if not segment.ended]
-        if state["position"] is not None:
-            first = _remainder(first, terms.inner_position(state["position"]), terms)
-            if samples is not None:
-                left = samples[number] - sum(state["counts"].get(name, 0) for name in COUNTED)
-                left -= sum(segment.samples or 0 for segment in later) + share[opened[-1] :].samples
-                first = first._replace(samples=max(0, left))
-        remainders += [segment for segment in (first, *later) if not segment.ended]
-    counts = sum_counts((old.counts, *(states[number]["counts"] for number in range(old.lanes))))
-    # If nothing of this partition was opened, the next one takes its place.
-    untouched = divides and bool(old.history) and not any(opened)
-    history = old.history if untouched else (*old.history, (old.sizes, tuple(opened)))
-    sizes: Sizes = None
-    if old.sizes is not None:
-        rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
-        remainders.sort(key=lambda remainder: -(remainder.samples or 0))
-        loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
-        sizes = tuple(_level(loads, rest))
-    return Ranges(lanes, counts, sizes=sizes, history=history, remainders=tuple(remainders))
-
-
 def _remainder(segment: Segment, position: list[dict[str, Any]], terms: Terms) -> Segment:
     """Return what is left of a segment from a position on, which is without counts."""
     done, position = terms.inner.rest_of(position)
@@ -442,50 +544,6 @@ def _remainder(segment: Segment, position: list[dict[str, Any]], terms: Terms) -
     if stop is not None and start > stop:
         raise damaged(f"lane {segment.number} has finished {start} shards, and opened {stop}")
     return segment._replace(start=start, position=position)
-
-
-def _repartition_epochs(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Ranges]:
-    """Repartition the rest of all epochs that lanes have begun, with ``epoch_end="loop"``.
-
-    Args:
-        old: the partition until now.
-        lanes: the new number of lanes.
-        states: of all the lanes of ``old``; they may be in different epochs.
-        epoch: the epoch of ``old``.
-        terms: how epochs are divided.
-
-    Returns:
-        the first epoch of which something is left, and its partition with those of the later ones.
-        Each sample that is left of these epochs comes once, before a lane begins the next epoch.
-    """
-    ahead = {
-        number: 0 if state["position"] is None else state["position"][0].get("epoch", 0)
-        for number, state in states.items()
-    }
-    first, last = min(ahead.values()), max(len(old.later), *ahead.values())
-    spread, whole = last - first, old.of_epoch(len(old.later) + 1, terms.chain.root, epoch).samples()
-    partitions: list[Ranges] = []
-    if spread * lanes <= MOST_LANES:
-        known = [one.samples() for one in (old, *old.later)]
-        for place in range(first, last + 1):
-            one = old.of_epoch(place, terms.chain.root, epoch + place)
-            # how many samples each lane has in the epochs before this one
-            before = {
-                number: sum(samples[number] for samples in known[:place] if samples)
-                + (0 if whole is None else max(0, place - len(known)) * whole[number])
-                for number in states
-            }
-            entries = {
-                number: _in_epoch(state, ahead[number] - place, before[number]) for number, state in states.items()
-            }
-            partitions.append(_of_epoch(one, lanes, entries, epoch + place, terms))
-    if not partitions or (spread and sum(one.lanes_so_far for one in partitions) > MOST_LANES):
-        raise StateError(
-            f"the lanes of this state are {spread} epochs of the data apart, too many to divide them anew: load it "
-            f"with lanes={old.lanes}. Lanes stay together with ShardList(shuffle=True), or if samples are counted."
-        )
-    counts = sum_counts((old.counts, *(public_counts(state["counts"]) for state in states.values())))
-    return epoch + first, replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
 
 
 def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
@@ -497,15 +555,6 @@ def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
     position, ended = (None, ahead > 0) if ahead else (state["position"], state["ended"])
     counts = sum(state["counts"].get(name, 0) for name in COUNTED)
     return {**state, "position": position, "ended": ended, "counts": {"delivered": max(0, counts - done)}}
-
-
-def _of_epoch(old: Ranges, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> Ranges:
-    """Repartition one of several epochs, without counts; from the beginning if no lane has begun
-    it.
-    """
-    if not old.history and all(state["position"] is None and not state["ended"] for state in states.values()):
-        return Ranges.of(lanes, epoch, terms)
-    return replace(_repartition(old, lanes, states, epoch, terms), counts={})
 
 
 def _level(loads: list[int], rest: int) -> list[int]:

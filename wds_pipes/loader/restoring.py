@@ -13,9 +13,9 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import LaneStates, Partition, pack
+from wds_pipes.loader.partition import LaneStates, pack
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.slices import kind_in
+from wds_pipes.loader.slices import Partition, kind_in
 
 _OF_A_RUN = (
     "version",
@@ -110,16 +110,8 @@ def _check_one_run(states: list[State], saved: list[Saved], moved: bool) -> None
         if any(state.get(name) != states[0].get(name) for state in states):
             raise StateError(_differ(states, name))
     for state in saved[1:]:
-        if (how := _how_sources_differ(saved[0], state)) is not None:
-            raise StateError(
-                f"the states of ranks {saved[0].rank} and {state.rank} differ {how}. Take them of one run."
-            )
-        if _of_other_shards(saved[0], state, moved):
-            raise StateError(
-                f"the states of ranks {saved[0].rank} and {state.rank} are of other shards, or of the same in another "
-                "order. Take them of one run, at one step. If their shards are the same, under other names, pass "
-                "moved=True."
-            )
+        if (how := _how_data_differ(saved[0], state, moved)) is not None:
+            raise StateError(f"the states of ranks {saved[0].rank} and {state.rank} {how}")
 
 
 def _differ(states: list[State], name: str) -> str:
@@ -127,26 +119,20 @@ def _differ(states: list[State], name: str) -> str:
     return f"the states differ in {name!r}: {values}. Take them of one run, at one step."
 
 
-def _of_other_shards(one: Saved | SavedSource, other: Saved | SavedSource, moved: bool) -> bool:
-    """Whether two states are of different shards, or of the same in another order."""
-    data = Data(one.fingerprint, one.data)
-    return (
-        Move(moved).problem(Data(other.fingerprint, other.data), data) is not None
-        or one.sources.keys() != other.sources.keys()
-        or any(_of_other_shards(source, other.sources[name], moved) for name, source in one.sources.items())
-    )
-
-
-def _how_sources_differ(one: Saved | SavedSource, other: Saved | SavedSource) -> str | None:
-    """Return how the sources of a mix differ in two states, apart from their shards; None if they
-    do not.
-    """
-    for name in one.sources.keys() & other.sources.keys():
-        then, now = one.sources[name], other.sources[name]
+def _how_data_differ(one: Saved | SavedSource, other: Saved | SavedSource, moved: bool) -> str | None:
+    """Return how what two states, or two sources of mixes, read differs; None: it does not."""
+    problem = Move(moved).problem(Data(other.fingerprint, other.data), Data(one.fingerprint, one.data))
+    if problem is not None or one.sources.keys() != other.sources.keys():
+        return (
+            "are of other shards, or of the same in another order. Take them of one run, at one step. If their shards "
+            "are the same, under other names, pass moved=True."
+        )
+    for name, then in one.sources.items():
+        now = other.sources[name]
         for what in ("seed", "shards", "steps"):
             if getattr(then, what) != getattr(now, what):
-                return f"in {what!r} of source {shown(name)}"
-        if (deeper := _how_sources_differ(then, now)) is not None:
+                return f"differ in {what!r} of source {shown(name)}. Take them of one run."
+        if (deeper := _how_data_differ(then, now, moved)) is not None:
             return deeper
     return None
 
@@ -244,9 +230,10 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     fits = count % unit == 0 and (count == new or (more and count > new))
     old = kind.from_json(count, saved.partition, saved.epoch, terms._replace(size=saved.batch_size))
     begun = old.begun(lanes, terms)
-    if (whole or plan.mode != "exact") and all(lane["ended"] for lane in lanes.values()):
+    ended = [lane["ended"] for lane in lanes.values()]
+    if (whole or plan.mode != "exact") and all(ended):
         return plan.beginning(saved.epoch + 1, count if fits else None)
-    if kind is not plan.kind and not begun:
+    if not begun and kind is not plan.kind:
         return plan.beginning(saved.epoch)
     positions: list[Any] = [lane["position"] for lane in lanes.values() if lane["position"] is not None]
     if not plan.endless and (old.later or any(position[0].get("epoch", 0) for position in positions)):
@@ -254,10 +241,14 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
             "the lanes of this state are in several epochs of the data, as epoch_end='loop' lets them: pass "
             f"epoch_end='loop' to this loader, too, which has {plan.mode!r}."
         )
-    going = [(number, lane["position"]) for number, lane in lanes.items() if not lane["ended"]]
+    added = plan.source.branches.keys() - saved.sources.keys()
+    if added and (old.start or any(ended)):
+        logger.warning(
+            "source %s of mix() was added in the middle of an epoch: its share in lanes that have ended comes with the "
+            "next epoch", ", ".join(map(repr, sorted(added))),
+        )  # fmt: skip
     if kind is not plan.kind:
         old, lanes = old.divided_otherwise(lanes, terms)
-    _warn_of_added(plan, saved, old, going, whole=whole)
     if old.stays(lanes, terms, alike=alike, fits=fits):
         mine = range(plan.rank.number, count, plan.rank.of)
         return LoaderPosition(saved.epoch, old, {number: pack(lanes[number]) for number in mine}, saved.step)
@@ -284,27 +275,3 @@ def _is_alike(plan: Plan, saved: Saved, kind: type[Partition], *, whole: bool) -
             "merge_states(states) of all ranks' states on each, or keep these."
         )
     return alike
-
-
-def _warn_of_added(
-    plan: Plan, saved: Saved, partition: Partition, going: list[tuple[int, Any]], *, whole: bool
-) -> None:
-    """Warn if sources were added to a mix in an epoch in which some of its lanes have ended.
-
-    ``going`` are the lanes that have not, with their positions.
-    """
-    added = plan.source.branches.keys() - saved.sources.keys()
-    if not added or not any(position is not None for _, position in going):
-        return
-    # of each segment of a lane that goes on, the number of all lanes of the epoch
-    left: list[int] = []
-    for number, position in going:
-        done = 0 if position is None else position[0].get("segment", 0)
-        left += [lane.of for lane, _ in partition.segments(number, plan.source, saved.epoch)[done:]]
-    of = max(left, default=0)
-    ended = of - len(left) if whole else len(saved.lanes) - len(going)
-    if ended > 0:
-        logger.warning(
-            "source %s of mix() was added in the middle of an epoch in which %d of the %d lanes have ended: "
-            "its share in these comes with the next epoch", ", ".join(map(repr, sorted(added))), ended, of,
-        )  # fmt: skip

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, Composite, Part
 from wds_pipes.core.counts import public_counts
@@ -23,9 +23,33 @@ from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
-from wds_pipes.loader.partition import OfLane, Partition
+from wds_pipes.loader.partition import OfLane
+from wds_pipes.loader.slices import Partition
 
 MOST_EMPTY = 10  # epochs of a lane in a row without a sample
+
+
+class LaneReading(NamedTuple):
+    """The lane that a chain reads.
+
+    Attributes:
+        partition, number, epoch: the lane.
+        resumed: an earlier run may have read ahead in this epoch.
+        watch: called with each segment's chain before that starts.
+        after_epoch: called before the lane goes on to its next epoch.
+    """
+
+    partition: Partition
+    number: int
+    epoch: int
+    resumed: bool
+    watch: Callable[[Stage[Any]], None]
+    after_epoch: Callable[[], None]
+
+    @property
+    def divided(self) -> int:
+        """The last epoch that was repartitioned, in which a lane may have nothing; -1: none was."""
+        return len(self.partition.later) if self.partition.start or self.partition.later else -1
 
 
 class Segments(Composite[Out]):
@@ -57,17 +81,12 @@ class Segments(Composite[Out]):
         # lanes have one order.
         self.samples: int | None = None
         self.pads = self.loops = False
-        # The lane to run: see ``with_segments``.
-        self.segments: OfLane = []
-        self.of_epoch: Callable[[int], OfLane] = _no_lane
-        self.padding: Lane | None = None
-        self.resumed = False  # an earlier run may have read ahead in this epoch
-        self.watch: Callable[[Stage[Out]], None] | None = None  # called with each segment's chain before that starts
-        self.after_epoch: Callable[[], None] | None = None  # called before the lane goes on to its next epoch
+        self.reading: LaneReading  # the lane to run: see ``with_lane``
+        self._segments: OfLane = []
+        self._padding: Lane | None = None
         self._inner: Stage[Out] | None = None
         self._running: Chain | None = None
         self._resume: Mark | None = None
-        self.divided = -1  # the last epoch that was repartitioned, in which a lane may have nothing
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
 
@@ -78,23 +97,29 @@ class Segments(Composite[Out]):
         return "a step after batch_samples() holds batches, so that not all of them are full: put batch_samples() last"
 
     def prepare(self) -> None:
-        at = self.at
+        at, reading = self.at, self.reading
         self._resume = self.parts[0].mark if self.parts else None
         if at.epoch and not self.loops:
             raise damaged(f"lane {self.lane.number} is in another epoch than its loader")
-        self.segments, self._found = self.of_epoch(at.epoch), at.epoch > 0
+        self._segments, self._found = self._of_epoch(at.epoch), at.epoch > 0
+        if self.pads:
+            self._padding = reading.partition.padding(reading.number, Chain(self).root, reading.epoch)
+
+    def _of_epoch(self, ahead: int) -> OfLane:
+        partition, number, epoch = self.reading[:3]
+        return partition.segments(number, Chain(self).root, epoch + ahead, ahead)
 
     def run(self) -> Iterator[Out]:
         at = self.at
-        if at.segment > len(self.segments) and self.padding is None:
+        if at.segment > len(self._segments) and self._padding is None:
             raise damaged(
-                f"lane {self.lane.number} has finished {at.segment} segments, and it has {len(self.segments)}"
+                f"lane {self.lane.number} has finished {at.segment} segments, and it has {len(self._segments)}"
             )
-        while at.segment < len(self.segments) or self.padding is not None or self.loops:
-            if at.segment >= len(self.segments) and self.loops:
+        while at.segment < len(self._segments) or self._padding is not None or self.loops:
+            if at.segment >= len(self._segments) and self.loops:
                 self._next_epoch()
                 continue
-            pads, whole, before = at.segment >= len(self.segments), self._resume is None, at.padded
+            pads, whole, before = at.segment >= len(self._segments), self._resume is None, at.padded
             inner = self._inner or self._open()
             if pads:
                 for item in inner.items:
@@ -119,7 +144,7 @@ class Segments(Composite[Out]):
     def _next_epoch(self) -> None:
         """Go on to the next epoch of the data, in which ``max_errors`` counts anew."""
         at = self.at
-        self._empty = 0 if self._found or at.epoch <= self.divided else self._empty + 1
+        self._empty = 0 if self._found or at.epoch <= self.reading.divided else self._empty + 1
         if self._empty and self._lack_before.explains(at.done or {}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
@@ -132,28 +157,26 @@ class Segments(Composite[Out]):
                 "slice_samples() fewer samples, or do filters and on_error='skip' leave nothing of its shards?"
                 f"{self._lack_before.first_skip}"
             )
-        if self.after_epoch is not None:
-            self.after_epoch()
+        self.reading.after_epoch()
         at.epoch, at.segment, at.done, self._found = at.epoch + 1, 0, public_counts(at.done or {}) or None, False
-        self.segments = self.of_epoch(at.epoch)
+        self._segments = self._of_epoch(at.epoch)
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
-        if self._inner is None and self.at.segment < len(self.segments):
+        if self._inner is None and self.at.segment < len(self._segments):
             self._open().start(ahead=ahead)
 
     def _open(self) -> Stage[Out]:
         """Open the segment whose turn it is."""
         chain = Chain(self.source)
-        pads = self.at.segment >= len(self.segments)
-        lane, position = self.segments[self.at.segment] if self.padding is None or not pads else (self.padding, None)
-        lane = lane if self.padding is None else replace(lane, padding=pads)
-        if position is None and self.resumed and not self.at.epoch:
+        pads = self.at.segment >= len(self._segments)
+        lane, position = self._segments[self.at.segment] if self._padding is None or not pads else (self._padding, None)
+        lane = lane if self._padding is None else replace(lane, padding=pads)
+        if position is None and self.reading.resumed and not self.at.epoch:
             position = chain.dump(None)  # the beginning, as a state says it: the steps see that they resume
         mark = chain.load(position) if self._resume is None and position is not None else self._resume
         self._inner = inner = self.source.open(lane, mark)
         self._running = Chain(inner)
-        if self.watch is not None:
-            self.watch(inner)
+        self.reading.watch(inner)
         return inner
 
     @property
@@ -172,20 +195,16 @@ class Segments(Composite[Out]):
         return self._own(at), (Part(inner.mark()),)
 
     def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
-        if not parts or not self.segments:
+        if not parts or not self._segments:
             return None
         at = self._at(own)
-        segments = self.segments if at.epoch == self.at.epoch else self.of_epoch(at.epoch)
+        segments = self._segments if at.epoch == self.at.epoch else self._of_epoch(at.epoch)
         return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)][0])
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
         ahead = read_count(entry.get("epoch", 0), "'epoch' of segments")
         return f"in epoch {lane.epoch + ahead} of the data" if ahead else None
-
-
-def _no_lane(ahead: int) -> OfLane:
-    return []
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:
@@ -210,22 +229,13 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     return laid
 
 
-def with_segments(
-    stage: Stage[Any], partition: Partition, number: int, epoch: int, *, resumed: bool = False
-) -> Stage[Any]:
-    """Return a copy of a chain that ``lay_out`` made, with the segments of lane ``number``."""
+def with_lane(stage: Stage[Any], reading: LaneReading) -> Stage[Any]:
+    """Return a copy of a chain that ``lay_out`` made, to read a lane."""
     again = copy.copy(stage)
     if isinstance(again, Segments):
-        source = Chain(again).root
-
-        def of_epoch(ahead: int) -> OfLane:
-            return partition.segments(number, source, epoch + ahead, ahead)
-
-        again.of_epoch, again.resumed = of_epoch, resumed
-        again.divided = len(partition.later) if partition.start or partition.later else -1
-        again.padding = partition.padding(number, source, epoch) if again.pads else None
+        again.reading = reading
     elif again.source is not None:
-        again.source = with_segments(again.source, partition, number, epoch, resumed=resumed)
+        again.source = with_lane(again.source, reading)
     return again
 
 

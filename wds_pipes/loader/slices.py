@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.lane import Lane, Slice
@@ -24,17 +24,18 @@ from wds_pipes.core.stage import Source, Stage, is_built_in
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.words import shown
 from wds_pipes.loader.lengths import batches_of, batching
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Partition, Terms
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
 from wds_pipes.loader.ranges import Ranges
 
 _PLACE = "place"  # the entry of a state that says from which place on an epoch is divided
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slices(Partition):
+class Slices:
     """A partition of the global order of an epoch, from a place on, into slices.
 
     Attributes:
+        lanes, counts, later, scope, fit_any_batches, may_be_more: as in ``Ranges``.
         place: the first place that no rank has had.
         stop: the end of the last batch.
         size: how many samples a batch has.
@@ -42,15 +43,18 @@ class Slices(Partition):
         pads: whether repeats fill the last batches.
     """
 
+    lanes: int
+    counts: dict[str, int]
     place: int
     stop: int
     size: int
     total: int
     pads: bool
 
-    scope = "item"
-    fit_any_batches = ()
-    may_be_more = False
+    later: ClassVar = ()
+    scope: ClassVar = "item"
+    fit_any_batches: ClassVar[tuple[str, ...]] = ()
+    may_be_more: ClassVar = False
 
     @classmethod
     def of(cls, lanes: int, epoch: int, terms: Terms, place: int = 0) -> Slices:
@@ -60,7 +64,9 @@ class Slices(Partition):
             steps = (total - place) // step if terms.mode == "drop" else -(-(total - place) // step)
             stop = place + steps * step
         counts = {"delivered": place} if place else {}
-        return cls(lanes, counts, place=place, stop=stop, size=terms.size, total=total, pads=terms.mode == "pad")
+        return cls(
+            lanes=lanes, counts=counts, place=place, stop=stop, size=terms.size, total=total, pads=terms.mode == "pad"
+        )
 
     def _slice(self, number: int) -> Slice:
         return Slice(self.size, self.place, self.stop, number, self.lanes)
@@ -71,6 +77,9 @@ class Slices(Partition):
 
     def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
         return [(self.lane(number, source, epoch), None)]
+
+    def padding(self, number: int, source: Source[Any], epoch: int) -> None:
+        """Return None: the segments have the repeats already."""
 
     def samples(self) -> list[int]:
         return [Slice(self.size, self.place, self.total, lane, self.lanes).count for lane in range(self.lanes)]
@@ -149,6 +158,9 @@ class Slices(Partition):
         place = self._next_place(states, terms)
         done = {**NOT_BEGUN, "ended": True, "counts": {"delivered": place}}
         return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}
+
+
+Partition = Ranges | Slices
 
 
 def kind_of(stage: Stage[Any], epoch_end: str | None, parts: int) -> tuple[type[Partition], str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import pickle
 import random
 import time
 import traceback
@@ -28,10 +27,11 @@ from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.secret import hide
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
-from wds_pipes.loader.partition import LaneState, Partition, pack
-from wds_pipes.loader.segments import MOST_EMPTY, segments_of, with_segments
+from wds_pipes.loader.partition import LaneState, pack
+from wds_pipes.loader.segments import MOST_EMPTY, LaneReading, with_lane
+from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Meter, Spent
-from wds_pipes.loader.transport import Outbox, Sent
+from wds_pipes.loader.transport import Inbox, Outbox, Sent
 from wds_pipes.stages.batch_samples import BatchSamples
 
 
@@ -113,10 +113,7 @@ def _packed(outbox: Outbox, result: Result) -> Sent:
     """Return what is sent for a result."""
     lane, _, _, _, error, _ = result
     if error is not None:
-        try:
-            return outbox.pack(_failure(lane, _portable(error)))
-        except Exception:  # it holds what is not sent, such as a tensor with a gradient
-            return outbox.pack(_failure(lane, _as_text(error)))
+        return outbox.pack(_failure(lane, _portable(error)))
     try:
         return outbox.pack(result)
     except Exception as error:
@@ -177,22 +174,20 @@ class _Running:
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
+        self._meter = Meter()
         self._lane = partition.lane(number, Chain(recipe).root, begin.epoch)
         self._samples = (partition.samples() or {number: 0})[number]
-        chain = with_segments(recipe, partition, number, begin.epoch, resumed=begin.resumed)
+        # not a reference cycle: see ``__del__``
+        after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
+        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter.watch, after_epoch)
+        chain = with_lane(recipe, reading)
         position = begin.state["position"]
         self.stage = chain.open(self._lane, None if position is None else Chain(chain).load(position))
         self._chain = Chain(self.stage)
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
-        self._meter = Meter()
-        segments = segments_of(self.stage)
-        segments.watch = self._meter.watch
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
         self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
-        if segments is not self.stage:
-            # not a reference cycle: see ``__del__``
-            segments.after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
 
     def __del__(self) -> None:
         # The chain is a reference cycle of stages and generators. Without this, what it has open
@@ -265,21 +260,15 @@ class _Running:
 
 
 def _portable(error: Exception) -> Any:
-    """Return ``error`` in a form that can be pickled, with its traceback as text."""
+    """Return ``error`` in a form that can be sent, with its traceback as text; if it cannot, an
+    error that is this text.
+    """
+    story = hide("".join(traceback.format_exception(error))).rstrip()
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return _as_text(error)
-    return _Portable(error, [f"In the worker:\n{_story(error)}", *getattr(error, "__notes__", [])])
-
-
-def _as_text(error: Exception) -> RuntimeError:
-    return RuntimeError(f"{type(error).__name__} in a worker:\n{_story(error)}")
-
-
-def _story(error: Exception) -> str:
-    """Return an error with its traceback, as text."""
-    return hide("".join(traceback.format_exception(error))).rstrip()
+        Inbox(1).open(Outbox().pack(error))
+    except Exception:  # it holds what is not sent, such as a tensor with a gradient
+        return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
+    return _Portable(error, [f"In the worker:\n{story}", *getattr(error, "__notes__", [])])
 
 
 class _Portable(NamedTuple):

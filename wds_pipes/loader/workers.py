@@ -177,6 +177,11 @@ class Workers:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_workers": [], "_host": None}
 
+    @property
+    def running(self) -> bool:
+        """Whether a run can go on: this process has the workers, or the lanes."""
+        return self._host is not None or bool(self._workers)
+
     def start(self, begins: dict[int, Begin], seed: int) -> None:
         """Begin a run over lanes.
 
