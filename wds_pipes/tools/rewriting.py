@@ -618,7 +618,7 @@ class Partner:
 
     Raises:
         ValueError: nothing matches.
-        ShardError: a store cannot be listed, or a shard has no index of offsets.
+        ShardError: a store cannot be listed.
     """
 
     def __init__(self, url: str | os.PathLike[str], storage_options: StorageOptions) -> None:
@@ -626,12 +626,15 @@ class Partner:
 
         self.urls = list_indexed(url, True, storage_options).urls
         self._data = IndexedShards(self.urls, storage_options=storage_options, connections=CONNECTIONS)
-        files = RangeReader(storage_options, CONNECTIONS)
-        self._located = Located(self.urls, None, files, storage_options, CONNECTIONS)
-        self._numbers: dict[int, list[int]] = {}
+        self._options, self._numbers = storage_options, dict[int, list[int]]()
+
+    @cached_property
+    def _located(self) -> Located:
+        files = RangeReader(self._options, CONNECTIONS)
+        return Located(self.urls, None, files, self._options, CONNECTIONS)
 
     def check_indexed(self) -> None:
-        """Raise ShardError if an index of offsets is that of another shard."""
+        """Raise ShardError if a shard has no index of offsets, or that of another shard."""
         self._located.compare_ends()
 
     @cached_property
