@@ -30,7 +30,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_pipes.core.words import bytes_shown, plural, shown
@@ -416,7 +415,9 @@ def _run(
     """
     done: dict[str, Outcome] = {}
     waiting = {task.name: task for task in tasks}
-    for number in count(1):
+    number = 0
+    while waiting:
+        number += 1
         again: dict[str, Task] = {}
         with contextlib.closing(_outcomes(engine, call, list(waiting.values()))) as outcomes:
             for outcome in outcomes:
@@ -433,11 +434,10 @@ def _run(
                 if outcome.full:
                     return done
         done |= {name: Outcome(name, error="the engine returned no outcome for it") for name in waiting}
-        if not again:
-            return done
         waiting = again
-        time.sleep(_PAUSE_SECONDS * 2 ** min(number - 1, _MOST_DOUBLED))
-    raise AssertionError  # count() has no end
+        if again:
+            time.sleep(_PAUSE_SECONDS * 2 ** min(number - 1, _MOST_DOUBLED))
+    return done
 
 
 def _outcomes(engine: Engine, call: Callable[[Task], Outcome], tasks: Sequence[Task]) -> Generator[Outcome]:
@@ -452,8 +452,8 @@ def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
     try:
         check_own(place, plan, task)
         receipt = _receipt_of(task, place)
-        if receipt is not None and place.sizes(task.outputs) == receipt["outputs"]:
-            return Outcome(task.name, dict(receipt["facts"]))
+        if receipt is not None and place.sizes(task.outputs) == receipt.outputs:
+            return Outcome(task.name, receipt.facts)
         place.make(task.outputs)
         facts = work(task, place)
         check_own(place, plan, task)
@@ -495,7 +495,6 @@ def _start(job: Job, *, overwrite: bool, dry_run: bool) -> None:
     if overwrite:
         for name in job.extras:  # of all tasks, so it would be wrong until all are finished
             job.place.remove(name)
-    job.place.make(job.outputs)
     try:
         job.place.write(PLAN, _bytes(wanted), overwrite=overwrite)
     except FileExistsError:  # another run has begun meanwhile
@@ -529,7 +528,7 @@ def _remove_stale(job: Job, known: Mapping[str, Any]) -> None:
     stale = [name for _, _, outputs in known["tasks"] for name in outputs if name not in current]
     names = {task.name for task in job.tasks}
     receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
-    for name in filter(job.place.has_file, [*receipts, *stale, *known.get("extras", ())]):
+    for name in filter(job.place.has_file, [*receipts, *stale, *known["extras"]]):
         job.place.remove(name)
 
 
@@ -544,20 +543,14 @@ def _finished(place: Place, tasks: Iterable[Task], *, overwrite: bool) -> dict[s
         receipts = list(pool.map(lambda task: _receipt_of(task, place), tasks))
     valid = [(task, receipt) for task, receipt in zip(tasks, receipts, strict=True) if receipt is not None]
     sizes = place.sizes([name for task, _ in valid for name in task.outputs])
-    facts = {}
-    for task, receipt in valid:
-        found = {name: sizes.get(name) for name in task.outputs}
-        if found == receipt["outputs"]:
-            facts[task.name] = receipt["facts"]
-        elif not overwrite:
-            for name, size in found.items():
-                if size not in (None, receipt["outputs"][name]):
-                    raise StateError(
-                        f"{name} in {place} has {plural(size or 0, 'byte')}, and was written with "
-                        f"{receipt['outputs'][name]:,}: another program has changed it. Remove it, or pass "
-                        "--overwrite (overwrite=True), and it is written again"
-                    )
-    return facts
+    for _, receipt in valid:
+        for name, size in receipt.outputs.items():
+            if not overwrite and sizes.get(name, size) != size:
+                raise StateError(
+                    f"{name} in {place} has {plural(sizes[name], 'byte')}, and was written with {size:,}: another "
+                    "program has changed it. Remove it, or pass --overwrite (overwrite=True), and it is written again"
+                )
+    return {task.name: receipt.facts for task, receipt in valid if receipt.outputs.items() <= sizes.items()}
 
 
 def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
@@ -640,7 +633,14 @@ def _other(place: Place, known: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     return StateError(f"{place} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
 
 
-def _receipt_of(task: Task, place: Place) -> dict[str, Any] | None:
+class Receipt(NamedTuple):
+    """What is known of a finished task: the sizes of its outputs, and what it has found."""
+
+    outputs: dict[str, int]
+    facts: Facts
+
+
+def _receipt_of(task: Task, place: Place) -> Receipt | None:
     """The receipt of a task, if it is of these inputs and outputs.
 
     Raises:
@@ -648,10 +648,11 @@ def _receipt_of(task: Task, place: Place) -> dict[str, Any] | None:
     """
     name = _receipt(task.name)
     with _damage(place, name, "remove it, and the tasks are run again"):
-        receipt = _read(place, name)
-        if receipt is None or receipt["fingerprint"] != task.fingerprint or dict(receipt["facts"]) is None:
+        known = _read(place, name)
+        if known is None or known["fingerprint"] != task.fingerprint:
             return None
-        return receipt if set(receipt["outputs"]) == set(task.outputs) else None
+        receipt = Receipt(dict(known["outputs"]), dict(known["facts"]))
+        return receipt if receipt.outputs.keys() == set(task.outputs) else None
 
 
 def write_receipt(task: Task, place: Place, facts: Facts) -> None:
@@ -700,7 +701,7 @@ def _read_plan(place: Place) -> dict[str, Any] | None:
             for name in names:
                 if not is_inside(name):
                     raise ValueError(f"it names {name!r}, which is not below its directory")
-            plan["command"], dict(plan["options"])  # or it has another form
+            plan["options"] = dict(plan["options"])
         return plan
 
 
@@ -733,7 +734,7 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             return f"{name} was {_said(before, name)}, and is now {_said(now, name)}"
-    if known["tasks"] == wanted["tasks"] and (other := {*known.get("extras", ())} ^ {*wanted["extras"]}):
+    if known["tasks"] == wanted["tasks"] and (other := {*known["extras"]} ^ {*wanted["extras"]}):
         where = "only then" if other.isdisjoint(wanted["extras"]) else "only now"
         return f"{', '.join(sorted(other))} belongs to its outputs {where}"
     marks = {name: mark for name, mark, _ in known["tasks"]}
