@@ -34,7 +34,7 @@ def shout(sample):
     if sample["cls"] == 3:
         return None
     sample["json"]["said"] = sample["txt"].upper()
-    return {"json": sample["json"], "bin": sample["bin"], "__key__": "new/" + sample["__key__"]}
+    return {"json": sample["json"], "__b": sample["bin"], "__key__": "new/" + sample["__key__"], "__n__": b"5"}
 
 def some_fail(sample):
     return {"txt": str(1 / (sample["cls"] - 1))}
@@ -47,9 +47,6 @@ def wrong_name(sample):
 
 def no_sample(sample):
     return 3
-
-def adds(sample):
-    return {**sample, "__m": b"4", "__n__": b"5"}
 
 def says(sample):
     print("said", sample["__key__"])
@@ -90,7 +87,7 @@ def shards(folder, *parts):
 
 def sample(number, **fields):
     made = {"txt": b"text %d" % (number % 7), "cls": b"%d" % (number % 5), "json": b'{"n": %d}' % number}
-    return {"__key__": f"a/{number:03d}", **made, "bin": bytes([number]) * 100, **fields}
+    return {"__key__": f"a/{number:03d}", "__m.png": b"4", **made, "bin": bytes([number]) * 100, **fields}
 
 
 @pytest.fixture(scope="module")
@@ -115,36 +112,6 @@ def here(source, monkeypatch):
     monkeypatch.chdir(source)
     monkeypatch.setattr(sys, "path", sys.path[:])
     return source
-
-
-COMMANDS = {
-    "filter": ["filter", "d", "--exclude", "keys.txt", "--keep", "functions:odd", "--drop-fields", "bin"],
-    "dedup": ["dedup", "d", "--by", "txt"],
-    "join": ["join", "d", "--with", "captions"],
-}
-
-
-def with_dest(arguments, dest):
-    return [*arguments[:2], dest, *arguments[2:]]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_way_writes_the_same_bytes(command, here, tmp_path):
-    """Again, in shares in any order, and after a part of it was removed."""
-    call = COMMANDS[command]
-    told = run(*with_dest(call, tmp_path / "whole")).stdout
-    whole = outputs(tmp_path / "whole")
-    assert ": 3 shards, " in told
-    assert [path for path in whole if path.endswith(".tar")] == ["s0.tar", "s1.tar", "s2.tar"]
-    assert len(wp.IndexedShards(str(tmp_path / "whole/index.json"))) == len(read(tmp_path / "whole"))
-    for share in (1, 0):
-        run(*with_dest(call, tmp_path / "shares"), "--tasks", 2, "--task", share)
-    assert outputs(tmp_path / "shares") == whole
-    (tmp_path / "shares/s1.tar").unlink()
-    assert "(2 of 3 there already)" in run(*with_dest(call, tmp_path / "shares")).stdout
-    assert outputs(tmp_path / "shares") == whole
-    assert "3 tasks to do" in run(*with_dest(call, tmp_path / "none"), "--dry-run").stdout
-    assert not (tmp_path / "none").exists()
 
 
 def test_a_filter_by_metadata_and_keys(here, tmp_path):
@@ -177,7 +144,7 @@ def test_a_filter_by_a_function_and_of_fields(here, tmp_path):
     assert told.endswith("of 30 samples; 2 shards without samples\n")
     assert len(wp.IndexedShards(str(tmp_path / "high/index.json"))) == 4
     assert "nothing is wrong" in run("verify", tmp_path / "high").stdout
-    told = run("filter", "d", tmp_path / "few", "--drop-fields", "txt,bin,json").stdout
+    told = run("filter", "d", tmp_path / "few", "--drop-fields", "txt,bin,json,__m.png").stdout
     assert "no sample has" not in told
     assert read(tmp_path / "few") == [{"__key__": one["__key__"], "cls": one["cls"]} for one in map(sample, range(30))]
     told = run("filter", "d", tmp_path / "absent", "--drop-fields", "x,cls,y").stdout
@@ -322,28 +289,12 @@ def test_a_function_that_has_changed_makes_other_outputs(here, tmp_path, monkeyp
         assert [one["txt"] for one in read(tmp_path / "out")] == [content] * 2
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["filter --drop-fields none", "map functions:adds", "repair", "reshard"],
-)
-def test_fields_that_begin_with_underscores_are_written(command, here, tmp_path):
-    name, *more = command.split()
-    put(tmp_path / "a.tar", tar([("a.jpg", b"1"), ("a.__mask.png", b"2"), ("b.jpg", b"3")]))
-    before, after = (more, []) if name == "map" else ([], more)
-    run(name, *before, tmp_path / "a.tar", tmp_path / "out", *after)
-    added = {"__m": b"4"} if name == "map" else {}
-    assert read(tmp_path / "out") == [
-        {"__key__": "a", "__mask.png": b"2", **added, "jpg": b"1"},
-        {"__key__": "b", **added, "jpg": b"3"},
-    ]
-
-
 def test_map_writes_what_the_function_returns(here, tmp_path):
     told = run("map", "functions:shout", "d", tmp_path / "out", "--decode", "basic").stdout
     expected = [
         {
             "__key__": f"new/a/{number:03d}",
-            "bin": bytes([number]) * 100,
+            "__b": bytes([number]) * 100,
             "json": json.dumps({"n": number, "said": f"TEXT {number % 7}"}, separators=(",", ":")).encode(),
         }
         for number in range(30)
@@ -502,8 +453,8 @@ def test_join_finds_partners_in_any_order(here, tmp_path):
         assert "29 samples without a partner; 2 shards without samples" in told
     run("join", "d", tmp_path / "keep", "--with", few, "--with", "captions", "--missing", "keep", "--prefer", "first")
     assert [sorted(one) for one in read(tmp_path / "keep")[3:5]] == [
-        ["__key__", "bin", "caption", "cls", "json", "txt"],
-        ["__key__", "bin", "caption", "cls", "json", "txt", "x"],
+        ["__key__", "__m.png", "bin", "caption", "cls", "json", "txt"],
+        ["__key__", "__m.png", "bin", "caption", "cls", "json", "txt", "x"],
     ]
 
 

@@ -13,26 +13,17 @@ from wds_pipes.testing import make_shards
 
 def test_a_function_does_what_its_command_does(tmp_path):
     """And returns a report, whose text is a sentence."""
-    make_shards(tmp_path / "in", shards=3, samples=4, fields=("txt", "cls"))
-    for name, arguments, options, changes in (
-        ("shuffle", [], ["--seed", 3, "--max-samples", 5], {"seed": 3, "max_samples": 5}),
-        ("filter", [], ["--fields", "cls"], {"fields": ["cls"]}),
-        ("export", [], ["--to", "jsonl"], {"kind": "jsonl"}),
-    ):
-        told = run_command(name, *arguments, tmp_path / "in", tmp_path / f"{name}-command", *options).stdout
-        report = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes)
-        assert outputs(tmp_path / f"{name}-function") == outputs(tmp_path / f"{name}-command")
-        assert f"{report}\n" == told.replace("-command", "-function")
-        assert report.complete
-        again = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes, jobs=2)
-        assert (again.written, again.skipped) == ([], report.written)
-
-
-def test_nothing_is_written_if_only_a_report_is_wanted(tmp_path):
-    urls = make_shards(tmp_path / "in", shards=2, samples=3)
-    report = tools.reshard(urls, tmp_path / "out", shards=3, dry_run=True)
-    assert report.says == {f"shard-{number:06d}.tar": "2 samples" for number in range(3)}
-    assert not (tmp_path / "out").exists()
+    make_shards(tmp_path / "in", shards=3, samples=4)
+    told = run_command("shuffle", tmp_path / "in", tmp_path / "command", "--seed", 3, "--max-samples", 5).stdout
+    options = {"seed": 3, "max_samples": 5}
+    report = tools.shuffle(tmp_path / "in", tmp_path / "function", **options)
+    assert outputs(tmp_path / "function") == outputs(tmp_path / "command")
+    assert f"{report}\n" == told.replace("command:", "function:")
+    again = tools.shuffle(tmp_path / "in", tmp_path / "function", **options)
+    assert (again.written, again.skipped) == ([], report.written)
+    planned = tools.reshard(tmp_path / "in", tmp_path / "none", shards=3, dry_run=True)
+    assert planned.says == {f"shard-{number:06d}.tar": "4 samples" for number in range(3)}
+    assert not (tmp_path / "none").exists()
 
 
 RESHARD, JOIN = ("reshard", ["in"]), ("join", ["in"])

@@ -1,8 +1,9 @@
 """Make, mend and look at data sets of shards: what the commands of ``wds-pipes`` do, as functions.
 
 The functions have the options of the commands, whose names messages show: ``--max-samples`` is
-``max_samples``. They return what the commands print. Each is loaded at its first use. A pipeline
-needs none of them.
+``max_samples``. They return what the commands print. If tasks of a function fail, it raises
+WdsError when the others are done; the ``report`` of the error says which. Each function is loaded
+at its first use. A pipeline needs none of them.
 
 - ``creating``, ``converting``, ``downloading``, ``exporting``: shards of other data, copies, and
   other formats. ``files``, ``tables``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these
