@@ -206,7 +206,6 @@ class Reader:
         self._files = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
         self._opener = make_opener(options)
         self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
-        self._opened = set[str]()  # the shards that were read from this disk, or decompressed
         self._parser = SampleParser(fields, "first-dot", inputs.located.stale)
 
     def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
@@ -223,14 +222,16 @@ class Reader:
                 yield wanted.range
 
         held: dict[int, Sample] = {}
-        following = 0
+        following, opened = 0, set[str]()  # the shards that were read from this disk, or decompressed
         for part in self._parts(ranges()):
-            wanted = ahead.popleft()
-            held[wanted.place] = self._parse(wanted, part)
+            (url, start, stop, _), last, place = ahead.popleft()
+            held[place] = self._parser.parse(part, start, stop, url, redact(url), last=last)
+            if not is_remote(url) or url in self._inputs.compressed:
+                opened.add(url)
             while following in held:
                 yield held.pop(following)
                 following += 1
-        for url in self._opened:
+        for url in opened:
             self._inputs.check_same(url)  # else some samples may be those of another shard
 
     def _wanted(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[_Wanted]:
@@ -248,12 +249,6 @@ class Reader:
                     yield _Wanted(Range(urls[shard], start, end), is_last, place)
                 begin = stop
             done += len(numbers)
-
-    def _parse(self, wanted: _Wanted, part: Part) -> Sample:
-        url, start, stop, _ = wanted.range
-        if not is_remote(url) or url in self._inputs.compressed:
-            self._opened.add(url)
-        return self._parser.parse(part, start, stop, url, redact(url), last=wanted.last)
 
     def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
         """Yield the bytes of each range, and the header after it."""

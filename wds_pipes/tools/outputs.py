@@ -96,7 +96,12 @@ class Running:
             raise TypeError(f"there is no option {name!r}; the options of jobs are {', '.join(known.__annotations__)}")
         self._options, self.overwrite = options, options.get("overwrite", False)
         self.dry_run, self.storage_options = options.get("dry_run", False), options.get("storage_options") or None
-        jobs, engine, task, tasks = (options.get(name) for name in ("jobs", "engine", "task", "tasks"))
+        jobs, engine, task, tasks = (
+            options.get("jobs"),
+            options.get("engine"),
+            options.get("task"),
+            options.get("tasks"),
+        )
         check_engine(engine, jobs)
         if (task is None) != (tasks is None):
             raise ValueError("--task and --tasks belong together: --task 0 --tasks 8 is the first of 8 shares")

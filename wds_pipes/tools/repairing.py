@@ -225,7 +225,9 @@ def _quiet() -> Iterator[None]:
 
 def _lost(pieces: Sequence[Piece], others: Others, shown: str) -> Others:
     """What was lost of a shard, in its order, as entries of the list."""
-    lost = [{"start": piece.start, "key": piece.key, "why": piece.why} for piece in pieces if piece.why is not None]
+    lost: Others = [
+        {"start": piece.start, "key": piece.key, "why": piece.why} for piece in pieces if piece.why is not None
+    ]
     starts = {piece.start for piece in pieces} | {entry["start"] for entry in others if "file" not in entry}
     ends = dict(zip_longest(sorted(starts), sorted(starts)[1:]))  # a piece ends where the next one begins
     return [

@@ -33,7 +33,6 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.expand import items_of
-from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.secret import hide, words
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -43,10 +42,10 @@ from wds_pipes.tar.encoded import check_name
 from wds_pipes.tar.index import base_name, make_opener, path_of
 from wds_pipes.tar.keys import is_metadata, splitter, without_dots
 from wds_pipes.tar.listing import exists, list_indexed, list_shards
-from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import stale_keys
 from wds_pipes.tar.views import among, example_of, read_keys
 from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tools.inputs import Inputs, Reader
 from wds_pipes.tools.jobs import Place, Report, Work, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
     JobOptions,
@@ -64,7 +63,7 @@ from wds_pipes.tools.outputs import (
     write_indexes,
     write_task,
 )
-from wds_pipes.tools.reading import CONNECTIONS, Found, Sample, ShardWalk, Source
+from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source
 from wds_pipes.tools.selecting import find_tables, keys_where, unfulfilled
 
 
@@ -607,35 +606,38 @@ def map(  # noqa: A001
 
 
 _TOGETHER = 64  # samples of which the partners are read at a time
+_MEMORY = 128 << 20  # for the indexes of partners, and again for their samples
 
 
 class Partner:
-    """A data set whose samples are found by their keys, with the indexes of keys and of offsets.
+    """A data set whose samples are found by their keys, with the indexes of keys and of offsets. It
+    can be pickled.
 
     Args:
         url: its shards, as one text.
         storage_options: how to reach the storage.
 
+    Attributes:
+        shown: its shards, without credentials.
+        mark: a hash that distinguishes its content from another one.
+
     Raises:
         ValueError: nothing matches.
-        ShardError: a store cannot be listed.
+        ShardError: a store cannot be listed; a shard has no index of offsets, or that of another
+            shard.
     """
 
     def __init__(self, url: str | os.PathLike[str], storage_options: StorageOptions) -> None:
-        from wds_pipes.indexed import IndexedShards  # imports torch
-
-        self.urls = list_indexed(url, True, storage_options).urls
-        self._data = IndexedShards(self.urls, storage_options=storage_options, connections=CONNECTIONS)
-        self._options, self._numbers = storage_options, dict[int, list[int]]()
+        urls = list_indexed(url, True, storage_options).urls
+        of_urls = dict(zip(urls, marks(urls, storage_options), strict=True))
+        self._inputs = Inputs(urls, {}, frozenset(), of_urls, memory=_MEMORY, storage_options=storage_options)
+        self._inputs.located.compare_ends()
+        self.shown, self.mark = redact(str(url)), fingerprint(self._inputs.marks)
+        self._numbers: dict[int, list[int]] = {}
 
     @cached_property
-    def _located(self) -> Located:
-        files = RangeReader(self._options, CONNECTIONS)
-        return Located(self.urls, None, files, self._options, CONNECTIONS)
-
-    def check_indexed(self) -> None:
-        """Raise ShardError if a shard has no index of offsets, or that of another shard."""
-        self._located.compare_ends()
+    def _reader(self) -> Reader:
+        return Reader(self._inputs, _MEMORY)
 
     @cached_property
     def checked(self) -> bool:
@@ -644,7 +646,7 @@ class Partner:
         Raises:
             ShardError: an index is of another shard, so samples are not found that are there.
         """
-        self._located.check_keys()
+        self._inputs.located.check_keys()
         return True
 
     def find(self, keys: Iterable[str]) -> None:
@@ -652,12 +654,12 @@ class Partner:
         can be read then.
         """
         wanted = np.unique(np.fromiter((hash_text(key) for key in keys), np.uint64))
-        self._numbers = {}
-        for shard in self._located.with_samples:
-            hashes, numbers = self._located.keys(shard)
+        located, self._numbers = self._inputs.located, {}
+        for shard in located.with_samples:
+            hashes, numbers = located.keys(shard)
             held = among(hashes, wanted)
             for hashed, number in zip(hashes[held].tolist(), numbers[held].tolist(), strict=True):
-                self._numbers.setdefault(hashed, []).append(self._located.starts[shard] + number)
+                self._numbers.setdefault(hashed, []).append(located.starts[shard] + number)
 
     def read(self, keys: Iterable[str]) -> dict[str, Sample]:
         """Return the samples with these keys.
@@ -669,7 +671,7 @@ class Partner:
         wanted, found = set(keys), dict[str, Sample]()
         hashes = {number: hash_text(key) for key in wanted for number in self._numbers.get(hash_text(key), ())}
         places = sorted(hashes)
-        for place, sample in zip(places, self._data.__getitems__(places), strict=True):
+        for place, sample in zip(places, self._reader.read([np.array(places, np.int64)]), strict=True):
             key = sample["__key__"]
             if hash_text(key) != hashes[place]:
                 raise stale_keys(sample["__url__"], key)
@@ -698,26 +700,22 @@ class Join:
         storage_options: how to reach the shards.
     """
 
-    partners: tuple[str | os.PathLike[str], ...]
+    partners: Sequence[Partner]
     missing: str
     prefer: str | None
     storage_options: StorageOptions
-
-    @cached_property
-    def _partners(self) -> list[Partner]:
-        return [Partner(url, self.storage_options) for url in self.partners]
 
     def samples(self, samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
         """Yield the samples with the fields of their partners."""
         facts["missing"] = 0
         keys = [found.key for found in ShardWalk(make_opener(self.storage_options), shard.url).samples()]
-        for partner in self._partners:
+        for partner in self.partners:
             partner.find(keys)
         while block := list(islice(samples, _TOGETHER)):
-            found = [partner.read(sample["__key__"] for sample in block) for partner in self._partners]
+            found = [partner.read(sample["__key__"] for sample in block) for partner in self.partners]
             for sample in block:
                 others = [of.get(sample["__key__"]) for of in found]
-                if None in others and self._partners[others.index(None)].checked:
+                if None in others and self.partners[others.index(None)].checked:
                     facts["missing"] += 1
                     if self.missing == "raise":
                         raise self._missing(sample, others.index(None))
@@ -731,7 +729,7 @@ class Join:
     def _missing(self, sample: Sample, number: int) -> SampleError:
         key, url = sample["__key__"], redact(sample["__url__"])
         return SampleError(
-            f"sample {key!r} of shard {url} is not in {redact(str(self.partners[number]))}: pass --missing drop or "
+            f"sample {key!r} of shard {url} is not in {self.partners[number].shown}: pass --missing drop or "
             "--missing keep if that is meant",
             url=url,
             key=key,
@@ -783,18 +781,15 @@ def join(
     if prefer is not None:
         check_choice("prefer", prefer, "first", "last")
     running = Running(dest, options)
-    shards, named, contents = find_shards(urls, running.place), items_of(partners), []
-    for partner in named:
-        found = Partner(partner, running.storage_options)
-        contents.append(fingerprint(marks(found.urls, running.storage_options)))
-        found.check_indexed()
+    shards = find_shards(urls, running.place)
+    found = [Partner(url, running.storage_options) for url in items_of(partners)]
     decided = {
-        "what --with names, as a hash,": contents,
+        "what --with names, as a hash,": [partner.mark for partner in found],
         "missing": missing,
         "prefer": prefer,
         "key_split": "first-dot",
     }
-    change = Join(tuple(named), missing, prefer, running.storage_options).samples
+    change = Join(found, missing, prefer, running.storage_options).samples
     return rewrite("join", running, shards, changed_by(change, Reading(running.storage_options)), decided)
 
 
