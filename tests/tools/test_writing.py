@@ -7,81 +7,87 @@ import pkgutil
 import pytest
 from commands import outputs, run_command
 
-from wds_pipes import tools
+from wds_pipes import WdsError, tools
 from wds_pipes.testing import make_shards
 
 
 def test_a_function_does_what_its_command_does(tmp_path):
     """And returns a report, whose text is a sentence."""
-    make_shards(tmp_path / "in", shards=3, samples=4, fields=("txt", "cls"))
-    for name, arguments, options, changes in (
-        ("shuffle", [], ["--seed", 3, "--max-samples", 5], {"seed": 3, "max_samples": 5}),
-        ("filter", [], ["--fields", "cls"], {"fields": ["cls"]}),
-        ("export", [], ["--to", "jsonl"], {"kind": "jsonl"}),
-    ):
-        told = run_command(name, *arguments, tmp_path / "in", tmp_path / f"{name}-command", *options).stdout
-        report = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes)
-        assert outputs(tmp_path / f"{name}-function") == outputs(tmp_path / f"{name}-command")
-        assert f"{report}\n" == told.replace("-command", "-function")
-        assert report.complete
-        again = getattr(tools, name)(str(tmp_path / "in"), tmp_path / f"{name}-function", **changes, jobs=2)
-        assert (again.written, again.skipped) == ([], report.written)
+    make_shards(tmp_path / "in", shards=3, samples=4)
+    told = run_command("shuffle", tmp_path / "in", tmp_path / "command", "--seed", 3, "--max-samples", 5).stdout
+    options = {"seed": 3, "max_samples": 5}
+    report = tools.shuffle(tmp_path / "in", tmp_path / "function", **options)
+    assert outputs(tmp_path / "function") == outputs(tmp_path / "command")
+    assert f"{report}\n" == told.replace("command:", "function:")
+    again = tools.shuffle(tmp_path / "in", tmp_path / "function", **options)
+    assert (again.written, again.skipped) == ([], report.written)
+    planned = tools.reshard(tmp_path / "in", tmp_path / "none", shards=3, dry_run=True)
+    assert planned.says == {f"shard-{number:06d}.tar": "4 samples" for number in range(3)}
+    assert not (tmp_path / "none").exists()
 
 
-def test_nothing_is_written_if_only_a_report_is_wanted(tmp_path):
-    urls = make_shards(tmp_path / "in", shards=2, samples=3)
-    report = tools.reshard(urls, tmp_path / "out", shards=3, dry_run=True)
-    assert report.says == {f"shard-{number:06d}.tar": "2 samples" for number in range(3)}
-    assert not (tmp_path / "out").exists()
+RESHARD, JOIN = ("reshard", ["in"]), ("join", ["in"])
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("call", "options", "message"),
     [
-        ({"task": 0}, "--task and --tasks belong together"),
-        ({"task": 8, "tasks": 8}, "the last is --task 7"),
-        ({"engine": "ray", "jobs": 2}, "as many tasks run as the cluster has CPUs"),
-        ({"shards": 2, "max_samples": 2}, "so --max-samples would be ignored"),
+        (RESHARD, {"task": 0}, "--task and --tasks belong together"),
+        (RESHARD, {"task": 8, "tasks": 8}, "the last is --task 7"),
+        (RESHARD, {"task": 0, "tasks": 0}, "tasks must be at least 1"),
+        (RESHARD, {"engine": "ray", "jobs": 2}, "as many tasks run as the cluster has CPUs"),
+        (RESHARD, {"engine": "Ray"}, "engine must be one of 'ray', not 'Ray'"),
+        (RESHARD, {"jobs": 0}, "jobs must be at least 1"),
+        (RESHARD, {"shards": 2, "max_samples": 2}, "so --max-samples would be ignored"),
+        (RESHARD, {"shards": 0}, "shards must be at least 1"),
+        (RESHARD, {"max_samples": 0}, "max_samples must be at least 1"),
+        (RESHARD, {"max_bytes": 0}, "a size must be at least 1 byte"),
+        (("create", ["in"]), {"max_samples": 0}, "max_samples must be at least 1"),
+        (("convert", ["in"]), {"kind": "parquet", "max_samples": -1}, "max_samples must be at least 1"),
+        (("split", ["in"]), {"shares": {"a/b": 0.5, "c": 0.5}}, "letters, digits, '_' and '-', and is not 'a/b'"),
+        (JOIN, {"partners": ["in"], "missing": "Drop"}, "missing must be one of 'raise', 'drop', 'keep', not 'Drop'"),
+        (JOIN, {"partners": ["in"], "prefer": "Last"}, "prefer must be one of 'first', 'last', not 'Last'"),
+        (("map", ["module:function", "in"]), {"on_error": "Skip"}, "on_error must be one of 'raise', 'skip'"),
+        (("mix", ["in=1"]), {"exhausted": "all"}, "exhausted must be one of 'stop', 'drop', not 'all'"),
+        (("export", ["in"]), {"kind": "csv"}, "kind must be one of 'jsonl'"),
+        (("convert", ["in"]), {"kind": "csv"}, "kind must be one of 'tfrecord'"),
+        (("filter", ["in"]), {"every": 0, "fields": ["cls"]}, "every must be at least 1"),
     ],
-)
-def test_options_that_do_not_fit(options, message, tmp_path):
-    urls = make_shards(tmp_path / "in", shards=1, samples=3)
+)  # fmt: skip
+def test_options_that_do_not_fit(call, options, message, tmp_path, monkeypatch):
+    """Nothing is written, and none means the default."""
+    monkeypatch.chdir(tmp_path)
+    make_shards("in", shards=1, samples=3)
+    name, arguments = call
     with pytest.raises(ValueError, match=message):
-        tools.reshard(urls, tmp_path / "out", **options)
+        getattr(tools, name)(*arguments, "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_option_that_does_not_exist(tmp_path):
     for function in (tools.reshard, tools.repair):
         with pytest.raises(TypeError, match="there is no option 'job'; the options of jobs are jobs, engine"):
-            function(urls, tmp_path / "out", job=2)
-    assert not (tmp_path / "out").exists()
+            function("in", tmp_path / "out", job=2)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "options", "message"),
-    [
-        (
-            "join",
-            ["in"],
-            {"partners": ["other"], "missing": "Drop"},
-            "missing must be one of 'raise', 'drop', 'keep', not 'Drop'",
-        ),
-        (
-            "join",
-            ["in"],
-            {"partners": ["other"], "prefer": "Last"},
-            "prefer must be one of 'first', 'last', not 'Last'",
-        ),
-        ("map", ["module:function", "in"], {"on_error": "Skip"}, "on_error must be one of 'raise', 'skip', not 'Skip'"),
-        ("mix", ["in"], {"exhausted": "all"}, "exhausted must be one of 'stop', 'drop', not 'all'"),
-        ("export", ["in"], {"kind": "csv"}, "kind must be one of 'jsonl'"),
-        ("convert", ["in"], {"kind": "csv"}, "kind must be one of 'tfrecord'"),
-        ("reshard", ["in"], {"shards": 1, "engine": "Ray"}, "engine must be one of 'ray', not 'Ray'"),
-        ("reshard", ["in"], {"shards": 1, "jobs": 0}, "jobs must be"),
-        ("filter", ["in"], {"every": 0, "fields": ["cls"]}, "every must be"),
-    ],
-)
-def test_choices_that_do_not_exist(name, arguments, options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        getattr(tools, name)(*arguments, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
+def test_data_sets_are_texts_paths_or_lists(tmp_path):
+    make_shards(tmp_path / "in", shards=2, samples=3, fields=("txt", "cls"))
+    tools.shuffle(tmp_path / "in", tmp_path / "shuffled")
+    for number, partners in enumerate((str(tmp_path / "shuffled"), tmp_path / "shuffled", [tmp_path / "shuffled"])):
+        report = tools.join(tmp_path / "in", tmp_path / f"joined-{number}", partners=partners, prefer="last")
+        assert sum(fact["samples"] for fact in report.facts.values()) == 6
+
+
+def test_a_function_raises_if_tasks_failed(tmp_path):
+    """After the others are done; the report says which."""
+    make_shards(tmp_path / "in", shards=3, samples=4, fields=("txt",))
+    shard = sorted((tmp_path / "in").glob("*.tar"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:2000])
+    with pytest.raises(WdsError, match=f"1 of 3 tasks failed, the first is {shard.name}: shard .*is kept") as error:
+        tools.filter(tmp_path / "in", tmp_path / "out", every=2)
+    assert (len(error.value.report.written), list(error.value.report.failed)) == (2, [shard.name])
+    assert not (tmp_path / "out/index.json").exists()
 
 
 def test_fields_are_names(tmp_path):

@@ -134,7 +134,7 @@ concatenated = click.option(
 engine = click.option(
     "--engine",
     type=click.Choice(["ray"]),
-    help="Instead of -j: run on the Ray cluster of RAY_ADDRESS, else on one that is started here.",
+    help="Run on the Ray cluster of RAY_ADDRESS.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
@@ -244,32 +244,18 @@ def shares(name: str, argument: str, text: str, *, required: bool = False) -> Ca
     return click.option(name, argument, metavar="NAME=SHARE,...", callback=parse, required=required, help=text)
 
 
-def check_not_given(*names: str, instead: str) -> None:
-    """Raise UsageError if an option is passed that another one would overrule.
-
-    Args:
-        names: the options, by the names of their arguments.
-        instead: the other option, and what it says.
-    """
-    for name in names:
-        if click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"{instead}, so --{name.replace('_', '-')} would be ignored: pass one of the two")
-
-
-def check_engine(engine: str | None) -> None:
-    """Raise UsageError if ``-j`` is passed together with ``--engine``."""
-    if engine is not None:
-        check_not_given("jobs", instead="with --engine ray, as many tasks run as the cluster has CPUs")
-
-
 @contextlib.contextmanager
 def executor_of(engine: str | None) -> Iterator[Any]:
     """What runs the parts of a command that writes no shards; None: the command itself."""
-    check_engine(engine)
     if engine is None:
         yield None
         return
+    from wds_pipes.tools.engines import check_engine
     from wds_pipes.tools.ray_engine import RayExecutor
+
+    context = click.get_current_context()
+    default = context.get_parameter_source("jobs") is ParameterSource.DEFAULT
+    check_engine(engine, None if default else context.params["jobs"])
 
     with RayExecutor(retries=2) as executor:
         yield executor

@@ -14,10 +14,12 @@ from wds_pipes.cli.options import (
     Damaged,
     Refused,
     as_json,
+    concatenated,
     dest,
     echo,
     echo_json,
     ended_by_sigterm,
+    engine,
     example,
     fields,
     key_split,
@@ -37,7 +39,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _number = click.IntRange(min=1)
 _JOB_OPTIONS = (
     click.option("-j", "--jobs", type=_number, help="Processes on this machine."),
-    click.option("--engine", type=click.Choice(["ray"]), help="Run on the Ray cluster of RAY_ADDRESS."),
+    engine,
     click.option("--task", type=click.IntRange(min=0), help="Do only this share, from 0 on."),
     click.option("--tasks", type=_number, help="How many shares the work has."),
     click.option("--overwrite", is_flag=True, help="Replace what another command has written."),
@@ -71,14 +73,18 @@ def _writes(name: str, examples: str) -> Callable[[Callable[..., tools.Report]],
     def decorated(function: Callable[..., tools.Report]) -> click.Command:
         @functools.wraps(function)
         def command(*, as_json: bool, **given: Any) -> None:
-            with ended_by_sigterm(), _resumable(given["dry_run"]):
-                report = function(on_task=_tell, **given)
-            _show(report, as_json)
-            if report.failed:
+            from wds_pipes.tools.jobs import FailedTasksError
+
+            try:
+                with ended_by_sigterm(), _resumable(given["dry_run"]):
+                    report = function(on_task=_tell, **given)
+            except FailedTasksError as error:
+                _show(error.report, as_json)
                 raise Damaged(
-                    f"{plural(len(report.failed), 'task')} failed, as shown. Run the command again when the cause is "
-                    "mended: what is finished is kept. With other options, also pass --overwrite."
-                )
+                    f"{plural(len(error.report.failed), 'task')} failed, as shown. Run the command again when the "
+                    "cause is mended: what is finished is kept. With other options, also pass --overwrite."
+                ) from None
+            _show(report, as_json)
 
         command = functools.reduce(lambda made, option: option(made), reversed(_JOB_OPTIONS), command)
         return click.command(name=name, cls=_Command, epilog=example(examples))(command)
@@ -430,7 +436,7 @@ def join(**options: Any) -> tools.Report:
 @dest
 @click.option("--decode", is_flag=True, help="Also leave out samples with a field that cannot be decoded.")
 @click.option("--drop-repeated", is_flag=True, help="Leave out a sample whose key and fields came before in its shard.")
-@click.option("--concatenated", is_flag=True, help="Shards may be several archives, one after another (cat, tar -A).")
+@concatenated
 @key_split
 def repair(**options: Any) -> tools.Report:
     """Write the whole samples of damaged shards to the directory DEST, and list what was lost.

@@ -1,14 +1,14 @@
 """Make, mend and look at data sets of shards: what the commands of ``wds-pipes`` do, as functions.
 
 The functions have the options of the commands, whose names messages show: ``--max-samples`` is
-``max_samples``. They return what the commands print. Each is loaded at its first use. A pipeline
-needs none of them.
+``max_samples``. They return what the commands print. If tasks of a function fail, it raises
+WdsError when the others are done; the ``report`` of the error says which. Each function is loaded
+at its first use. A pipeline needs none of them.
 
 - ``creating``, ``converting``, ``downloading``, ``exporting``: shards of other data, copies, and
   other formats. ``files``, ``tables``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these
   read.
-- ``rewriting``: each shard becomes another one. ``filtering``, ``mapping``, ``joining``,
-  ``deduping``, ``repairing``: how.
+- ``rewriting``: each shard becomes another one: filter, map, join and dedup. ``repairing``: repair.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
 - ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
   ``ray_engine``: tasks, and where they run.
@@ -33,22 +33,23 @@ if _TYPE_CHECKING:
     from wds_pipes.tar.writer import shard_files, write_shard
     from wds_pipes.tools.converting import convert
     from wds_pipes.tools.creating import create
-    from wds_pipes.tools.deduping import dedup
     from wds_pipes.tools.downloading import download
     from wds_pipes.tools.engines import Engine, Outcome, Task
     from wds_pipes.tools.exporting import export
-    from wds_pipes.tools.filtering import filter  # noqa: A004
     from wds_pipes.tools.findings import Finding, VerifyReport
-    from wds_pipes.tools.inputs import ReorderOptions
     from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
-    from wds_pipes.tools.joining import join
     from wds_pipes.tools.looking import Shown, cat, head, ls
-    from wds_pipes.tools.mapping import map  # noqa: A004
     from wds_pipes.tools.outputs import JobOptions
     from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
-    from wds_pipes.tools.reordering import concat, mix, reshard, shuffle, sort, split
+    from wds_pipes.tools.reordering import ReorderOptions, concat, mix, reshard, shuffle, sort, split
     from wds_pipes.tools.repairing import repair
+    from wds_pipes.tools.rewriting import (
+        dedup,
+        filter,  # noqa: A004
+        join,
+        map,  # noqa: A004
+    )
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
     from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
@@ -115,7 +116,7 @@ _MODULE_OF = {
     "Outcome": "tools.engines",
     "Place": "tools.jobs",
     "PlacedState": "tools.states",
-    "ReorderOptions": "tools.inputs",
+    "ReorderOptions": "tools.reordering",
     "Report": "tools.jobs",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
@@ -127,18 +128,18 @@ _MODULE_OF = {
     "concat": "tools.reordering",
     "convert": "tools.converting",
     "create": "tools.creating",
-    "dedup": "tools.deduping",
+    "dedup": "tools.rewriting",
     "diff_states": "tools.states",
     "download": "tools.downloading",
     "export": "tools.exporting",
-    "filter": "tools.filtering",
+    "filter": "tools.rewriting",
     "fingerprint": "tools.jobs",
     "get": "tools.reading",
     "head": "tools.looking",
     "info": "tools.summary",
-    "join": "tools.joining",
+    "join": "tools.rewriting",
     "ls": "tools.looking",
-    "map": "tools.mapping",
+    "map": "tools.rewriting",
     "mix": "tools.reordering",
     "on_ray": "tools.ray_engine",
     "read_states": "tools.states",

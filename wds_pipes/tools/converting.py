@@ -22,6 +22,7 @@ from wds_pipes.tools.outputs import (
     complete,
     content_of_classes,
     shard_job,
+    shard_limits,
     shard_task,
     write_task,
 )
@@ -73,7 +74,8 @@ def convert(
             "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "
             "and divide the shards afterwards"
         )
-    running, most, values = Running(dest, options), max_samples or 10_000, values or {}
+    running, values = Running(dest, options), values or {}
+    most, _ = shard_limits(max_samples, None, usual=10_000)
     storage_options = running.storage_options
     is_list = source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
     if kind == "torchrecord" and is_list:

@@ -15,7 +15,6 @@ import numpy as np
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning
-from wds_pipes.io.cache.shard_cache import parse_size
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.tar.encoded import check_name, stored_size
 from wds_pipes.tar.writer import whole
@@ -31,6 +30,7 @@ from wds_pipes.tools.outputs import (
     content_of_classes,
     shard_ends,
     shard_job,
+    shard_limits,
     shard_task,
     split_numbers,
     write_task,
@@ -108,6 +108,7 @@ def create(
         **{"--root": root, "--key": key, "--file": files, "--value": values, "--group": group},
     }
     running, options_of_store = Running(dest, options), options.get("storage_options")
+    most, size = shard_limits(max_samples, max_bytes)
     if source != "-" and "://" not in source and not os.path.exists(source):
         raise ValueError(f"SOURCE {source!r} does not exist")
     kind = kind or _kind(source)
@@ -136,9 +137,17 @@ def create(
         records = tables.grouped(records, group) if group else records
     if note := chosen.note():
         warnings.warn(note, ShardWarning, stacklevel=2)
-    limits = {"max_samples": max_samples or 100_000, "max_bytes": parse_size(max_bytes or "1GiB")}
     return running.run(
-        write(records, running.place, problems, classes=classes, shuffle=shuffle, shares=split, **limits)
+        write(
+            records,
+            running.place,
+            problems,
+            classes=classes,
+            shuffle=shuffle,
+            shares=split,
+            max_samples=most,
+            max_bytes=size,
+        )
     )
 
 

@@ -26,6 +26,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
+from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.errors import SampleError, StateError, WdsError
 from wds_pipes.io.secret import hide, words
 
@@ -93,6 +94,23 @@ Call: TypeAlias = Callable[[Task], Outcome]
 Engine: TypeAlias = Callable[[Call, Sequence[Task]], Iterator[Outcome]]
 
 
+def check_engine(engine: object, jobs: int | None) -> None:
+    """Refuse an engine that does not exist, and numbers of processes that would be ignored.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    if engine is not None and not callable(engine):
+        check_choice("engine", engine, "ray")
+    if jobs is not None:
+        check_count("jobs", jobs)
+    if engine is not None and jobs is not None:
+        raise ValueError(
+            "with --engine ray, as many tasks run as the cluster has CPUs, so --jobs would be ignored: pass one of the "
+            "two"
+        )
+
+
 def engine_of(jobs: int) -> Engine:
     """What runs so many tasks at a time on this machine; 1: in this process."""
     return partial(in_processes, jobs) if jobs > 1 else map
@@ -105,18 +123,19 @@ def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outco
     left = list(reversed(tasks))
     workers: list[_Worker] = []
     try:
-        while left or any(worker.task is not None for worker in workers):
-            while left and len(workers) < min(jobs, len(tasks)):
-                with _sigterm_afterwards():
+        while left or workers:
+            while left and len(workers) < jobs:
+                with without_interrupts():
                     workers.append(_Worker(call))
-            for worker in workers:
-                if worker.task is None and left:
+                workers[-1].begin(left.pop())
+            ready = wait([worker.connection for worker in workers], _AGAIN_SECONDS)
+            for worker in [worker for worker in workers if worker.connection in ready]:
+                yield worker.outcome()
+                if left and worker.process.exitcode is None:
                     worker.begin(left.pop())
-            yield from _ended(workers)
-        for worker in workers:
-            worker.connection.close()  # it ends when it sees that
-        for worker in workers:
-            worker.process.join(_PATIENCE_SECONDS)
+                else:
+                    workers.remove(worker)
+                    worker.end()
     finally:
         for worker in workers:
             worker.process.terminate()
@@ -131,20 +150,18 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, call))
-        with without_interrupts():
-            self.process.start()
+        self.process.start()
         theirs.close()
-        self.task: Task | None = None
+        self._task = ""
 
     def begin(self, task: Task) -> None:
         """Send it a task."""
-        self.task = task
+        self._task = task.name
         with contextlib.suppress(OSError):  # it has died, which ``outcome`` reports
             self.connection.send(task)
 
     def outcome(self) -> Outcome:
         """What became of its task; its process may have ended."""
-        name, self.task = self.task.name if self.task is not None else "", None
         try:
             outcome: Outcome = self.connection.recv()
             return outcome
@@ -154,63 +171,40 @@ class _Worker:
                 f"its process ended with exit code {self.process.exitcode}; if the system did that because memory is "
                 "short (-9), use fewer jobs (-j)"
             )
-            return Outcome(name, error=error, again=True)
+            return Outcome(self._task, error=error, again=True)
 
     def end(self) -> None:
-        """End the process."""
+        """End the process: it does that when its connection is closed, unless it runs a task."""
+        self.connection.close()
         for _ in range(int(_PATIENCE_SECONDS / _AGAIN_SECONDS)):
-            self.process.terminate()
             self.process.join(_AGAIN_SECONDS)
             if not self.process.is_alive():
                 break
+            self.process.terminate()
         else:
             self.process.kill()
             self.process.join()
-        self.connection.close()
         self.process.close()
-
-
-def _ended(workers: list[_Worker]) -> Iterator[Outcome]:
-    """Wait until at least one task has ended; remove the workers that have died."""
-    busy = {worker.connection: worker for worker in workers if worker.task is not None}
-    while not (ended := wait(list(busy), _AGAIN_SECONDS)):
-        pass
-    for ready in ended:
-        worker = busy[ready]  # type: ignore[index]
-        yield worker.outcome()
-        if worker.process.exitcode is not None:
-            workers.remove(worker)
-            worker.end()
 
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C in the processes that are started meanwhile, from their first moment on."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def _sigterm_afterwards() -> Iterator[None]:
-    """Handle a SIGTERM that comes meanwhile at the end: a process that is being started would read
-    half of what it is to run, and print a traceback.
+    """Start processes that ignore Ctrl-C from their first moment on. A SIGTERM that comes meanwhile
+    is handled at the end: else a process would read half of what it is to run, and print a
+    traceback.
     """
-    before = signal.getsignal(signal.SIGTERM)
-    if before is None or threading.current_thread() is not threading.main_thread():  # None: not known to Python
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if None in before.values() or threading.current_thread() is not threading.main_thread():  # None: not of Python
         yield
         return
     came: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         if came:
             signal.raise_signal(signal.SIGTERM)
 

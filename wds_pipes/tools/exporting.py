@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -27,10 +28,9 @@ from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash_text
 from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.tar.index import folder_of
-from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tar.listing import list_shards
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.jobs import Job, Place, Report, fingerprint
@@ -43,9 +43,9 @@ from wds_pipes.tools.outputs import (
     classes_of,
     marks,
     names_of,
-    unchanged,
 )
-from wds_pipes.tools.reading import Sample, Source
+from wds_pipes.tools.reading import Sample, fields_of
+from wds_pipes.tools.rewriting import Reading, Shard, samples_of
 from wds_pipes.tools.rows import is_text
 from wds_pipes.tools.tfrecord import framed, masked_crc, packed
 
@@ -53,8 +53,8 @@ ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "i
 
 
 def export(
-    urls: str | Sequence[str],
-    dest: str,
+    urls: Urls,
+    dest: str | os.PathLike[str],
     *,
     kind: str,
     fields: Sequence[str] | None = None,
@@ -93,7 +93,7 @@ def export(
     found = marks(shards, storage_options, known)
     classes = {}
     if kind == "imagefolder":
-        classes = {folder: read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
+        classes = {folder: _read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
     tasks = []
     outputs = [_TAR.sub("", name) + ENDINGS[kind] for name in names_of(shards)]
     check_names(shards, outputs)
@@ -103,13 +103,14 @@ def export(
                 f"the list {output} of {redact(url)} would be among the images: export each directory by itself, into "
                 "a directory of its own"
             )
-        names = classes.get(folder_of(url))
-        tasks.append(Task(output, (output,), (url, mark, names), fingerprint(mark, names), says=f"of {redact(url)}"))
+        shard = Shard(url, output, mark, classes.get(folder_of(url)))
+        tasks.append(Task(output, (output,), shard, fingerprint(mark, shard.more), says=f"of {redact(url)}"))
     decided = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
-    work = partial(write, Export(kind, None if fields is None else tuple(fields), label, key_split, storage_options))
-    finish = partial(_finish, kind, fields, [task.name for task in tasks])
-    lists = "images" if kind == "imagefolder" else ""
-    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="shard", lists=lists))
+    how = Export(kind, None if fields is None else tuple(fields), label, key_split, storage_options)
+    finish, lists = partial(_finish, how, outputs), "images" if kind == "imagefolder" else ""
+    return running.run(
+        Job("export", running.place, partial(_write, how), tasks, decided, finish, unit="shard", lists=lists)
+    )
 
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
@@ -136,7 +137,7 @@ class Export(NamedTuple):
     storage_options: StorageOptions
 
 
-def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
+def _finish(export: Export, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
     """Check what only all files together show.
 
     Raises:
@@ -145,45 +146,31 @@ def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place
     """
     if any(fact["without_fields"] for fact in facts) and not any(fact["samples"] for fact in facts):
         raise NothingKeptError(
-            f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite"
+            f"no sample has the field {', '.join(export.fields or ())}: correct --fields, and pass --overwrite"
         )
-    if kind == "imagefolder":
-        check_lists(names, place)
+    if export.kind == "imagefolder":
+        _check_lists(names, place)
 
 
-def write(export: Export, task: Task, place: Place) -> Facts:
+def _write(export: Export, task: Task, place: Place) -> Facts:
     """Write what is made of a shard."""
-    url, mark, classes = task.arguments
-    fields, facts = export.fields, {"samples": 0}
+    fields, facts = export.fields, Facts(read=0)
     if export.kind == "imagefolder" and fields is not None and export.label not in fields:
         fields = (*fields, export.label)
-    source = Source([url], export.storage_options or {}, export.key_split, fields)
-    samples = unchanged(_kept(source, facts), {url: mark}, export.storage_options)
-    with _Stream(place.at(task.outputs[0]), place.storage_options) as stream:
+    samples = samples_of(task.arguments, Reading(export.storage_options, export.key_split, fields=fields), facts)
+    with _Stream(place.at(task.name), place.storage_options) as stream:
         if export.kind == "jsonl":
-            base = redact(url).partition("?")[0].rpartition("/")[2]
+            base = redact(task.arguments.url).partition("?")[0].rpartition("/")[2]
             write_lines(({**sample, "__url__": base} for sample in samples), cast(BinaryIO, stream), {})
         elif export.kind == "parquet":
             _write_parquet(samples, stream, export.fields)
         elif export.kind == "tfrecord":
             _write_tfrecord(samples, stream)
         else:
-            for line in write_images(samples, export.label, classes, place):
+            for line in _write_images(samples, export.label, task.arguments.more, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
-    return {"without_fields": source.without_fields, **facts}
-
-
-def _kept(source: Source, facts: dict[str, int]) -> Iterator[Sample]:
-    """Yield and count the samples of a shard; none, if none has a field to keep: other shards may
-    have it.
-    """
-    try:
-        for sample in source.read():
-            facts["samples"] += 1
-            yield sample
-    except NothingKeptError as error:
-        facts["without_fields"] = error.samples
+    return {"without_fields": facts["without_fields"], "samples": facts["read"]}
 
 
 class _Stream(io.RawIOBase):
@@ -257,7 +244,7 @@ def _write_parquet(samples: Iterable[Sample], stream: _Stream, fields: Sequence[
 
 
 def _fields(group: Iterable[Sample]) -> list[str]:
-    return sorted({name for sample in group for name in sample if not is_metadata(name)})
+    return sorted({name for sample in group for name, _ in fields_of(sample)})
 
 
 def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
@@ -265,7 +252,7 @@ def _groups(samples: Iterable[Sample]) -> Iterator[list[Sample]]:
     group, size = [], 0
     for sample in samples:
         group.append(sample)
-        size += sum(len(data) for field, data in sample.items() if not is_metadata(field))
+        size += sum(len(data) for _, data in fields_of(sample))
         if size >= _GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -277,18 +264,16 @@ def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     """The key and the fields of a sample; fields of integers are integers, others are bytes."""
     key = sample["__key__"]
     row: dict[str, Any] = {"__key__": key.encode("utf-8", "surrogateescape")}
-    for field, data in sample.items():
-        if is_metadata(field):
-            continue
+    for field, data in fields_of(sample):
         if field not in kinds:
-            raise unfit(
+            raise _unfit(
                 sample,
                 f"sample {key!r} has field {field!r}, which the first samples do not have: name the columns, as in "
                 f"--fields {','.join([*kinds, field])}",
             )
         row[field] = exact_integer(data) if kinds[field] == "int64" else data
         if row[field] is None:
-            raise unfit(
+            raise _unfit(
                 sample,
                 f"field {field!r} of sample {key!r} is {data!r:.80}, and the first samples have integers in it: leave "
                 "it out with --fields, or divide the shard with wds-pipes reshard --max-bytes 64MB",
@@ -296,31 +281,31 @@ def _row(sample: Sample, kinds: dict[str, str]) -> dict[str, Any]:
     return row
 
 
-def unfit(sample: Sample, what: str) -> SampleError:
+def _unfit(sample: Sample, what: str) -> SampleError:
     """The error for a sample that a format cannot hold, without the credentials in its URL."""
     shown = redact(sample["__url__"])
     return SampleError(f"shard {shown}: {what}", key=sample["__key__"], url=shown)
 
 
-def write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
+def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
     """Write the fields of samples as files, and yield the lines of their list."""
     of_path: dict[str, str] = {}  # keys
     for sample in samples:
         key = sample["__key__"]
-        fields = {field: data for field, data in sample.items() if not is_metadata(field) and field != label}
+        fields = {field: data for field, data in fields_of(sample) if field != label}
         if label not in sample or not fields:
             what = (
                 f"field {label!r}, which names its class: name it with --label"
                 if fields
                 else "other fields than its class"
             )
-            raise unfit(sample, f"sample {key!r} has no {what}")
+            raise _unfit(sample, f"sample {key!r} has no {what}")
         name = _class(sample[label], classes, label, sample)
         inside = key.removeprefix(f"{name}/")
         parts = [*inside.split("/"), name]
         bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
         if bad or any(control in name + key for control in "\0\t\n\r"):
-            raise unfit(
+            raise _unfit(
                 sample,
                 f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
                 "wds-pipes get",
@@ -328,12 +313,14 @@ def write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] |
         for field, data in fields.items():
             path = f"images/{name}/{inside}.{field}"
             if of_path.setdefault(path, key) != key:
-                raise unfit(sample, f"samples {of_path[path]!r} and {key!r} would both be {path}: give one another key")
+                raise _unfit(
+                    sample, f"samples {of_path[path]!r} and {key!r} would both be {path}: give one another key"
+                )
             place.write(path, data)
             yield f"{path}\t{name}\n"
 
 
-def check_lists(lists: Sequence[str], place: Place) -> None:
+def _check_lists(lists: Sequence[str], place: Place) -> None:
     """Check that shards did not write the same files.
 
     Raises:
@@ -358,7 +345,7 @@ def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sampl
         return text
     number = int(text) if text.isascii() and text.isdecimal() else len(classes)
     if number >= len(classes):
-        raise unfit(
+        raise _unfit(
             sample,
             f"field {label!r} of sample {sample['__key__']!r} is {text!r:.80}, and classes.json has the names of "
             f"{len(classes):,} classes, from 0 on: mend or remove it",
@@ -366,7 +353,7 @@ def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sampl
     return classes[number]
 
 
-def read_classes(folder: str, storage_options: StorageOptions) -> list[str] | None:
+def _read_classes(folder: str, storage_options: StorageOptions) -> list[str] | None:
     """The names of the classes of the shards in a directory; None: not known."""
     content = classes_of(folder, storage_options)
     if content is None:

@@ -25,16 +25,15 @@ import logging
 import os
 import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_pipes.core.words import bytes_shown, plural, shown
-from wds_pipes.errors import StateError
+from wds_pipes.errors import StateError, WdsError
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
 from wds_pipes.io.urls import below, is_below, local_path, redact
 from wds_pipes.io.versions import Version, version_of
@@ -59,6 +58,10 @@ class Place:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", target_of(self.url).rstrip("/") or "/")
+
+    def __str__(self) -> str:
+        """Return the directory without credentials, for messages."""
+        return redact(self.url)
 
     def at(self, name: str) -> str:
         """The path or URL of a file in it.
@@ -96,9 +99,9 @@ class Place:
         root = local_path(self.url)
         if root is None:
             return True
-        path, root = os.path.join(root, name), os.path.realpath(root)
-        inside = os.path.realpath(os.path.dirname(path)) == os.path.join(root, os.path.dirname(name)).rstrip("/")
-        return inside and not os.path.isdir(path)
+        path = os.path.join(os.path.realpath(root), name)
+        folder = os.path.dirname(path)
+        return os.path.realpath(folder) == folder and not os.path.isdir(path)
 
     def sizes(self, names: Sequence[str]) -> dict[str, int]:
         """The sizes in bytes of those of these files that exist."""
@@ -173,8 +176,7 @@ class Job:
     lists: str = ""
 
     def __post_init__(self) -> None:
-        outputs = [name for task in self.tasks for name in task.outputs] + list(self.extras)
-        tasks = [task.name for task in self.tasks]
+        outputs, tasks = self.outputs, [task.name for task in self.tasks]
         for name in [*outputs, *tasks]:
             if not is_inside(name):
                 raise ValueError(f"an output is named relative to its directory, and not {name!r}")
@@ -182,6 +184,11 @@ class Job:
             if len(set(names)) < len(names):
                 twice = next(name for name in names if names.count(name) > 1)
                 raise ValueError(f"two tasks have one {what}, {twice!r}: give each its own")
+
+    @property
+    def outputs(self) -> list[str]:
+        """The names of all files that are written."""
+        return [*(name for task in self.tasks for name in task.outputs), *self.extras]
 
 
 @dataclass
@@ -223,6 +230,22 @@ class Report:
         if not self.complete:
             return f"written to {self.place}: {len(self.facts):,} of {plural(self.total, 'task')}{there}"
         return f"written to {self.place}: {summary(list(self.facts.values()))}{there}"
+
+
+class FailedTasksError(WdsError):
+    """Tasks of a job have failed; the others are finished.
+
+    Attributes:
+        report: what was written, and why tasks failed.
+    """
+
+    def __init__(self, report: Report) -> None:
+        name, why = next(iter(report.failed.items()))
+        super().__init__(
+            f"{len(report.failed):,} of {plural(report.total, 'task')} failed, the first is {name}: {why.rstrip('.')}. "
+            "What is finished is kept: do the same again when the cause is mended"
+        )
+        self.report = report
 
 
 # What the facts of tasks count besides samples and bytes, in words.
@@ -284,11 +307,6 @@ def fingerprint(*values: Any) -> str:
     return blake2b(text.encode("ascii"), digest_size=16).hexdigest()
 
 
-def shown_place(place: Place) -> str:
-    """A place without credentials, for messages."""
-    return redact(place.url)
-
-
 logger = logging.getLogger("wds_pipes")
 
 _PAUSE_SECONDS = 1.0  # before failed tasks are tried again; doubled each time
@@ -348,13 +366,12 @@ def run(
             pickle.dumps(job.work)
         except Exception as error:
             raise TypeError(f"work is a function of a module, which other processes can import: {error}") from error
-    engine = engine or engine_of(jobs)
     _start(job, overwrite=overwrite, dry_run=dry_run)
     facts = _finished(job.place, job.tasks, overwrite=overwrite)
     own = job.tasks[index::shares]
     pending = [task for task in own if task.name not in facts]
-    skipped = [task.name for task in own if task.name in facts]
-    report = Report(job.command, shown_place(job.place), len(job.tasks), dry_run, skipped=skipped)
+    report = Report(job.command, str(job.place), len(job.tasks), dry_run)
+    report.skipped = [task.name for task in own if task.name in facts]
     if dry_run:
         report.written, report.facts = [task.name for task in pending], _in_order(job, facts)
         report.says = {task.name: task.says for task in pending}
@@ -363,17 +380,16 @@ def run(
     call = partial(attempt, job.work, job.place, plan)
     total, rest = sum(task.size for task in own), sum(task.size for task in pending)
     with shown_progress(total, job.unit, show=progress, done=total - rest) as advance:
-        for number in count():
-            last = number + 1 >= attempts
-            pending = _round(engine, call, pending, report, last=last, on_task=on_task, advance=advance)
-            if not pending:
-                break
-            time.sleep(_PAUSE_SECONDS * 2 ** min(number, _MOST_DOUBLED))
-    facts |= report.facts
-    report.written = [task.name for task in own if task.name in report.facts]
-    report.failed = {task.name: report.failed[task.name] for task in own if task.name in report.failed}
-    others = [task for task in job.tasks if task.name not in facts and task.name not in report.failed]
+        engine = engine or engine_of(jobs)
+        outcomes = _run(engine, call, pending, attempts=attempts, on_task=on_task, advance=advance)
+    for outcome in (outcomes[task.name] for task in pending if task.name in outcomes):
+        if outcome.facts is None:
+            report.failed[outcome.name] = outcome.error
+        else:
+            report.written.append(outcome.name)
+            facts[outcome.name] = outcome.facts
     if not report.failed:
+        others = [task for task in job.tasks if task.name not in facts]
         facts |= _finished(job.place, others, overwrite=overwrite)
     report.facts = _in_order(job, facts)
     if report.complete:
@@ -385,43 +401,48 @@ def run(
     return report
 
 
-def _round(
+def _run(
     engine: Engine,
     call: Callable[[Task], Outcome],
     tasks: Sequence[Task],
-    report: Report,
     *,
-    last: bool,
+    attempts: int,
     on_task: Callable[[Outcome], None] | None,
     advance: Callable[[int], object],
-) -> list[Task]:
-    """Run tasks once, and return those that are to be tried again. If the disk is full, the rest is
-    not run.
+) -> dict[str, Outcome]:
+    """Run tasks until each is done or has failed, and return the outcomes by their names. If the
+    disk is full, the rest is not run.
     """
-    named, again = {task.name: task for task in tasks}, []
-    with contextlib.ExitStack() as stack:
-        outcomes = engine(call, tasks)
-        if hasattr(outcomes, "close"):
-            stack.callback(outcomes.close)
-        for outcome in outcomes:
-            task = named.pop(outcome.name)
-            if outcome.facts is None and (outcome.busy or (outcome.again and not last)):
-                if last:
-                    logger.warning("%s is being written by another process, which is waited for.", task.name)
-                again.append(task)
-                continue
-            if outcome.facts is None:
-                report.failed[task.name] = outcome.error
-            else:
-                report.facts[task.name] = outcome.facts
-            if on_task is not None:
-                on_task(outcome)
-            advance(task.size)
-            if outcome.full:
-                return []
-    for name in named:
-        report.failed[name] = "the engine returned no outcome for it"
-    return again
+    done: dict[str, Outcome] = {}
+    waiting = {task.name: task for task in tasks}
+    number = 0
+    while waiting:
+        number += 1
+        again: dict[str, Task] = {}
+        with contextlib.closing(_outcomes(engine, call, list(waiting.values()))) as outcomes:
+            for outcome in outcomes:
+                task = waiting.pop(outcome.name)
+                if outcome.facts is None and (outcome.busy or (outcome.again and number < attempts)):
+                    if number >= attempts:
+                        logger.warning("%s is being written by another process, which is waited for.", task.name)
+                    again[task.name] = task
+                    continue
+                done[task.name] = outcome
+                if on_task is not None:
+                    on_task(outcome)
+                advance(task.size)
+                if outcome.full:
+                    return done
+        done |= {name: Outcome(name, error="the engine returned no outcome for it") for name in waiting}
+        waiting = again
+        if again:
+            time.sleep(_PAUSE_SECONDS * 2 ** min(number - 1, _MOST_DOUBLED))
+    return done
+
+
+def _outcomes(engine: Engine, call: Callable[[Task], Outcome], tasks: Sequence[Task]) -> Generator[Outcome]:
+    """Yield what an engine yields; if this is closed early, so is the engine."""
+    yield from engine(call, tasks)
 
 
 def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
@@ -431,8 +452,8 @@ def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
     try:
         check_own(place, plan, task)
         receipt = _receipt_of(task, place)
-        if receipt is not None and place.sizes(task.outputs) == receipt["outputs"]:
-            return Outcome(task.name, dict(receipt["facts"]))
+        if receipt is not None and place.sizes(task.outputs) == receipt.outputs:
+            return Outcome(task.name, receipt.facts)
         place.make(task.outputs)
         facts = work(task, place)
         check_own(place, plan, task)
@@ -459,30 +480,14 @@ def _start(job: Job, *, overwrite: bool, dry_run: bool) -> None:
         FileExistsError: outputs are there, and no plan.
         StateError: another plan is there.
     """
-    wanted = _plan(job)
-    known = _read(job.place, PLAN)
+    wanted, known = _plan(job), _read_plan(job.place)
     if known == wanted:
         return
-    claimed = [*job.extras, *(name for task in job.tasks for name in task.outputs)]
-    if known is None and not overwrite and (found := sorted(job.place.sizes(claimed))):
-        known = _read(job.place, PLAN)  # another share may have written it meanwhile
-        if known is None:
-            raise FileExistsError(
-                f"{shown_place(job.place)} has {plural(len(found), 'file')} of the names that would be written, "
-                f"such as {found[0]}, and no plan of a job: another program wrote them. {_MEND}"
-            )
-        if known == wanted:
+    problem = _problem(job, known, wanted, overwrite=overwrite)
+    if problem is not None:
+        if _read_plan(job.place) == wanted:  # another share may have written it meanwhile
             return
-    if known is not None and not overwrite:
-        raise _other(job.place, known, wanted)
-    folder = job.lists or (known or {}).get("lists", "")
-    if folder and job.place.has_any(folder):
-        if _read(job.place, PLAN) == wanted:  # another share may have written it meanwhile
-            return
-        raise FileExistsError(
-            f"{shown_place(job.place)} has files in {folder}/ that this command did not write: remove that "
-            "directory, or write to another one"
-        )
+        raise problem
     if dry_run:
         return
     if known is not None:
@@ -490,11 +495,31 @@ def _start(job: Job, *, overwrite: bool, dry_run: bool) -> None:
     if overwrite:
         for name in job.extras:  # of all tasks, so it would be wrong until all are finished
             job.place.remove(name)
-    job.place.make(claimed)
     try:
         job.place.write(PLAN, _bytes(wanted), overwrite=overwrite)
     except FileExistsError:  # another run has begun meanwhile
         _start(job, overwrite=False, dry_run=False)
+
+
+def _problem(
+    job: Job, known: dict[str, Any] | None, wanted: dict[str, Any], *, overwrite: bool
+) -> StateError | FileExistsError | None:
+    """Why a job cannot begin where another plan is, or none."""
+    if not overwrite:
+        if known is not None:
+            return _other(job.place, known, wanted)
+        if found := sorted(job.place.sizes(job.outputs)):
+            return FileExistsError(
+                f"{job.place} has {plural(len(found), 'file')} of the names that would be written, "
+                f"such as {found[0]}, and no plan of a job: another program wrote them. {_MEND}"
+            )
+    folder = job.lists or (known or {}).get("lists", "")
+    if folder and job.place.has_any(folder):
+        return FileExistsError(
+            f"{job.place} has files in {folder}/ that this command did not write: remove that "
+            "directory, or write to another one"
+        )
+    return None
 
 
 def _remove_stale(job: Job, known: Mapping[str, Any]) -> None:
@@ -503,7 +528,7 @@ def _remove_stale(job: Job, known: Mapping[str, Any]) -> None:
     stale = [name for _, _, outputs in known["tasks"] for name in outputs if name not in current]
     names = {task.name for task in job.tasks}
     receipts = [_receipt(name) for name, _, _ in known["tasks"] if name not in names]
-    for name in filter(job.place.has_file, [*receipts, *stale, *known.get("extras", ())]):
+    for name in filter(job.place.has_file, [*receipts, *stale, *known["extras"]]):
         job.place.remove(name)
 
 
@@ -518,20 +543,14 @@ def _finished(place: Place, tasks: Iterable[Task], *, overwrite: bool) -> dict[s
         receipts = list(pool.map(lambda task: _receipt_of(task, place), tasks))
     valid = [(task, receipt) for task, receipt in zip(tasks, receipts, strict=True) if receipt is not None]
     sizes = place.sizes([name for task, _ in valid for name in task.outputs])
-    facts = {}
-    for task, receipt in valid:
-        found = {name: sizes.get(name) for name in task.outputs}
-        if found == receipt["outputs"]:
-            facts[task.name] = receipt["facts"]
-        elif not overwrite:
-            for name, size in found.items():
-                if size not in (None, receipt["outputs"][name]):
-                    raise StateError(
-                        f"{name} in {shown_place(place)} has {plural(size or 0, 'byte')}, and was written with "
-                        f"{receipt['outputs'][name]:,}: another program has changed it. Remove it, or pass "
-                        "--overwrite (overwrite=True), and it is written again"
-                    )
-    return facts
+    for _, receipt in valid:
+        for name, size in receipt.outputs.items():
+            if not overwrite and sizes.get(name, size) != size:
+                raise StateError(
+                    f"{name} in {place} has {plural(sizes[name], 'byte')}, and was written with {size:,}: another "
+                    "program has changed it. Remove it, or pass --overwrite (overwrite=True), and it is written again"
+                )
+    return {task.name: receipt.facts for task, receipt in valid if receipt.outputs.items() <= sizes.items()}
 
 
 def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
@@ -540,7 +559,7 @@ def check_plan(place: Place, command: str, options: Mapping[str, Any]) -> None:
     Raises:
         StateError: it has such a plan.
     """
-    known = _read(place, PLAN)
+    known = _read_plan(place)
     if known is not None:
         wanted = {**known, "command": command, "options": json.loads(json.dumps(dict(options)))}
         if known != wanted:
@@ -582,7 +601,7 @@ def check_own(place: Place, plan: Plan, task: Task) -> None:
     """
     if _version(place) == plan.version:
         return
-    known = _read(place, PLAN)
+    known = _read_plan(place)
     if known is not None and fingerprint(known) == plan.content:
         return
     names = {name for _, _, outputs in known["tasks"] for name in outputs} if known is not None else set()
@@ -590,8 +609,7 @@ def check_own(place: Place, plan: Plan, task: Task) -> None:
         if name not in names:
             place.remove(name)
     raise StateError(
-        f"another command writes to {shown_place(place)} now, which was started with --overwrite (overwrite=True) "
-        "after this one"
+        f"another command writes to {place} now, which was started with --overwrite (overwrite=True) after this one"
     )
 
 
@@ -603,7 +621,7 @@ def unfinished(place: Place) -> tuple[str, int, int] | None:
         StateError: its plan is damaged.
         ShardError: the store cannot be read.
     """
-    known = _read(place, PLAN)
+    known = _read_plan(place)
     if known is None:
         return None
     receipts = [_receipt(name) for name, *_ in known["tasks"]]
@@ -612,15 +630,29 @@ def unfinished(place: Place) -> tuple[str, int, int] | None:
 
 
 def _other(place: Place, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> StateError:
-    return StateError(f"{shown_place(place)} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
+    return StateError(f"{place} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
 
 
-def _receipt_of(task: Task, place: Place) -> dict[str, Any] | None:
-    """The receipt of a task, if it is of these inputs and outputs."""
-    receipt = _read(place, _receipt(task.name))
-    if receipt is None or receipt.get("fingerprint") != task.fingerprint:
-        return None
-    return receipt if set(receipt["outputs"]) == set(task.outputs) else None
+class Receipt(NamedTuple):
+    """What is known of a finished task: the sizes of its outputs, and what it has found."""
+
+    outputs: dict[str, int]
+    facts: Facts
+
+
+def _receipt_of(task: Task, place: Place) -> Receipt | None:
+    """The receipt of a task, if it is of these inputs and outputs.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    name = _receipt(task.name)
+    with _damage(place, name, "remove it, and the tasks are run again"):
+        known = _read(place, name)
+        if known is None or known["fingerprint"] != task.fingerprint:
+            return None
+        receipt = Receipt(dict(known["outputs"]), dict(known["facts"]))
+        return receipt if receipt.outputs.keys() == set(task.outputs) else None
 
 
 def write_receipt(task: Task, place: Place, facts: Facts) -> None:
@@ -656,38 +688,35 @@ def _bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=None, separators=(",", ":")) + "\n").encode("ascii")
 
 
-def _read(place: Place, name: str) -> dict[str, Any] | None:
-    """The content of a file of the journal; None: it does not exist.
+def _read_plan(place: Place) -> dict[str, Any] | None:
+    """The plan in a directory; None: there is none. It may come from anywhere.
 
     Raises:
-        StateError: it is damaged.
+        StateError: it is damaged, or names files outside of the directory.
     """
+    with _damage(place, PLAN, "write to another directory, or remove it and pass --overwrite (overwrite=True)"):
+        plan = _read(place, PLAN)
+        if plan is not None:
+            names = [*plan["extras"], *(each for name, _, outputs in plan["tasks"] for each in (name, *outputs))]
+            for name in names:
+                if not is_inside(name):
+                    raise ValueError(f"it names {name!r}, which is not below its directory")
+            plan["options"] = dict(plan["options"])
+        return plan
+
+
+def _read(place: Place, name: str) -> dict[str, Any] | None:
     data = place.read(name)
-    if data is None:
-        return None
+    return None if data is None else dict(json.loads(data))
+
+
+@contextlib.contextmanager
+def _damage(place: Place, name: str, mend: str) -> Iterator[None]:
+    """Say which file of the journal is damaged."""
     try:
-        content = json.loads(data)
-        kind = "tasks" if name == PLAN else "outputs"
-        if content["version" if name == PLAN else "facts"] is None or not isinstance(content[kind], (list, dict)):
-            raise ValueError("it has another form")
-        for one in _names(content) if name == PLAN else content[kind]:
-            if not is_inside(one):
-                raise ValueError(f"it names {one!r}, which is not below its directory")
-        return dict(content)
+        yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise StateError(
-            f"{place.at(name)} is damaged ({type(error).__name__}: {error}): remove it, and the tasks are run again"
-            if name != PLAN
-            else f"{place.at(name)} is damaged ({type(error).__name__}: {error}): write to another directory, or "
-            "remove it and pass --overwrite (overwrite=True)"
-        ) from error
-
-
-def _names(plan: Mapping[str, Any]) -> Iterator[str]:
-    """What a plan names: its tasks and their outputs, and what belongs to all of them."""
-    yield from plan.get("extras", ())
-    for name, _, outputs in plan["tasks"]:
-        yield from (name, *outputs)
+        raise StateError(f"{place.at(name)} is damaged ({type(error).__name__}: {error}): {mend}") from error
 
 
 def _said(options: Mapping[str, Any], name: str) -> str:
@@ -705,7 +734,7 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
             return f"{name} was {_said(before, name)}, and is now {_said(now, name)}"
-    if known["tasks"] == wanted["tasks"] and (other := {*known.get("extras", ())} ^ {*wanted["extras"]}):
+    if known["tasks"] == wanted["tasks"] and (other := {*known["extras"]} ^ {*wanted["extras"]}):
         where = "only then" if other.isdisjoint(wanted["extras"]) else "only now"
         return f"{', '.join(sorted(other))} belongs to its outputs {where}"
     marks = {name: mark for name, mark, _ in known["tasks"]}

@@ -6,7 +6,7 @@ First passes are jobs whose outputs are needed before the tasks of the job itsel
 Rules:
 1. They write into the hidden directory of the outputs, ``.wds-pipes``. What is there serves other
    shares of the job, and its next run.
-2. The name of a pass's directory says what its outputs are made from: see ``of_first_pass``.
+2. The name of a pass's directory says what its outputs are made from.
 3. Shares that run at the same time begin at different tasks, and leave out what another one has
    finished by then.
 
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,17 +30,18 @@ from typing import Any, Literal, TypedDict, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.options import check_count
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError
+from wds_pipes.io.cache.shard_cache import parse_size
 from wds_pipes.io.outputs import read_small
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_opener, parts_of_path, write_index
-from wds_pipes.tar.views import split_by_key
+from wds_pipes.tar.views import KeyRange, split_by_key
 from wds_pipes.tar.writer import most_members, shard_files, write_shard
-from wds_pipes.tools.engines import Call, Engine, Facts, Outcome, Task, engine_of
-from wds_pipes.tools.jobs import Job, Place, Report, Work, fingerprint, run
+from wds_pipes.tools.engines import Call, Engine, Facts, Outcome, Task, check_engine, engine_of
+from wds_pipes.tools.jobs import FailedTasksError, Job, Place, Report, Work, fingerprint, run
 from wds_pipes.tools.ray_engine import connect, on_ray
 
 StorageOptions = dict[str, Any] | None  # for fsspec
@@ -94,32 +96,34 @@ class Running:
             raise TypeError(f"there is no option {name!r}; the options of jobs are {', '.join(known.__annotations__)}")
         self._options, self.overwrite = options, options.get("overwrite", False)
         self.dry_run, self.storage_options = options.get("dry_run", False), options.get("storage_options") or None
-        jobs, engine, task, tasks = (options.get(name) for name in ("jobs", "engine", "task", "tasks"))
-        if engine is not None and not callable(engine):
-            check_choice("engine", engine, "ray")
-        if jobs is not None:
-            check_count("jobs", jobs)
-        if engine and jobs:
-            raise ValueError(
-                "with --engine ray, as many tasks run as the cluster has CPUs, so --jobs would be ignored: pass one of "
-                "the two"
-            )
+        jobs, engine, task, tasks = (
+            options.get("jobs"),
+            options.get("engine"),
+            options.get("task"),
+            options.get("tasks"),
+        )
+        check_engine(engine, jobs)
         if (task is None) != (tasks is None):
             raise ValueError("--task and --tasks belong together: --task 0 --tasks 8 is the first of 8 shares")
-        self.share = (options.get("task") or 0, options.get("tasks") or 1)
+        self.share = (
+            0 if task is None else check_count("task", task, least=0),
+            1 if tasks is None else check_count("tasks", tasks),
+        )
         if self.share[0] >= self.share[1]:
             raise ValueError(f"--task counts from 0, so of {self.share[1]} the last is --task {self.share[1] - 1}")
         self.place = Place(os.fspath(dest), self.storage_options)
-        self._engine: Engine = engine_of(options.get("jobs") or 1)
+        self._engine = engine if callable(engine) else engine_of(jobs or 1)
         if engine == "ray" and not self.dry_run:
             connect()  # before anything is written
             self._engine = on_ray
-        elif callable(engine):
-            self._engine = engine
 
     def run(self, job: Job) -> Report:
-        """Run the share of a job, and return what was done."""
-        return run(
+        """Run the share of a job, and return what was done.
+
+        Raises:
+            FailedTasksError: tasks failed; what could be done is done.
+        """
+        report = run(
             job,
             engine=self._engine,
             share=self.share,
@@ -128,6 +132,9 @@ class Running:
             on_task=self._options.get("on_task"),
             progress=self._options.get("progress", False),
         )
+        if report.failed:
+            raise FailedTasksError(report)
+        return report
 
     @contextlib.contextmanager
     def beside_outputs(self) -> Iterator[Place]:
@@ -140,33 +147,42 @@ class Running:
         with tempfile.TemporaryDirectory() as temporary:
             yield Place(temporary, self.storage_options)
 
-    def first_pass(self, job: Job) -> list[Facts]:
-        """Run the tasks that are not finished yet, and return what all have found.
+    def first_pass(
+        self, hidden: Place, name: str, work: Work, tasks: Sequence[Task], *, dry_run: bool = False
+    ) -> tuple[Place, list[Facts]]:
+        """Run the tasks of a first pass that are not finished yet.
+
+        Args:
+            hidden: the directory of what first passes make.
+            name: that of the pass.
+            work: what its tasks do.
+            tasks: its tasks.
+            dry_run: run none.
+
+        Returns:
+            Where the outputs are, and what all tasks have found; with ``dry_run`` nothing, if some
+            are not finished. The name of the directory says what they are made from, so commands
+            with other inputs, which may run at the same time, have another one.
 
         Raises:
-            ShardError: one has failed.
+            ShardError: a task has failed.
         """
-        if not job.tasks:
-            return []
+        made_from = fingerprint([[task.name, task.fingerprint] for task in tasks])
+        place = Place(hidden.at(f"{name}/{made_from}"), hidden.storage_options)
+        if not tasks:
+            return place, []
         progress = not self.dry_run and self._options.get("progress", False)
-        report = run(job, engine=self._from_share, overwrite=True, progress=progress)
+        job = Job(f"first pass ({name})", place, work, tasks)
+        report = run(job, engine=self._from_share, overwrite=True, dry_run=dry_run, progress=progress)
         if report.failed:
             first, more = next(iter(report.failed.values())), len(report.failed) - 1
             raise ShardError(f"{first} (and {more} more)" if more else first)
-        return list(report.facts.values())
+        return place, list(report.facts.values()) if report.complete else []
 
     def _from_share(self, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Run tasks, those of the share first."""
         first = len(tasks) * self.share[0] // self.share[1]
         return self._engine(call, [*tasks[first:], *tasks[:first]])
-
-
-def of_first_pass(hidden: Place, tasks: Sequence[Task]) -> Place:
-    """The directory of the outputs of a first pass. Its name says what they are made from, so
-    commands with other inputs, which may run at the same time, have another one.
-    """
-    made_from = fingerprint([[task.name, task.fingerprint] for task in tasks])
-    return Place(hidden.at(made_from), hidden.storage_options)
 
 
 def shard_facts(name: str, facts: ShardFacts) -> Facts:
@@ -463,17 +479,36 @@ def shard_ends(blocks: Iterable[npt.NDArray[np.int64]], max_samples: int, max_by
         yield passed
 
 
+def shard_limits(max_samples: int | None, max_bytes: int | str | None, usual: int = 100_000) -> tuple[int, int]:
+    """Return the limits of a shard that options say: its samples (None: as usual) and bytes (None:
+    1 GiB).
+    """
+    most = usual if max_samples is None else check_count("max_samples", max_samples)
+    return most, parse_size("1GiB" if max_bytes is None else max_bytes)
+
+
+def splits_of(shares: Mapping[str, float]) -> dict[str, KeyRange]:
+    """Divide samples by their keys: see ``split_by_key``. The names of the splits are those of
+    directories.
+    """
+    parts = split_by_key(shares)
+    for name in parts:
+        if re.fullmatch(r"[\w-]+", name) is None:
+            raise ValueError(f"the name of a split has letters, digits, '_' and '-', and is not {name!r}")
+    return parts
+
+
 def split_numbers(hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -> dict[str, npt.NDArray[np.int64]]:
     """Divide samples by the hashes of their keys: the places of those of each split, in order.
 
     Args:
         hashes: of the key of each sample.
-        shares: the names of the splits and their shares: see ``split_by_key``.
+        shares: the names of the splits and their shares.
 
     Raises:
         ValueError: a split would have no sample.
     """
-    found = {name: np.flatnonzero(part.has(hashes)) for name, part in split_by_key(shares).items()}
+    found = {name: np.flatnonzero(part.has(hashes)) for name, part in splits_of(shares).items()}
     for name, places in found.items():
         if not len(places):
             raise ValueError(

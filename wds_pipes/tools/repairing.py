@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple, Unpack
 
 from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import unpacked
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.headers import MAX_SIZE
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata, splitter
@@ -39,9 +40,18 @@ from wds_pipes.tar.scanning import readable
 from wds_pipes.tools.describing import Decoders, fault_of, of_all_fields
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.jobs import Place, Report
-from wds_pipes.tools.outputs import JobOptions, Running, changed, check_same, unchanged, write_indexes, write_task
-from wds_pipes.tools.reading import Sample
-from wds_pipes.tools.rewriting import Reading, find_shards, rewrite, with_writable_keys
+from wds_pipes.tools.outputs import (
+    JobOptions,
+    Running,
+    StorageOptions,
+    changed,
+    check_same,
+    unchanged,
+    write_indexes,
+    write_task,
+)
+from wds_pipes.tools.reading import Sample, fields_of
+from wds_pipes.tools.rewriting import find_shards, rewrite, with_writable_keys
 
 _LOST = "lost.jsonl"
 
@@ -50,13 +60,15 @@ class Repair(NamedTuple):
     """How shards are repaired; it is sent to other processes.
 
     Attributes:
-        reading: how they are read.
+        storage_options: how to reach them.
+        key_split: as in ``group_by_key``.
         drop_repeated: leave out a sample whose key came before in the shard.
         decode: leave out samples with a field that cannot be decoded.
         concatenated: shards may be several archives, one after another.
     """
 
-    reading: Reading
+    storage_options: StorageOptions
+    key_split: str
     drop_repeated: bool
     decode: bool
     concatenated: bool
@@ -64,28 +76,28 @@ class Repair(NamedTuple):
 
 @dataclass
 class Piece:
-    """A part of a shard: files of one key beside each other, none of which has the field of another
-    one; a damaged place; or a file that no sample can have.
+    """Files of one key beside each other, none of which has the field of another one.
 
     Attributes:
         start: its first byte.
-        key: the key; None: it is a damaged place.
+        key: the key.
         follows: whether it comes directly after another piece of its key.
         why: why it is lost; None: it is not.
-        file: the name of a file that no sample can have.
-        end: the byte after such a file.
         fields: the names of the fields.
         data: the fields, until they are used.
     """
 
     start: int
-    key: str | None
+    key: str
     follows: bool = False
     why: str | None = None
-    file: str | None = None
-    end: int | None = None
     fields: frozenset[str] = frozenset()
     data: dict[str, bytes] = field(default_factory=dict)
+
+
+# What is lost besides pieces, as entries of the list: damaged places, whose end is not known, and
+# files that no sample can have.
+Others = list[dict[str, Any]]
 
 
 def _finish(place: Place, facts: list[Facts]) -> None:
@@ -95,31 +107,32 @@ def _finish(place: Place, facts: list[Facts]) -> None:
 
 
 def _write(repair: Repair, task: Task, place: Place) -> Facts:
-    shard, _ = task.arguments
-    url, storage_options, key_split = shard.url, repair.reading.storage_options, repair.reading.key_split
-    check_same(url, shard.mark, storage_options)
+    shard, options = task.arguments, repair.storage_options
+    check_same(shard.url, shard.mark, options)
     found: list[Piece] = []
+    others: Others = []
     sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
     with _quiet():
-        for piece in _pieces(repair, url):
+        for piece in _pieces(repair, shard.url, others):
             names = frozenset(piece.data)
             piece.fields, piece.data = sets.setdefault(names, names), {}
             found.append(piece)
         read = len({piece.key for piece in found if piece.why is None})
-        joined = decide(found, redact(url), drop_repeated=repair.drop_repeated)
-        samples = with_writable_keys(_whole(repair, url, found, joined), key_split)
-        written = write_task(task, place, unchanged(samples, {url: shard.mark}, storage_options))
-    return {**written, "read": read, "joined": len(joined), "lost": _lost(found, redact(url))}
+        damaged = any(entry["key"] is None for entry in others)
+        joined = _decide(found, redact(shard.url), drop_repeated=repair.drop_repeated, damaged=damaged)
+        samples = with_writable_keys(_whole(repair, shard.url, found, joined), repair.key_split)
+        written = write_task(task, place, unchanged(samples, {shard.url: shard.mark}, options))
+    return {**written, "read": read, "joined": len(joined), "lost": _lost(found, others, redact(shard.url))}
 
 
-def _pieces(repair: Repair, url: str) -> Iterator[Piece]:
-    """Read a shard, and yield its pieces when all their files have come."""
+def _pieces(repair: Repair, url: str, others: Others) -> Iterator[Piece]:
+    """Read a shard, and yield its pieces when all their files have come; note what else is lost."""
     errors: list[Exception] = []
     links: list[Link] = []
-    split = splitter(repair.reading.key_split)
+    split, shown = splitter(repair.key_split), redact(url)
     piece: Piece | None = None
-    gap: Piece | None = None  # the damage before the next piece
-    with readable(url), make_opener(repair.reading.storage_options).open(url) as raw:
+    beside: str | None = None  # why the next piece is lost
+    with readable(url), make_opener(repair.storage_options).open(url) as raw:
         reader = TarReader(
             unpacked(raw)[0],
             url=url,
@@ -130,45 +143,35 @@ def _pieces(repair: Repair, url: str) -> Iterator[Piece]:
             named=False,
         )
         for _, name, data, offset in reader:
+            ended: Piece | None = None
+            key, field = (split(name) if name else None) or (None, "")
+            field = field.lower()
             if not name:
                 why = str(errors.pop()) if errors else "members were lost there"
-                gap = Piece(offset, None, why=why)
-                if piece is not None:
-                    piece.why = piece.why or _beside(gap)
-                    yield piece
-                yield gap
-                piece = None
-                continue
-            parts = split(name)
-            if parts is None:
-                continue
-            key, field = parts[0], parts[1].lower()
-            if is_metadata(field):
-                yield Piece(offset, key, why=_reserved(url, key, field, name, offset), file=name, end=reader.offset)
-                continue
-            if piece is None or piece.key != key or field in piece.data:
-                follows = piece is not None and piece.key == key
-                if piece is not None:
-                    yield piece
-                piece = Piece(offset, key, follows, None if gap is None else _beside(gap))
-                gap = None
-            piece.data[field] = data or b""
+                others.append({"start": offset, "key": None, "why": why})
+                beside = f"it is next to the damage at byte {offset}, and may be incomplete"
+                ended, piece = piece, None
+                if ended is not None:
+                    ended.why = ended.why or beside
+            elif key is not None and is_metadata(field):
+                why = (
+                    f"sample {key!r} of shard {shown} has the reserved field name {field!r} (byte {offset}): names "
+                    f"that begin and end with two underscores are kept for metadata. Rename the file {name!r}"
+                )
+                others.append({"start": offset, "end": reader.offset, "key": key, "file": name, "why": why})
+            elif key is not None:
+                if piece is None or piece.key != key or field in piece.data:
+                    ended, piece = piece, Piece(offset, key, piece is not None and piece.key == key, beside)
+                    beside = None
+                piece.data[field] = data or b""
+            if ended is not None:
+                yield ended
         if piece is not None:
             yield piece
     for link in links:
         if (parts := split(link.name)) is not None:
-            yield Piece(link.offset, parts[0], why=link.describe(redact(url)), file=link.name, end=link.end)
-
-
-def _beside(gap: Piece) -> str:
-    return f"it is next to the damage at byte {gap.start}, and may be incomplete"
-
-
-def _reserved(url: str, key: str, field: str, name: str, offset: int) -> str:
-    return (
-        f"sample {key!r} of shard {redact(url)} has the reserved field name {field!r} (byte {offset}): names that "
-        f"begin and end with two underscores are kept for metadata. Rename the file {name!r}"
-    )
+            why = link.describe(shown)
+            others.append({"start": link.offset, "end": link.end, "key": parts[0], "file": link.name, "why": why})
 
 
 def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str, Sequence[Piece]]) -> Iterator[Sample]:
@@ -181,11 +184,9 @@ def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str
         joined: the pieces of the samples that have several.
     """
     decoders = of_all_fields() if repair.decode else None
-    by_start = {piece.start: piece for piece in found if piece.key is not None and piece.file is None}
+    by_start = {piece.start: piece for piece in found}
     held: dict[str, Sample] = {}
-    for piece in _pieces(repair, url):
-        if piece.key is None or piece.file is not None:
-            continue
+    for piece in _pieces(repair, url, []):
         known = by_start.get(piece.start)
         if known is None:
             raise changed(url)
@@ -197,16 +198,15 @@ def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str
         if known is pieces[-1]:
             del held[piece.key]
             why = None if decoders is None else _fault(sample, decoders)
+            _lose(pieces, why)
             if why is None:
                 yield sample
-            for one in pieces:
-                one.why = why
 
 
 def _fault(sample: Sample, decoders: Decoders) -> str | None:
     """Return why a field cannot be decoded; None: all can."""
-    for name, data in sample.items():
-        if not is_metadata(name) and (why := fault_of(decoders, name, data)) is not None:
+    for name, data in fields_of(sample):
+        if (why := fault_of(decoders, name, data)) is not None:
             return f"field {name!r} cannot be decoded: {why}"
     return None
 
@@ -223,21 +223,20 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _lost(found: Sequence[Piece], shown: str) -> list[dict[str, Any]]:
+def _lost(pieces: Sequence[Piece], others: Others, shown: str) -> Others:
     """What was lost of a shard, in its order, as entries of the list."""
-    lost: list[dict[str, Any]] = []
-    pieces = [piece for piece in found if piece.file is None]
-    for piece, after in zip_longest(pieces, pieces[1:]):
-        piece.end = None if after is None else after.start
-    for piece in sorted(found, key=lambda piece: piece.start):
-        if piece.why is not None:
-            name = {} if piece.file is None else {"file": piece.file}
-            entry = {"shard": shown, "start": piece.start, "end": piece.end, "key": piece.key, **name}
-            lost.append({**entry, "why": piece.why})
-    return lost
+    lost: Others = [
+        {"start": piece.start, "key": piece.key, "why": piece.why} for piece in pieces if piece.why is not None
+    ]
+    starts = {piece.start for piece in pieces} | {entry["start"] for entry in others if "file" not in entry}
+    ends = dict(zip_longest(sorted(starts), sorted(starts)[1:]))  # a piece ends where the next one begins
+    return [
+        {"shard": shown, "start": entry["start"], "end": ends.get(entry["start"]), **entry}
+        for entry in sorted(lost + others, key=lambda entry: entry["start"])
+    ]
 
 
-def decide(found: Iterable[Piece], shown: str, *, drop_repeated: bool) -> dict[str, list[Piece]]:
+def _decide(found: Iterable[Piece], shown: str, *, drop_repeated: bool, damaged: bool) -> dict[str, list[Piece]]:
     """Decide which pieces become samples: note at the others why they are lost, and return those
     that are joined, by their keys.
 
@@ -245,17 +244,14 @@ def decide(found: Iterable[Piece], shown: str, *, drop_repeated: bool) -> dict[s
         found: all pieces of a shard.
         shown: the shard, for messages.
         drop_repeated: whether samples whose keys came before are left out.
+        damaged: whether there is damage.
 
     Raises:
         SampleError: a sample has the key of another one, and is not left out.
     """
     of_key: dict[str, list[Piece]] = {}
-    damaged = False
     for piece in found:
-        if piece.key is None:
-            damaged = True
-        elif piece.file is None:
-            of_key.setdefault(piece.key, []).append(piece)
+        of_key.setdefault(piece.key, []).append(piece)
     kept = {key: _joined(pieces, shown, drop_repeated) for key, pieces in of_key.items() if len(pieces) > 1}
     if damaged and of_key:
         _lose_halves(of_key)
@@ -296,7 +292,7 @@ def _joined(pieces: Sequence[Piece], shown: str, drop_repeated: bool) -> list[Pi
     return kept
 
 
-def _lose(pieces: Sequence[Piece], why: str) -> None:
+def _lose(pieces: Sequence[Piece], why: str | None) -> None:
     for piece in pieces:
         piece.why = piece.why or why
 
@@ -316,8 +312,8 @@ def _lose_halves(of_key: Mapping[str, Sequence[Piece]]) -> None:
 
 
 def repair(
-    urls: str | Sequence[str],
-    dest: str,
+    urls: Urls,
+    dest: str | os.PathLike[str],
     *,
     decode: bool = False,
     drop_repeated: bool = False,
@@ -342,6 +338,6 @@ def repair(
     """
     running = Running(dest, options)
     decided = {"key_split": key_split, "drop_repeated": drop_repeated, "decode": decode, "concatenated": concatenated}
-    how = Repair(Reading(running.storage_options, key_split), drop_repeated, decode, concatenated)
+    how = Repair(running.storage_options, key_split, drop_repeated, decode, concatenated)
     shards, work = find_shards(urls, running.place), partial(_write, how)
-    return running.run(rewrite("repair", shards, running.place, work, decided, finish=_finish, extras=[_LOST]))
+    return rewrite("repair", running, shards, work, decided, finish=_finish, extras=[_LOST])

@@ -1,19 +1,55 @@
-"""Rewriting shards one by one: each becomes one of the same name in another directory."""
+"""Rewriting shards one by one, each into one of the same name in another directory: filter, map,
+join and dedup.
+
+Rules of dedup:
+1. The shards are read twice. First a hash of 16 bytes of each sample is written, a file for each
+   shard.
+2. Two contents have one hash of 128 bits with a probability that need not be considered (one in
+   10^18 among 10^10 samples), so contents are not compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from hashlib import blake2b
+from importlib import import_module
+from itertools import islice
+from typing import Any, NamedTuple, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
+from wds_pipes.codecs.table import encode
+from wds_pipes.core.counts import NothingKeptError
+from wds_pipes.core.options import check_choice, check_count
+from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
+from wds_pipes.errors import SampleError, ShardError, ShardWarning, StateError
 from wds_pipes.io.compression import kind_of_name
-from wds_pipes.io.urls import redact
-from wds_pipes.tar.index import base_name, path_of
-from wds_pipes.tar.keys import without_dots
-from wds_pipes.tar.listing import list_shards
+from wds_pipes.io.expand import items_of
+from wds_pipes.io.secret import hide, words
+from wds_pipes.io.urls import Urls, redact
+from wds_pipes.stages.decode_by_ext import DecodeByExt
+from wds_pipes.stages.fields import identity, read_names
+from wds_pipes.stages.map_samples import OF_CODE
+from wds_pipes.tar.encoded import check_name
+from wds_pipes.tar.index import base_name, make_opener, path_of
+from wds_pipes.tar.keys import is_metadata, splitter, without_dots
+from wds_pipes.tar.listing import exists, list_indexed, list_shards
+from wds_pipes.tar.offsets import stale_keys
+from wds_pipes.tar.views import among, example_of, read_keys
 from wds_pipes.tools.engines import Facts, Task
-from wds_pipes.tools.jobs import Job, Place, Work, fingerprint
+from wds_pipes.tools.inputs import Inputs, Reader
+from wds_pipes.tools.jobs import Place, Report, Work, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
+    JobOptions,
+    Running,
     StorageOptions,
     check_names,
     check_outputs,
@@ -24,10 +60,11 @@ from wds_pipes.tools.outputs import (
     names_of,
     shard_job,
     shard_task,
-    unchanged,
+    write_indexes,
     write_task,
 )
-from wds_pipes.tools.reading import Sample, Source
+from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source
+from wds_pipes.tools.selecting import find_tables, keys_where, unfulfilled
 
 
 class Shard(NamedTuple):
@@ -37,11 +74,13 @@ class Shard(NamedTuple):
         url: its path or URL.
         name: the name of the shard that is written.
         mark: what distinguishes its content from another one.
+        more: what else its output depends on, as a JSON value.
     """
 
     url: str
     name: str
     mark: str
+    more: Any = None
 
 
 class Reading(NamedTuple):
@@ -60,13 +99,13 @@ class Reading(NamedTuple):
     fields: Sequence[str] | None = None
 
 
-# Yields the samples to write of a shard: called with its samples, its path or URL, what ``rewrite``
-# was called with for this shard, and the facts that the task reports, of which "left_out" counts
-# the samples that are not written on purpose. It is sent to other processes.
-Change = Callable[[Iterator[Sample], str, Any, Facts], Iterator[Sample]]
+# Yields the samples to write of a shard: called with its samples, the shard, and the facts that the
+# task reports, of which "left_out" counts the samples that are not written on purpose. It is sent
+# to other processes.
+Change = Callable[[Iterator[Sample], Shard, Facts], Iterator[Sample]]
 
 
-def find_shards(urls: str | Sequence[str], place: Place) -> list[Shard]:
+def find_shards(urls: Urls, place: Place) -> list[Shard]:
     """Return the shards that URLs name, and the names of those to write: their own, or if two have
     the same, relative to the common directory of all.
 
@@ -79,44 +118,51 @@ def find_shards(urls: str | Sequence[str], place: Place) -> list[Shard]:
     for url in found:
         if url == "-" or url.startswith("pipe:"):
             raise ValueError(f"{redact(url)} has no name for the shard to write: write it to a file first")
-    names = list(map(_name, map(base_name, map(path_of, found))))
+    names = [_name(base_name(path_of(url))) for url in found]
     if len(set(names)) < len(names):
-        names = list(map(_name, names_of(found)))
+        names = [_name(name) for name in names_of(found)]
     check_names(found, names)
-    check_outputs(found, map(place.at, names))
-    return list(map(Shard, found, names, marks(found, place.storage_options, facts)))
+    check_outputs(found, [place.at(name) for name in names])
+    found_marks = marks(found, place.storage_options, facts)
+    return [Shard(*shard) for shard in zip(found, names, found_marks, strict=True)]
+
+
+def _name(name: str) -> str:
+    """Return the name of the uncompressed shard that is written for a shard with this name."""
+    if kind_of_name(name):
+        name = name[: name.rindex(".")]
+    return name if name.lower().endswith(".tar") else f"{name}.tar"
 
 
 def rewrite(
     command: str,
+    running: Running,
     shards: Sequence[Shard],
-    place: Place,
     work: Work,
-    options: Mapping[str, Any],
+    decided: Mapping[str, Any],
     *,
-    of_shards: Sequence[Any] | None = None,
-    finish: Callable[[Place, list[Facts]], None] | None = None,
+    finish: Callable[[Place, list[Facts]], None] = write_indexes,
     extras: Sequence[str] = (),
-) -> Job:
-    """Make the job that rewrites shards.
+) -> Report:
+    """Rewrite shards.
 
     Args:
-        command: its name.
+        command: the name of the job.
+        running: how it runs.
         shards: the shards.
-        place: where they are written.
-        work: writes one. The arguments of its task are the shard and its part of ``of_shards``.
-        options: what the outputs depend on, as JSON values.
-        of_shards: more that the output of each shard depends on, as JSON values.
-        finish: writes what belongs to the whole; None: the indexes.
+        work: writes one, which is the argument of its task.
+        decided: what the outputs depend on, as JSON values.
+        finish: writes what belongs to the whole.
         extras: the files that ``finish`` writes beside the indexes.
     """
-    of_shards = [None] * len(shards) if of_shards is None else of_shards
     tasks = [
-        shard_task(shard.name, (shard, of), fingerprint(shard.mark, of, dict(options)), f"of {redact(shard.url)}")
-        for shard, of in zip(shards, of_shards, strict=True)
+        shard_task(shard.name, shard, fingerprint(shard.mark, shard.more, decided), f"of {redact(shard.url)}")
+        for shard in shards
     ]
-    classes = common_classes([shard.url for shard in shards], place.storage_options)
-    return shard_job(command, place, work, tasks, options, finish=finish, extras=extras, classes=classes, unit="shard")
+    classes = common_classes([shard.url for shard in shards], running.storage_options)
+    return running.run(
+        shard_job(command, running.place, work, tasks, decided, finish=finish, extras=extras, classes=classes)
+    )
 
 
 def changed_by(change: Change, reading: Reading) -> Work:
@@ -127,23 +173,33 @@ def changed_by(change: Change, reading: Reading) -> Work:
 
 
 def _write_changed(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
-    shard, of_shard = task.arguments
-    options, key_split = reading.storage_options, reading.key_split
-    check_same(shard.url, shard.mark, options)
-    facts: Facts = {"read": 0, "left_out": 0}
-    source = Source([shard.url], options or {}, key_split, reading.fields, reading.on_repeated_key)
+    shard, facts = task.arguments, Facts(read=0, left_out=0)
+    samples = change(with_writable_keys(samples_of(shard, reading, facts), reading.key_split), shard, facts)
+    samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
+    written = write_task(task, place, samples)
+    without = facts.pop("without_fields")
+    return {**written, **facts, "read": facts["read"] + without, "left_out": facts["left_out"] + without}
 
-    def read() -> Iterator[Sample]:
-        for sample in with_writable_keys(source.read(), key_split):
+
+def samples_of(shard: Shard, reading: Reading, facts: Facts) -> Iterator[Sample]:
+    """Yield the samples of a shard. They are counted in the facts, as ``"read"``, and at the end
+    those that have none of the fields that are read, as ``"without_fields"``: these may be all, as
+    other shards may have the fields.
+
+    Raises:
+        StateError: the shard was changed after it was listed.
+    """
+    options = reading.storage_options
+    check_same(shard.url, shard.mark, options)
+    source = Source([shard.url], options, reading.key_split, reading.fields, reading.on_repeated_key)
+    try:
+        for sample in source.read():
             facts["read"] += 1
             yield sample
-
-    samples = change(read(), shard.url, of_shard, facts)
-    samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
-    written = write_task(task, place, unchanged(samples, {shard.url: shard.mark}, options))
-    facts["read"] += source.without_fields
-    facts["left_out"] += source.without_fields
-    return {**written, **facts}
+        facts["without_fields"] = source.without_fields
+    except NothingKeptError as error:
+        facts["without_fields"] = error.samples
+    check_same(shard.url, shard.mark, options)  # before what is made of the samples gets its name
 
 
 def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sample]:
@@ -156,8 +212,720 @@ def with_writable_keys(samples: Iterator[Sample], key_split: str) -> Iterator[Sa
         yield sample
 
 
-def _name(name: str) -> str:
-    """Return the name of the uncompressed shard that is written for a shard with this name."""
-    if kind_of_name(name):
-        name = name[: name.rindex(".")]
-    return name if name.lower().endswith(".tar") else f"{name}.tar"
+BASIC = "basic"
+
+
+@cache
+def function_of(named: str) -> Callable[[Any], Any]:
+    """Return a function. Its module is searched for in the current directory too.
+
+    Raises:
+        ValueError: it is named in another way, the module cannot be imported, or has no such
+            function.
+    """
+    module, colon, name = named.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"a function is named as module:function, such as changes:smaller, not {named!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        with redirect_stdout(sys.stderr):
+            found: Any = import_module(module)
+    except (Exception, SystemExit) as error:  # whatever a module raises
+        raise ValueError(
+            f"module {module!r} cannot be imported from the current directory, nor from what is installed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"module {module!r} has no function {name!r}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{named} is no function")
+    return found  # type: ignore[no-any-return]
+
+
+class Function:
+    """A function of samples, which it may get decoded; it can be sent to other processes.
+
+    Args:
+        named: ``module:function``.
+        decode: how samples are decoded for it: specs of ``decode_by_ext``, with commas, or
+            ``basic``; None: they are not.
+
+    Raises:
+        ValueError: there is no such function, or a spec is unknown.
+
+    Attributes:
+        identity: its name, and a hash of the file of its module.
+    """
+
+    def __init__(self, named: str, decode: str | None) -> None:
+        self.named, self._decode = named, decode
+        function_of(named)
+        path, code = getattr(sys.modules[named.partition(":")[0]], "__file__", None), ""
+        if path:
+            with open(path, "rb") as file:
+                code = blake2b(file.read(), digest_size=16).hexdigest()
+        self.identity = f"{named}, code {code}"
+        _decoder(decode)  # whether the specs are known
+
+    def of(self, sample: Sample) -> Any:
+        """Return what the function returns for a sample. What it prints goes to standard error:
+        standard output is for the report.
+
+        Raises:
+            SampleError: it has raised, or the sample cannot be decoded.
+        """
+        decoder = _decoder(self._decode)
+        given = dict(sample) if decoder is None else decoder(sample)
+        try:
+            with redirect_stdout(sys.stderr):
+                return function_of(self.named)(given)
+        except (Exception, SystemExit) as error:
+            key, url = named = identity(sample)
+            what = f"raised {type(error).__name__} on {named.name()}: {hide(words(error))}".rstrip(": ")
+            raise SampleError(f"{self.named} {what}", url=url, key=key) from error
+
+
+@cache
+def _decoder(specs: str | None) -> Callable[[Sample], Sample] | None:
+    if specs is None:
+        return None
+    return DecodeByExt(None, *(spec for spec in specs.split(",") if spec != BASIC)).decoder()  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which samples and fields are kept; all conditions must hold.
+
+    Attributes:
+        where: a condition over the table of metadata of each shard.
+        only: the keys of which one must be that of the sample; None: any.
+        without: keys that are left out.
+        keep: a function that says whether a sample is kept.
+        every: of the samples of a shard that are left, numbers 0, every, 2 every, ... are kept.
+        kept_fields: the fields that are kept; None: all.
+        left_fields: fields that are left out.
+        storage_options: how to reach the tables.
+    """
+
+    where: str | None = None
+    only: frozenset[str] | None = None
+    without: frozenset[str] = frozenset()
+    keep: Function | None = None
+    every: int = 1
+    kept_fields: tuple[str, ...] | None = None
+    left_fields: frozenset[str] = frozenset()
+    storage_options: StorageOptions = None
+
+    def samples(self, samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples that are kept, with their kept fields."""
+        passing = None if shard.more is None else self._passing(shard.more[0])
+        facts["rows"] = len(passing or ())
+        named = {"where": passing, "keys": self.only, "exclude": self.without}
+        matched = dict.fromkeys(named, 0)
+        absent = {*(self.kept_fields or ()), *self.left_fields}
+        chosen = 0
+        for sample in samples:
+            key = sample["__key__"]
+            absent.difference_update(sample)
+            facts.setdefault("first_key", key)
+            for name, keys in named.items():
+                matched[name] += key in (keys or ())
+            kept = {}
+            if self._chosen(sample, passing):
+                if chosen % self.every == 0:
+                    kept = {name: data for name, data in sample.items() if self._keeps(name)}
+                chosen += 1
+            if all(is_metadata(name) for name in kept):
+                facts["left_out"] += 1
+            else:
+                yield kept
+        facts["matched"] = matched
+        if absent:
+            facts["absent"] = sorted(absent)
+
+    def _keeps(self, field: str) -> bool:
+        return is_metadata(field) or (
+            field not in self.left_fields and (self.kept_fields is None or field in self.kept_fields)
+        )
+
+    def _chosen(self, sample: Sample, passing: frozenset[str] | None) -> bool:
+        key = sample["__key__"]
+        return (
+            (passing is None or key in passing)
+            and (self.only is None or key in self.only)
+            and key not in self.without
+            and (self.keep is None or bool(self.keep.of(sample)))
+        )
+
+    def _passing(self, table: str) -> frozenset[str]:
+        assert self.where is not None
+        with keys_where(self.where, [table], make_opener(self.storage_options)) as keys_of:
+            return frozenset(keys_of(table))
+
+    def finish(self, place: Place, facts: Sequence[Facts]) -> None:
+        """Write the indexes, and warn if fewer samples were found than keys were named.
+
+        Raises:
+            NothingKeptError: no sample of any shard has one of the fields that are kept.
+            ValueError: no sample has one of the keys.
+        """
+        fields = self.kept_fields
+        absent = [fact for fact in facts if set(fields or ()) <= set(fact.get("absent", ()))]
+        if fields and len(absent) == len(facts) and any(fact["read"] for fact in facts):
+            raise NothingKeptError(
+                f"no sample has the field {', '.join(fields)}: correct --fields, and pass --overwrite"
+            )
+        first = next((fact["first_key"] for fact in facts if "first_key" in fact), None)
+        for name, keys in {"keys": self.only or (), "exclude": self.without, "where": ()}.items():
+            count = sum(fact["rows"] for fact in facts) if name == "where" else len(keys)
+            found = sum(fact["matched"][name] for fact in facts)
+            if count and not found and first is not None:  # there are samples
+                such = f"one of {plural(count, 'key')} of --{name}, such as {min(keys)!r:.200}" if keys else ""
+                raise ValueError(
+                    f"no sample has {such or 'the key of a row that fulfils --where'}. {example_of(first, keys)}. "
+                    f"Correct {'the keys' if keys else 'the table'}, and pass --overwrite"
+                )
+            if found < len(keys) and not fields:  # samples without these fields are not read
+                warnings.warn(
+                    f"{count - found:,} of {plural(count, 'key')} of --{name} belong to no sample",
+                    ShardWarning,
+                    stacklevel=2,
+                )
+        write_indexes(place, facts)
+
+
+def _with_tables(
+    shards: Sequence[Shard], where: str, metadata: str | None, storage_options: StorageOptions
+) -> list[Shard]:
+    """Return shards with the table of each, and what distinguishes its content."""
+    # shards of one name have tables in directories, as what is written
+    names = [shard.name.removesuffix(".tar") for shard in shards]
+    apart = any("/" in name for name in names)
+    urls = find_tables([shard.url for shard in shards], metadata, storage_options, names if apart else None)
+    for url in urls:
+        if not exists(url, storage_options):
+            error = ShardError(f"table {redact(url)} does not exist: write it, or pass --metadata", url=redact(url))
+            error.missing = True
+            raise error
+    found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
+    with keys_where(where, urls, make_opener(storage_options)) as keys_of:
+        if not any(keys_of(url) for url in urls):
+            raise unfulfilled(where, urls)
+    if len(found) == 1:  # one table for all
+        found *= len(shards)
+    return [shard._replace(more=table) for shard, table in zip(shards, found, strict=True)]
+
+
+def filter(  # noqa: A001
+    urls: Urls,
+    dest: str | os.PathLike[str],
+    *,
+    where: str | None = None,
+    metadata: str | None = None,
+    keys: str | None = None,
+    exclude: str | None = None,
+    keep: str | None = None,
+    decode: str | None = None,
+    every: int = 1,
+    fields: Sequence[str] | None = None,
+    drop_fields: Sequence[str] | None = None,
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write some of the samples of shards, or some of their fields. All conditions must hold.
+
+    Args:
+        urls: the shards.
+        dest: the directory to write to.
+        where: samples whose row of metadata fulfils this; SQL as it stands after WHERE.
+        metadata: the table for ``where``, or a directory of tables; None: beside the shards.
+        keys: samples whose key is in this file, which has a key on each line.
+        exclude: leave out samples whose key is in this file.
+        keep: samples for which this function, ``"module:function"``, returns true.
+        decode: how samples are decoded for it, as by ``decode_by_ext``; None: fields are bytes.
+        every: of what is left of each shard, samples 0, N, 2N and so on.
+        fields: only these fields.
+        drop_fields: all fields but these.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or no sample fulfils them.
+        WdsError: a shard, a table or the store cannot be read, or has other outputs.
+    """
+    running = Running(dest, options)
+    check_count("every", every)
+    if where is not None and (not where.strip() or where.startswith("@")):
+        raise ValueError("--where is a condition such as 'clip > 0.28'; a file of keys is for --keys")
+    if metadata and not where:
+        raise ValueError("--metadata is for --where, a condition such as 'clip > 0.28'")
+    if decode and not keep:
+        raise ValueError("--decode is for the function of --keep")
+    if fields and drop_fields:
+        raise ValueError("--fields says what stays and --drop-fields what goes: pass one of the two")
+    if not (where or keys or exclude or keep or fields or drop_fields or every > 1):
+        raise ValueError(
+            "say what to keep: --where, --keys, --exclude, --keep, --every (more than 1), --fields or --drop-fields"
+        )
+    opener = make_opener(running.storage_options)
+    only = None if keys is None else frozenset(read_keys(keys, opener))
+    without = frozenset() if exclude is None else frozenset(read_keys(exclude, opener))
+    shards = find_shards(urls, running.place)
+    function = None if keep is None else Function(keep, decode)
+    kept = None if fields is None else read_names("fields", fields)
+    left = frozenset(read_names("drop_fields", drop_fields)) if drop_fields else frozenset[str]()
+    chosen = Filter(where, only, without, function, every, kept, left, running.storage_options)
+    decided = {
+        "where": where,
+        "metadata": None if metadata is None else redact(metadata),
+        "keys": None if only is None else fingerprint(sorted(only)),
+        "exclude": fingerprint(sorted(without)) if without else None,
+        "keep": function and function.identity,
+        "decode": decode,
+        "every": every,
+        "fields": None if kept is None else sorted(kept),
+        "drop_fields": sorted(left),
+        "key_split": key_split,
+    }
+    if where is not None:
+        shards = _with_tables(shards, where, metadata, running.storage_options)
+    # a function sees all fields of a sample
+    reading = Reading(running.storage_options, key_split, fields=None if keep is not None else kept)
+    return rewrite("filter", running, shards, changed_by(chosen.samples, reading), decided, finish=chosen.finish)
+
+
+@dataclass(frozen=True)
+class Map:
+    """Which function changes samples.
+
+    Attributes:
+        function: the function.
+        skips: leave out a sample on which it raises, or that cannot be decoded or written.
+    """
+
+    function: Function
+    skips: bool
+
+    def samples(self, samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples that the function returns."""
+        facts["skipped"] = 0
+        for sample in samples:
+            try:
+                made = self._made(sample)
+            except SampleError as error:
+                if not self.skips or isinstance(error.__cause__, (*OF_CODE, MemoryError)):
+                    raise
+                facts["skipped"] += 1
+                facts["left_out"] += 1
+                facts.setdefault("first_error", str(error))
+            else:
+                if made is None:
+                    facts["left_out"] += 1
+                else:
+                    yield made
+
+    def _made(self, sample: Sample) -> Sample | None:
+        key, url = named = identity(sample)
+        made, function = self.function.of(sample), self.function.named
+        if made is None:
+            return None
+        if not isinstance(made, Mapping):
+            raise SampleError(
+                f"{function} returned {type(made).__name__} for {named.name()}: let it return a "
+                "dict of fields, or None to leave the sample out",
+                url=url,
+                key=key,
+            ) from TypeError()
+        encoded: Sample = {"__key__": key}
+        for field, value in made.items():
+            try:
+                if not is_metadata(str(field)):
+                    check_name(str(made.get("__key__", key)), field, known=isinstance(field, str))
+                encoded[field] = value if is_metadata(str(field)) else encode(field, value)
+            except Exception as error:
+                raise SampleError(
+                    f"{function} returned field {field!r} for {named.name()}, which cannot be "
+                    f"encoded: {hide(words(error))}",
+                    url=url,
+                    key=key,
+                ) from error
+        return encoded
+
+
+def _check_skipped(place: Place, facts: list[Facts]) -> None:
+    """Write the indexes.
+
+    Raises:
+        SampleError: all samples were skipped.
+    """
+    skipped = sum(fact["skipped"] for fact in facts)
+    if skipped and skipped == sum(fact["read"] for fact in facts):
+        first = next((fact["first_error"] for fact in facts if "first_error" in fact), "see the report")
+        raise SampleError(f"all samples were skipped because of errors, so nothing is left. The first: {first}")
+    write_indexes(place, facts)
+
+
+def map(  # noqa: A001
+    function: str,
+    urls: Urls,
+    dest: str | os.PathLike[str],
+    *,
+    decode: str | None = None,
+    on_error: str = "raise",
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write the samples that a function returns for those of shards.
+
+    The function gets a sample as a dict with ``__key__``, ``__url__`` and its fields, and returns a
+    dict of fields to write, or None to leave the sample out. It must return the same for the same
+    sample, since a shard may be written twice.
+
+    Args:
+        function: ``"module:function"``; the module may be a file in the current directory.
+        urls: the shards.
+        dest: the directory to write to.
+        decode: how samples are decoded for it, as by ``decode_by_ext``; None: fields are bytes.
+        on_error: ``"skip"``: leave out a sample on which the function raises, or which cannot be
+            decoded or encoded, and count it; ``"raise"``.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or there is no such function.
+        WdsError: a shard or the store cannot be read, or has other outputs; all were skipped.
+    """
+    check_choice("on_error", on_error, "raise", "skip")
+    running, called = Running(dest, options), Function(function, decode)
+    decided = {"function": called.identity, "decode": decode, "on_error": on_error, "key_split": key_split}
+    work = changed_by(Map(called, on_error == "skip").samples, Reading(running.storage_options, key_split))
+    return rewrite("map", running, find_shards(urls, running.place), work, decided, finish=_check_skipped)
+
+
+_TOGETHER = 64  # samples of which the partners are read at a time
+_MEMORY = 128 << 20  # for the indexes of partners, and again for their samples
+
+
+class Partner:
+    """A data set whose samples are found by their keys, with the indexes of keys and of offsets. It
+    can be pickled.
+
+    Args:
+        url: its shards, as one text.
+        storage_options: how to reach the storage.
+
+    Attributes:
+        shown: its shards, without credentials.
+        mark: a hash that distinguishes its content from another one.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a store cannot be listed; a shard has no index of offsets, or that of another
+            shard.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], storage_options: StorageOptions) -> None:
+        urls = list_indexed(url, True, storage_options).urls
+        of_urls = dict(zip(urls, marks(urls, storage_options), strict=True))
+        self._inputs = Inputs(urls, {}, frozenset(), of_urls, memory=_MEMORY, storage_options=storage_options)
+        self._inputs.located.compare_ends()
+        self.shown, self.mark = redact(str(url)), fingerprint(self._inputs.marks)
+        self._numbers: dict[int, list[int]] = {}
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self._inputs, _MEMORY)
+
+    @cached_property
+    def checked(self) -> bool:
+        """Whether the indexes of keys were compared with the shards, which is done once.
+
+        Raises:
+            ShardError: an index is of another shard, so samples are not found that are there.
+        """
+        self._inputs.located.check_keys()
+        return True
+
+    def find(self, keys: Iterable[str]) -> None:
+        """Find the samples that may have one of these keys, by the hashes of their keys: only these
+        can be read then.
+        """
+        wanted = np.unique(np.fromiter((hash_text(key) for key in keys), np.uint64))
+        located, self._numbers = self._inputs.located, {}
+        for shard in located.with_samples:
+            hashes, numbers = located.keys(shard)
+            held = among(hashes, wanted)
+            for hashed, number in zip(hashes[held].tolist(), numbers[held].tolist(), strict=True):
+                self._numbers.setdefault(hashed, []).append(located.starts[shard] + number)
+
+    def read(self, keys: Iterable[str]) -> dict[str, Sample]:
+        """Return the samples with these keys.
+
+        Raises:
+            SampleError: two have one key.
+            ShardError: an index of keys is of another shard.
+        """
+        wanted, found = set(keys), dict[str, Sample]()
+        hashes = {number: hash_text(key) for key in wanted for number in self._numbers.get(hash_text(key), ())}
+        places = sorted(hashes)
+        for place, sample in zip(places, self._reader.read([np.array(places, np.int64)]), strict=True):
+            key = sample["__key__"]
+            if hash_text(key) != hashes[place]:
+                raise stale_keys(sample["__url__"], key)
+            if key in found:
+                first, second = (redact(one["__url__"]) for one in (found[key], sample))
+                raise SampleError(
+                    f"two samples to join have the key {key!r}, in shards {first} and {second}: remove one first, "
+                    "with wds-pipes dedup --by key",
+                    url=second,
+                    key=key,
+                )
+            if key in wanted:
+                found[key] = sample
+        return found
+
+
+@dataclass(frozen=True)
+class Join:
+    """Which fields samples get.
+
+    Attributes:
+        partners: the data sets that have them.
+        missing: what becomes of a sample without a partner: ``"raise"``, ``"drop"``, ``"keep"``.
+        prefer: of two fields of one name, which is kept: ``"first"``, ``"last"``; None: it is an
+            error.
+        storage_options: how to reach the shards.
+    """
+
+    partners: Sequence[Partner]
+    missing: str
+    prefer: str | None
+    storage_options: StorageOptions
+
+    def samples(self, samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
+        """Yield the samples with the fields of their partners."""
+        facts["missing"] = 0
+        keys = [found.key for found in ShardWalk(make_opener(self.storage_options), shard.url).samples()]
+        for partner in self.partners:
+            partner.find(keys)
+        while block := list(islice(samples, _TOGETHER)):
+            found = [partner.read(sample["__key__"] for sample in block) for partner in self.partners]
+            for sample in block:
+                others = [of.get(sample["__key__"]) for of in found]
+                if None in others and self.partners[others.index(None)].checked:
+                    facts["missing"] += 1
+                    if self.missing == "raise":
+                        raise self._missing(sample, others.index(None))
+                    if self.missing == "drop":
+                        facts["left_out"] += 1
+                        continue
+                for other in others:
+                    self._add(sample, other or {})
+                yield sample
+
+    def _missing(self, sample: Sample, number: int) -> SampleError:
+        key, url = sample["__key__"], redact(sample["__url__"])
+        return SampleError(
+            f"sample {key!r} of shard {url} is not in {self.partners[number].shown}: pass --missing drop or "
+            "--missing keep if that is meant",
+            url=url,
+            key=key,
+        )
+
+    def _add(self, sample: Sample, other: Sample) -> None:
+        for name, data in other.items():
+            if is_metadata(name):
+                continue
+            if name in sample and self.prefer is None:
+                key, url = sample["__key__"], redact(sample["__url__"])
+                raise SampleError(
+                    f"sample {key!r} of shard {url} has field {name!r}, and so has that of "
+                    f"{redact(other['__url__'])}: pass --prefer first or --prefer last",
+                    url=url,
+                    key=key,
+                )
+            if name not in sample or self.prefer == "last":
+                sample[name] = data
+
+
+def join(
+    urls: Urls,
+    dest: str | os.PathLike[str],
+    *,
+    partners: Urls,
+    missing: str = "raise",
+    prefer: str | None = None,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write samples with the fields that other data sets have for their keys.
+
+    Args:
+        urls: the shards whose samples, names and order stay.
+        dest: the directory to write to.
+        partners: the other data sets, each as its shards, a directory or an ``index.json``. They
+            may be sharded and ordered in any way, and need indexes of offsets and keys.
+        missing: for a sample whose key another data set does not have: ``"raise"``; ``"drop"``:
+            leave it out; ``"keep"``: write it without.
+        prefer: which field is kept if several have one name: ``"first"``, ``"last"``; None: that is
+            an error.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit.
+        WdsError: a shard, an index or the store cannot be read, or has other outputs.
+    """
+    check_choice("missing", missing, "raise", "drop", "keep")
+    if prefer is not None:
+        check_choice("prefer", prefer, "first", "last")
+    running = Running(dest, options)
+    shards = find_shards(urls, running.place)
+    found = [Partner(url, running.storage_options) for url in items_of(partners)]
+    decided = {
+        "what --with names, as a hash,": [partner.mark for partner in found],
+        "missing": missing,
+        "prefer": prefer,
+        "key_split": "first-dot",
+    }
+    change = Join(found, missing, prefer, running.storage_options).samples
+    return rewrite("join", running, shards, changed_by(change, Reading(running.storage_options)), decided)
+
+
+KEY, CONTENT = "key", "content"
+_ENDING = ".hashes"
+_NONE = bytes(16)  # the hash of a sample without the field
+_HASH = np.dtype([("high", ">u8"), ("low", ">u8")])
+
+
+def _without_repeated(samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
+    """Yield the samples that stay. With the shard come their number, and the numbers of others."""
+    count, repeated = shard.more[0], frozenset(shard.more[1])
+    for number, sample in enumerate(samples):
+        if number in repeated:
+            facts["left_out"] += 1
+        else:
+            yield sample
+    if facts["read"] != count:
+        raise StateError(f"shard {redact(shard.url)} has {facts['read']} samples, and had {count} when it was hashed")
+
+
+def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
+    shard = task.arguments
+    check_same(shard.url, shard.mark, reading.storage_options)
+    found, split = bytearray(), splitter(reading.key_split)
+
+    def want(name: str) -> bool:
+        return by == CONTENT or (by != KEY and (split(name) or ("", ""))[1].lower() == by)
+
+    walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
+    first: dict[str, tuple[str, frozenset[str], bytes]] = {}  # of each key that is written: key, fields, hash
+    for key, members, *_ in walk.samples():
+        sample = Found(without_dots(key) if reading.key_split != "first-dot" else key, members)  # as it is written
+        hashed = _hash_of(sample, by)
+        found += hashed
+        here = frozenset(member.field for member in members)
+        before = first.get(sample.key)
+        if before is None:
+            first[sample.key] = key, here, hashed
+        elif problem := _problem(sample.key, hashed, (key, here), before):
+            offset = members[0].start
+            text = f"shard {redact(shard.url)}, byte {offset}: {problem}"
+            raise SampleError(text, url=redact(shard.url), key=key, offset=offset)
+    place.write(task.outputs[0], bytes(found))
+    return {"samples": len(found) // 16}
+
+
+def _problem(
+    written: str, hashed: bytes, this: tuple[str, frozenset[str]], first: tuple[str, frozenset[str], bytes]
+) -> str | None:
+    """Return why a sample cannot be left out as one that comes again in its shard; None: it can.
+
+    Args:
+        written: the key that both are written with.
+        hashed: its hash.
+        this: its key and fields.
+        first: key, fields and hash of the first one.
+    """
+    (key, fields), (other, before, first_hash) = this, first
+    if key != other:
+        return f"keys {other!r} and {key!r} would both be written as {written!r}: rename one of them"
+    if not fields <= before:
+        return (
+            f"files of key {key!r} come again, with fields that did not come before, such as {min(fields - before)!r}: "
+            "join pieces first, or leave out what is not clear, with wds-pipes repair SHARDS NEW --drop-repeated"
+        )
+    if hashed != first_hash or hashed == _NONE:
+        return f"another sample has the key {key!r} before: keep the first, with --by key, or give them other keys"
+    return None
+
+
+def _hash_of(sample: Found, by: str) -> bytes:
+    digest = blake2b(digest_size=16)
+    if by == KEY:
+        digest.update(sample.key.encode("utf-8", "surrogateescape"))
+        return digest.digest()
+    members = [member for member in sample.members if member.data is not None]
+    for member in sorted(members, key=lambda member: member.field):
+        name, data = member.field.encode("utf-8", "surrogateescape"), member.data or b""
+        digest.update(b"%d %d " % (len(name), len(data)) + name)
+        digest.update(data)
+    return digest.digest() if members else _NONE
+
+
+def _repeated(shards: Sequence[Shard], hashes: Place) -> list[npt.NDArray[np.bool_]]:
+    """Return for each sample of each shard whether its hash came before: of shape (samples,).
+
+    Raises:
+        ValueError: no sample has the field.
+    """
+    parts = [np.frombuffer(hashes.read(shard.name + _ENDING) or b"", _HASH) for shard in shards]
+    found = np.concatenate([np.empty(0, _HASH), *parts])
+    high, low = found["high"].astype(np.uint64), found["low"].astype(np.uint64)
+    if len(found) and not (high.any() or low.any()):
+        raise ValueError("no sample has the field of --by: name one that wds-pipes info shows, or 'content'")
+    order = np.lexsort((low, high))  # it keeps the order of equal ones
+    same = (high[order[1:]] == high[order[:-1]]) & (low[order[1:]] == low[order[:-1]])
+    repeated = np.zeros(len(found), np.bool_)
+    repeated[order[1:][same]] = True
+    repeated[(high == 0) & (low == 0)] = False
+    return np.split(repeated, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def dedup(
+    urls: Urls,
+    dest: str | os.PathLike[str],
+    *,
+    by: str = "key",
+    key_split: str = "first-dot",
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Write shards in which each sample comes once: of equal ones the first stays.
+
+    Args:
+        urls: the shards; their order says which sample is the first.
+        dest: the directory to write to. ``.wds-pipes/hashes`` in it has a hash of each sample.
+        by: what is compared: ``"key"``; ``"content"``, all fields; or one field, such as ``"jpg"``.
+            Samples without that field all stay.
+        key_split: as in ``group_by_key``.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or no sample has the field.
+        WdsError: a shard or the store cannot be read, or has other outputs.
+    """
+    running, by = Running(dest, options), by.lower()  # as fields are
+    place, decided = running.place, {"by": by, "key_split": key_split}
+    if not running.overwrite:
+        check_plan(place, "dedup", decided)
+    shards = find_shards(urls, place)
+    tasks = [Task(shard.name, (shard.name + _ENDING,), shard, fingerprint(shard.mark, decided)) for shard in shards]
+    reading = Reading(place.storage_options, key_split, "ignore")  # what comes again in a shard is compared too
+    journal = Place(place.at(".wds-pipes"), place.storage_options)
+    hashes, found = running.first_pass(journal, "hashes", partial(_hash, reading, by), tasks, dry_run=running.dry_run)
+    if found:  # else only the names are wanted
+        repeated = _repeated(shards, hashes)
+        more = [[len(places), places.nonzero()[0].tolist()] for places in repeated]
+        shards = [shard._replace(more=of) for shard, of in zip(shards, more, strict=True)]
+    return rewrite("dedup", running, shards, changed_by(_without_repeated, reading), decided)
