@@ -432,11 +432,11 @@ def download(cache, url, fetcher, argument, answers=None):
         answers.put(digest(data))
 
 
-def test_killed_five_times(tmp_path, cache):
+def test_killed_three_times(tmp_path, cache):
     """Each time the directory is right, another process goes on, and in the end hardly a byte
     has come twice. Readers that wait see nothing of it.
     """
-    data = noise(8 * MB)
+    data = noise(6 * MB)
     store = Store(tmp_path / "store", rate=4 * MB)
     url = store.put("a.tar", data)
     answers = CONTEXT.Queue()
@@ -446,15 +446,15 @@ def test_killed_five_times(tmp_path, cache):
         process.start()
         return process
 
-    for number in range(5):
+    for number in range(3):
         victim = start()
         wait_for(lambda least=number + 1: part_size(cache) > least * MB)
-        if number == 4:
+        if number == 2:
             waiting = [start(answers), start(answers)]
             time.sleep(0.1)
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
-        if number < 4:
+        if number < 2:
             check(cache, {}, partial=True)
     assert read(cache, store, "a.tar") == data
     assert {answers.get(timeout=120) for _ in waiting} == {digest(data)}
@@ -463,7 +463,7 @@ def test_killed_five_times(tmp_path, cache):
     answers.close()
     check(cache, {"a.tar": data})
     asked = store.asked("a.tar")
-    assert 5 <= len(asked) <= 6  # on a busy machine the last kill may come too late
+    assert 3 <= len(asked) <= 4  # on a busy machine the last kill may come too late
     assert all(later >= number * MB for number, later in enumerate(asked))
 
 

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from process_group import CONTEXT
 
@@ -17,6 +17,7 @@ URLS = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(URLS, max_size=6), st.integers(-7, 7), st.slices(7))
 def test_texts_come_back(texts, number, part):
     """By number, in slices, in order, and from a pickle."""
@@ -39,6 +40,7 @@ def test_texts_are_added_in_any_order_of_directories():
         packed.add(["a", "b\0c"])
 
 
+@settings(max_examples=40)
 @given(st.lists(URLS, min_size=1, max_size=5))
 def test_plain_texts_are_changed_by_their_directory(texts):
     """What a function makes of the directory is what it makes of each text."""
@@ -50,6 +52,7 @@ def test_plain_texts_are_changed_by_their_directory(texts):
         assert relative == b"\0".join(map(encoded, relative_names(texts)))
 
 
+@settings(max_examples=40)
 @given(st.lists(URLS, max_size=6), URLS)
 def test_a_text_is_found_by_its_number(texts, other):
     """The first of equal ones, in sorted lists and others."""

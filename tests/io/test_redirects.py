@@ -12,7 +12,7 @@ import aiohttp
 import fsspec.config
 import pytest
 from remote import content, samples
-from serving import Quiet, certified, serving
+from serving import Site, certified, serving
 
 import wds_pipes as wp
 from wds_pipes import ShardError
@@ -21,33 +21,6 @@ from wds_pipes.tar import index_shards
 
 SECRET = "5ecret"
 BASIC = "dXNlcjo1ZWNyZXQ="  # of a user with it as the password
-
-
-class Site(Quiet):
-    """Gives ``objects`` by their paths, or the address of a redirect; notes the headers that
-    came.
-    """
-
-    objects = ()
-    code = 302
-    came = ()
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        self.came.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
-        found = self.objects.get(self.path.partition("?")[0])
-        if isinstance(found, str):
-            self.send_response(self.code)
-            self.send_header("Location", found)
-            found = b""
-        else:
-            self.send_response(404 if found is None else 200)
-        self.send_header("Content-Length", str(len(found or b"")))
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            self.wfile.write(b"" if self.command == "HEAD" else found or b"")
 
 
 class Running(NamedTuple):

@@ -189,9 +189,9 @@ def test_a_consumer_may_take_its_time(web, large):
     """
     url = web.put("large.tar", content(large))
     web.faults.rules({"match": web.reads, "skip": 1, "times": 8, "reset_after": 0})
-    items = iter(samples(url, readahead_bytes=2 * MIB, timeout_seconds=4))
+    items = iter(samples(url, readahead_bytes=2 * MIB, timeout_seconds=2))
     got = [bare(next(items))]
-    time.sleep(4.5)
+    time.sleep(2.5)
     got += map(bare, items)
     assert got == list(map(bare, samples(large)))
 

@@ -4,7 +4,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import signal
 
 import pytest
 from remote import bare, put_all, samples
@@ -112,27 +111,6 @@ def test_a_fork_that_drops_the_pipe(remote, local):
             os._exit(0)
         os.waitpid(child, 0)
     assert len(remote.faults.stats(remote.reads)) == 12  # none was made again
-
-
-@pytest.mark.usefixtures("frozen")
-def test_a_fork_while_bytes_arrive(web, local):
-    """Whatever the thread that reads was at, the child can drop what it has inherited, and does
-    not hang.
-    """
-    urls = put_all(web, local)
-    pipe = samples(urls, readahead_bytes=MIB)
-    for _ in range(3):
-        held = [iter(pipe)]
-        for _ in range(60):
-            next(held[0])
-        child = os.fork()
-        if not child:
-            signal.alarm(60)
-            held.clear()
-            gc.collect()
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert len(list(held[0])) == 100
 
 
 def test_workers_of_a_loader(remote, local):

@@ -7,8 +7,9 @@ import warnings
 
 import pytest
 from click.testing import CliRunner
+from remote import content
 from servers.process import free_port
-from serving import Quiet, serving
+from serving import Site, serving
 
 import wds_pipes as wp
 from wds_pipes.cli import main
@@ -26,30 +27,11 @@ def server(tmp_path_factory):
     sends clients on to.
     """
     [path] = make_shards(tmp_path_factory.mktemp("shard"), shards=1, samples=4)
-    with open(path, "rb") as file:
-        shard = file.read()
-
-    class Handler(Quiet):
-        def do_GET(self):
-            what, _, query = self.path.partition("?")
-            what = what.rpartition("/")[2].partition(";")[0]
-            bodies = {"page": b"<html>" * 200, "cut": shard[:1100], "good": shard}
-            self.send_response(
-                {"loop": 302, "away": 302, "odd": 302}.get(what) or (int(what) if what.isdigit() else 200)
-            )
-            if what == "loop":
-                self.send_header("Location", f"/loop?{query}")
-            elif what == "away":
-                self.send_header("Location", f"http://u:canary-in-user@127.0.0.1:{port}/x?{query}")
-            elif what == "odd":
-                self.send_header("Location", f"http://u:canary-in-user@[1:/x?{query}")
-            body = bodies.get(what, b"")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    port = free_port()
-    with serving(Handler) as address:
+    objects = {f"/{status}": status for status in (403, 404, 500)}
+    objects |= {"/page": b"<html>" * 200, "/cut": content(path)[:1100], "/loop": "/loop?{query}"}
+    objects["/away"] = f"http://u:canary-in-user@127.0.0.1:{free_port()}/x?{{query}}"
+    objects["/odd"] = "http://u:canary-in-user@[1:/x?{query}"
+    with serving(Site, objects=objects, came=[]) as address:
         yield address.removeprefix("http://")
 
 

@@ -14,6 +14,45 @@ class Quiet(BaseHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
 
+    def begin(self, status, headers):
+        """Send the head of a response, with the headers that have a value."""
+        self.send_response(status)
+        for name, value in headers.items():
+            if value is not None:
+                self.send_header(name, str(value))
+        self.end_headers()
+
+    def write(self, data):
+        with contextlib.suppress(ConnectionError):  # the client has had enough
+            self.wfile.write(data)
+
+
+class Site(Quiet):
+    """Gives ``objects`` by their paths, up to a ";": bytes, a status, or the address of a redirect,
+    with the query where it contains {query}; notes the headers that came.
+    """
+
+    objects = ()
+    code = 302
+    came = ()
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        self.came.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
+        path, _, query = self.path.partition("?")
+        found = self.objects.get(path.partition(";")[0], 404)
+        status, location, body = 200, None, b""
+        if isinstance(found, str):
+            status, location = self.code, found.replace("{query}", query)
+        elif isinstance(found, int):
+            status = found
+        else:
+            body = found
+        self.begin(status, {"Location": location, "Content-Length": len(body)})
+        self.write(b"" if self.command == "HEAD" else body)
+
 
 class Ranged(Quiet):
     """A handler for requests of ranges of ``data``."""
@@ -25,22 +64,10 @@ class Ranged(Quiet):
         start, stop = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"]).groups()
         return int(start), min(len(self.data), int(stop) + 1 if stop else len(self.data))
 
-    def begin(self, status, headers):
-        """Send the head of a response, with the headers that have a value."""
-        self.send_response(status)
-        for name, value in headers.items():
-            if value is not None:
-                self.send_header(name, str(value))
-        self.end_headers()
-
     def begin_range(self, start, stop, **headers):
         """Send the head of a response with these bytes."""
         place = {"Content-Range": f"bytes {start}-{stop - 1}/{len(self.data)}", "Content-Length": stop - start}
         self.begin(206, place | headers)
-
-    def write(self, data):
-        with contextlib.suppress(ConnectionError):  # the client has had enough
-            self.wfile.write(data)
 
 
 @contextlib.contextmanager
