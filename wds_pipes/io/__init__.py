@@ -8,8 +8,8 @@
 #   a disk; ``compression``: compressed shards; ``versions``: whether a shard has changed;
 #   ``verified``: whether it has the MD5 of its index.
 # - ``ranges``: ranges of bytes of many files.
-# - ``outputs``, ``partial``: files that appear when they are complete; ``tasks``: jobs
-#   that write files; ``locks``: files that one process uses at a time.
+# - ``outputs``, ``partial``: files that appear when they are complete; ``locks``: files that one
+#   process uses at a time.
 # - ``threads``: blocking calls that may never return.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING

@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from wds_pipes.io.compression import TAR_NAME
-from wds_pipes.io.outputs import refuse
+from wds_pipes.io.outputs import asked
 from wds_pipes.io.remote.file_systems import protocols_of
-from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.urls import redact
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -30,20 +29,11 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder:
         raise ValueError(
             f"{redact(pattern)!r}: ais:// cannot be listed; name the shards, as in 'ais://bucket/x-{{000..099}}.tar'"
         )
-    names: list[str] = []
-    known, failed = True, None
-    try:
-        names = ask(f"{pattern}*" if folder else pattern, storage_options, _names)
-        if folder:
-            names = [name for name in names if TAR_NAME.fullmatch(posixpath.basename(name))]
-        known = bool(names) or ask(pattern, storage_options, lambda fs, path: bool(fs.ls(_fixed(path), detail=False)))
-    except FileNotFoundError:
-        known = False
-    except Exception as error:
-        failed = error
-    if failed is not None:
-        refuse(pattern, failed, storage_options, "listed")  # outside of the handlers: its context could hold the URL
+    names = asked(f"{pattern}*" if folder else pattern, storage_options, _names, "listed") or []
+    if folder:
+        names = [name for name in names if TAR_NAME.fullmatch(posixpath.basename(name))]
     if not names:
+        known = asked(pattern, storage_options, lambda fs, path: fs.ls(_fixed(path), detail=False), "listed")
         missing = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
         raise ValueError(
             f"no shard matches {redact(pattern)!r}: {missing}check the pattern, the bucket and the directory"

@@ -187,18 +187,12 @@ class Opener:
     def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool) -> RemoteShard:
         if self._cache is not None:
             self._store(url, fetches=True)
-        own = queue is None
-        queue = queue or ReadQueue(self.client)
-        shard: RemoteShard | None = None
+        shard = RemoteShard(queue or ReadQueue(self.client), url, start=start, size=size, whole_queue=queue is None)
         try:
-            shard = RemoteShard(queue, url, start=start, size=size, whole_queue=own)
             if wait:
                 shard.wait()
         except BaseException:
-            if shard is not None:
-                shard.close()  # otherwise the queue would never continue with the next shard
-            elif own:
-                queue.close()
+            shard.close()  # otherwise the queue would never continue with the next shard
             raise
         return shard
 

@@ -254,10 +254,10 @@ def info_of(url: str, storage_options: Options, *, readable: bool = False) -> di
         except NotImplementedError:
             return {}
 
-    return _asked(url, storage_options, info, readable=readable)
+    return asked(url, storage_options, info, readable=readable)
 
 
-def _asked(
+def asked(
     url: str,
     storage_options: Options,
     call: Callable[[Any, str], T],
@@ -265,24 +265,28 @@ def _asked(
     *,
     readable: bool = False,
 ) -> T | None:
-    """What ``call`` returns for a store and the name of a file in it; None: it does not exist."""
+    """What ``call`` returns for a store and the name of a file in it; None: it does not exist.
+
+    Raises:
+        ShardError: the store does not answer, or with an error: it cannot be ``what``.
+    """
     from wds_pipes.io.remote.metadata import ask
     from wds_pipes.io.remote.verdicts import judge
 
     try:
         return ask(url, storage_options, call)
     except Exception as error:
-        verdict = judge(error, url.partition("://")[0])
-        if verdict.missing or (verdict.forbidden and readable):
-            return None
-        refuse(url, error, storage_options, what)
+        verdict, failed = judge(error, url.partition("://")[0]), error
+    if not (verdict.missing or (verdict.forbidden and readable)):
+        refuse(url, failed, storage_options, what)  # outside of the handler: its context could hold the URL
+    return None
 
 
 def remove(target: str, storage_options: Options = None) -> None:
     """Remove a file, if it exists."""
     path = local_path(target)
     if path is None:  # fs.rm() would take "[" in a name for a pattern
-        _asked(target, storage_options, lambda fs, name: fs.rm_file(name), "removed")
+        asked(target, storage_options, lambda fs, name: fs.rm_file(name), "removed")
     else:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.unlink(path)
@@ -301,7 +305,7 @@ def read_small(target: str, storage_options: Options = None, *, most: int | None
     def read(fs: Any, name: str) -> bytes:
         return bytes(fs.cat_file(name) if most is None else fs.read_block(name, 0, most))
 
-    return _asked(target, storage_options, read)
+    return asked(target, storage_options, read)
 
 
 def write_small(target: str, content: bytes, storage_options: Options = None, *, overwrite: bool = True) -> None:

@@ -122,16 +122,6 @@ class Facts:
     boot: str = ""
 
 
-def _facts(line: bytes) -> Facts | None:
-    """The facts in the line of a file; None if it has none, as after its writer was killed."""
-    try:
-        facts = Facts(**json.loads(line))
-    except (ValueError, TypeError, RecursionError):
-        return None
-    texts = (facts.url, facts.tag or "", facts.md5 or "", facts.boot)
-    return facts if type(facts.size) in (int, type(None)) and all(isinstance(text, str) for text in texts) else None
-
-
 class Entry:
     """The files of one shard.
 
@@ -162,12 +152,14 @@ class Entry:
 
     @guarded
     def read(self) -> Facts | None:
-        """What is known about it, or None."""
+        """What is known about it; None if there is nothing, as after its writer was killed."""
         try:
             with open(open_own(self.known, os.O_RDONLY), "rb") as file:
-                return _facts(file.readline(1 << 16))
-        except FileNotFoundError:
+                facts = Facts(**json.loads(file.readline(1 << 16)))
+        except (FileNotFoundError, ValueError, TypeError, RecursionError):
             return None
+        texts = (facts.url, facts.tag or "", facts.md5 or "", facts.boot)
+        return facts if type(facts.size) in (int, type(None)) and all(isinstance(text, str) for text in texts) else None
 
     @guarded
     def write(self, lock: LockedFile, facts: Facts) -> None:

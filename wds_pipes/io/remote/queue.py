@@ -83,6 +83,8 @@ class RemoteShard(io.RawIOBase):
             self.object = self._fetch.object
         except BaseException:
             super().close()
+            if whole_queue:
+                queue.close()
             raise
 
     def wait(self) -> None:
