@@ -158,6 +158,21 @@ def test_whatever_a_file_system_returns_or_raises(slow, local, odd, words):
     assert finishes(samples("slow://x/0.tar")) == wanted
 
 
+@pytest.mark.parametrize("problem", [OSError("gone"), None])
+def test_a_store_that_says_nothing_of_a_file(slow, local, problem):
+    """In the end, or not even how long it is: the bytes have come, and are those of the shard."""
+    asked, info = [], slow.info
+
+    def once(self, path, **options):
+        asked.append(path)
+        if len(asked) > 2 and problem:
+            raise problem
+        return info(self, path, **options) if problem else {"name": path, "size": None}
+
+    slow.info = once
+    assert finishes(samples("slow://x/0.tar", connections=1)) == list(map(bare, samples(local[0])))
+
+
 @pytest.mark.parametrize("last", [False, True])
 def test_a_file_that_is_written_while_it_is_read(slow, local, last):
     """One of the same size, in the place of the first: its bytes do not follow those of the first

@@ -135,7 +135,9 @@ def test_errors_in_their_places(web, local):
     """What comes before and after is read."""
     url, cut = put_all(web, local[:2])
     none = f"{web.url}/d/none.tar"
-    web.faults.rules({"match": "shard-000001", "status": 403})
+    web.faults.rules(
+        {"match": "shard-000001", "times": 1, "close_after": 5}, {"match": "shard-000001", "skip": 1, "status": 403}
+    )
     ranges = [
         *apart(url, 3),
         *apart(none, 1),
@@ -156,6 +158,20 @@ def test_errors_in_their_places(web, local):
     assert [each is True for each in found] == [True] * 3 + [False] + [True] * 2 + [False] * 2 + [True] * 2
     assert "none.tar does not exist" in found[3]
     assert all("may not be read" in each for each in found[6:8])
+
+
+def test_an_error_of_the_ranges_comes_after_what_was_pulled(web, local):
+    [url] = put_all(web, local[:1])
+
+    def ranges():
+        yield from apart(url, 3)
+        raise wp.ShardError("no index", url=url)
+
+    with RangeReader(None, 4).read(ranges()) as parts:
+        assert len([next(parts) for _ in range(3)]) == 3
+        with pytest.raises(wp.ShardError, match="no index"):
+            next(parts)
+        assert next(parts, None) is None
 
 
 def test_threads_share_a_reader_and_a_forked_process_has_it(web, local):
