@@ -740,7 +740,8 @@ def test_any_order(tmp_path_factory, steps, limit):
     finally:
         for _, stream in streams.values():
             stream.close()
-    check(cache, {f"{number}.tar": data for number, data in enumerate(contents)})
+    # one that was closed early may have left a part
+    check(cache, {f"{number}.tar": data for number, data in enumerate(contents)}, partial=True)
     shutil.rmtree(root)
 
 
