@@ -48,7 +48,7 @@ def test_options_of_the_list_reach_all_that_reads(s3, local, tmp_path):
         .group_by_key()
     )
     assert "testsecret" not in repr(pipe)
-    assert len(list(wp.PipeLoader(pipe, num_workers=1))) == 80
+    assert len(list(wp.PipeLoader(pipe, num_workers=1, multiprocessing_context="fork"))) == 80
     node = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls[:1], storage_options=options))))
     assert len(list(node)) == 40
     both = {name: wp.ShardList(url, storage_options=options) for name, url in zip("ab", urls, strict=True)}
