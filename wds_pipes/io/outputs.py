@@ -16,13 +16,13 @@ import errno
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.partial import PartialFile
-from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import at_home, links_of, local_path, redact, restored, with_variables
 
 logger = logging.getLogger("wds_pipes")
@@ -151,7 +151,15 @@ class RemoteFile:
 
     def _do(self, call: Callable[[], None]) -> None:
         """Make a request, and wait for it."""
-        request = self._request = DaemonThreads(1).submit(call)
+        request = self._request = Future[None]()  # before its thread is there: a signal may come when it starts
+
+        def make() -> None:
+            try:
+                request.set_result(call())
+            except BaseException as error:
+                request.set_exception(error)
+
+        threading.Thread(target=make, daemon=True).start()
         while not wait([request], _AGAIN_SECONDS).done:  # for little at a time, so that signals are noticed
             pass
         try:

@@ -171,7 +171,10 @@ class CachedStream(io.RawIOBase):
                 elif time.monotonic() > patience:
                     self._go_direct()
                     return
-                time.sleep(pause)
+                if self._download is None:
+                    time.sleep(pause)
+                else:
+                    self._download.ended.wait(pause)
                 pause = min(2 * pause, POLL_SECONDS)
         except FullError as error:
             self._give_up(str(error))

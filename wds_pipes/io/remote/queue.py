@@ -792,7 +792,7 @@ class Block:
                 slow = f"only {came} bytes came in {timeout:.0f} s"
             else:
                 slow = f"no byte came for {self._reading.patience:.0f} s"
-            if not self.is_whole:  # otherwise the index is taken as right
+            if response is None or not self.is_whole:  # otherwise the index is taken as right
                 raise UnreadError(slow) from None
         finally:
             if response is not None:
