@@ -155,7 +155,8 @@ class RemoteFile:
 
         def make() -> None:
             try:
-                request.set_result(call())
+                call()
+                request.set_result(None)
             except BaseException as error:
                 request.set_exception(error)
 
