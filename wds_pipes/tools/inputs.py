@@ -145,14 +145,12 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
     if "-" in urls:
         raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
     endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
-    distinct = list(dict.fromkeys(urls))
-    known = None if listed is None else list(dict(zip(urls, listed, strict=True)).values())
-    of_urls = dict(zip(distinct, marks(distinct, options, known), strict=True))
+    of_urls = dict(zip(urls, marks(urls, options, listed), strict=True))
     with ThreadPoolExecutor(REQUESTS) as pool:
-        there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
+        there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), of_urls)
         # of a compressed shard there is no index beside it, or one of something else
         missing = [
-            url for url, indexed in zip(distinct, there, strict=True) if not indexed or kind_of_name(base_name(url))
+            url for url, indexed in zip(of_urls, there, strict=True) if not indexed or kind_of_name(base_name(url))
         ]
     tasks = [_task(url, of_urls[url]) for url in missing]
     at, facts = running.first_pass(hidden, "inputs", partial(_index, options), tasks)
