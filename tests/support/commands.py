@@ -44,4 +44,4 @@ def stored(store, folder):
     fs = fsspec.filesystem("s3", **store.storage_options)
     fs.invalidate_cache()
     url = f"{store.url}/{folder}/".removeprefix("s3://")
-    return {name.removeprefix(url): fs.cat(name) for name in fs.find(url) if ".wds-pipes" not in name}
+    return {name.removeprefix(url): fs.cat_file(name) for name in fs.find(url) if ".wds-pipes" not in name}

@@ -26,6 +26,8 @@ def moody(folder, task, place):
     if count <= times:
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "nothing":
+            return {}
         if kind == "full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "0.a")
         raise SampleError("sample 'a' is wrong") if kind == "sample" else OSError("the disk is gone")

@@ -44,7 +44,7 @@ RESHARD, JOIN = ("reshard", ["in"]), ("join", ["in"])
         (RESHARD, {"max_bytes": 0}, "a size must be at least 1 byte"),
         (("create", ["in"]), {"max_samples": 0}, "max_samples must be at least 1"),
         (("convert", ["in"]), {"kind": "parquet", "max_samples": -1}, "max_samples must be at least 1"),
-        (("split", ["in"]), {"shares": {"a/b": 0.5, "c": 0.5}}, "letters, digits, '_' and '-', and is not 'a/b'"),
+        (("split", ["in"]), {"shares": {"a/b": 0.5, "c": 0.5}}, "letters, digits, '_' and '-', and one is 'a/b'"),
         (JOIN, {"partners": ["in"], "missing": "Drop"}, "missing must be one of 'raise', 'drop', 'keep', not 'Drop'"),
         (JOIN, {"partners": ["in"], "prefer": "Last"}, "prefer must be one of 'first', 'last', not 'Last'"),
         (("map", ["module:function", "in"]), {"on_error": "Skip"}, "on_error must be one of 'raise', 'skip'"),

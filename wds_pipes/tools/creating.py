@@ -33,6 +33,7 @@ from wds_pipes.tools.outputs import (
     shard_limits,
     shard_task,
     split_numbers,
+    splits_of,
     write_task,
 )
 
@@ -109,6 +110,8 @@ def create(
     }
     running, options_of_store = Running(dest, options), options.get("storage_options")
     most, size = shard_limits(max_samples, max_bytes)
+    if split:
+        splits_of(split)  # whether they fit
     if source != "-" and "://" not in source and not os.path.exists(source):
         raise ValueError(f"SOURCE {source!r} does not exist")
     kind = kind or _kind(source)

@@ -23,16 +23,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from itertools import groupby, pairwise
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.io.compression import kind_of_name, unpacked
+from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import Part, Range, RangeReader
+from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import base_name, folder_of, make_opener
@@ -40,19 +40,20 @@ from wds_pipes.tar.listing import exists, list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, write_offsets
 from wds_pipes.tar.samples import SampleParser
-from wds_pipes.tar.scanning import readable, scan
+from wds_pipes.tar.scanning import scan
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.jobs import Place
-from wds_pipes.tools.outputs import REQUESTS, Running, StorageOptions, check_same, marks
-from wds_pipes.tools.reading import CONNECTIONS, Sample
+from wds_pipes.tools.outputs import REQUESTS, Running, StorageOptions, changed, check_same, marks
+from wds_pipes.tools.reading import CONNECTIONS, Sample, Source
 
 
 class Extents(NamedTuple):
-    """Where samples are: for each the number of its shard, its first byte, the byte after it, and
-    whether it is the last one of its shard. Each is of shape (samples,), and the first three int64.
+    """Where samples are: for each the number of its shard, its own in the shard, its first byte,
+    the byte after it, and whether it is the last one of its shard. Each is of shape (samples,).
     """
 
     shards: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
     starts: npt.NDArray[np.int64]
     stops: npt.NDArray[np.int64]
     last: npt.NDArray[np.bool_]
@@ -111,7 +112,7 @@ class Inputs:
         for group in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1) if len(order) else ():
             offsets = self._offsets(int(shards[group[0]]))
             starts[group], stops[group] = offsets[places[group]], offsets[places[group] + 1]
-        return Extents(shards, starts, stops, firsts[1:][shards] == numbers + 1)
+        return Extents(shards, places, starts, stops, firsts[1:][shards] == numbers + 1)
 
     def _offsets(self, shard: int) -> npt.NDArray[np.int64]:
         return np.asarray(self.located.offsets(shard)).astype(np.int64)
@@ -144,14 +145,12 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
     if "-" in urls:
         raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
     endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
-    distinct = list(dict.fromkeys(urls))
-    known = None if listed is None else list(dict(zip(urls, listed, strict=True)).values())
-    of_urls = dict(zip(distinct, marks(distinct, options, known), strict=True))
+    of_urls = dict(zip(urls, marks(urls, options, listed), strict=True))
     with ThreadPoolExecutor(REQUESTS) as pool:
-        there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), distinct)
+        there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), of_urls)
         # of a compressed shard there is no index beside it, or one of something else
         missing = [
-            url for url, indexed in zip(distinct, there, strict=True) if not indexed or kind_of_name(base_name(url))
+            url for url, indexed in zip(of_urls, there, strict=True) if not indexed or kind_of_name(base_name(url))
         ]
     tasks = [_task(url, of_urls[url]) for url in missing]
     at, facts = running.first_pass(hidden, "inputs", partial(_index, options), tasks)
@@ -179,13 +178,13 @@ def _index(options: StorageOptions, task: Task, place: Place) -> Facts:
     return {"compressed": found.compressed}
 
 
-_CHUNK = 1 << 20  # bytes that are read at once
-
-
 class _Wanted(NamedTuple):
     """A sample to read: where it is, and its place in the order."""
 
-    range: Range
+    shard: int
+    number: int  # in its shard
+    start: int
+    stop: int
     last: bool  # of its shard
     place: int
 
@@ -201,10 +200,8 @@ class Reader:
 
     def __init__(self, inputs: Inputs, memory: int, fields: frozenset[str] | None = None) -> None:
         self._inputs, self._window = inputs, memory // 2
-        options = inputs.storage_options
-        self._files = RangeReader(options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
-        self._opener = make_opener(options)
-        self._unpacked: OrderedDict[str, _Unpacked] = OrderedDict()
+        self._files = RangeReader(inputs.storage_options, CONNECTIONS, max(memory // 2, CONNECTIONS << 10))
+        self._unpacked: OrderedDict[int, Iterator[tuple[int, Sample]]] = OrderedDict()  # of compressed shards
         self._parser = SampleParser(fields, "first-dot", inputs.located.stale)
 
     def read(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Sample]:
@@ -213,94 +210,67 @@ class Reader:
         Raises:
             ShardError: a shard cannot be read, is damaged, or was changed.
         """
-        ahead: deque[_Wanted] = deque()  # what was requested
-
-        def ranges() -> Iterator[Range]:
-            for wanted in self._wanted(blocks):
-                ahead.append(wanted)
-                yield wanted.range
-
-        held: dict[int, Sample] = {}
+        inputs, held = self._inputs, dict[int, Sample]()
         following, opened = 0, set[str]()  # the shards that were read from this disk, or decompressed
-        for part in self._parts(ranges()):
-            (url, start, stop, _), last, place = ahead.popleft()
-            held[place] = self._parser.parse(part, start, stop, url, redact(url), last=last)
-            if not is_remote(url) or url in self._inputs.compressed:
+        for wanted, sample in self._samples(self._wanted(blocks)):
+            held[wanted.place], url = sample, inputs.urls[wanted.shard]
+            if not is_remote(url) or url in inputs.compressed:
                 opened.add(url)
             while following in held:
                 yield held.pop(following)
                 following += 1
         for url in opened:
-            self._inputs.check_same(url)  # else some samples may be those of another shard
+            inputs.check_same(url)  # else some samples may be those of another shard
 
     def _wanted(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[_Wanted]:
         """Divide samples into windows; yield those of a window in the order of the input."""
-        urls, done = self._inputs.urls, 0
+        done = 0
         for numbers in blocks:
-            shards, starts, stops, last = self._inputs.extents(numbers)
-            ends, begin = np.cumsum(stops - starts), 0
+            found = self._inputs.extents(numbers)
+            ends, begin = np.cumsum(found.stops - found.starts), 0
             while begin < len(numbers):
                 before = int(ends[begin - 1]) if begin else 0
                 stop = max(begin + 1, int(np.searchsorted(ends, before + self._window, "right")))
-                order = begin + np.lexsort((starts[begin:stop], shards[begin:stop]))
-                columns = (shards[order], starts[order], stops[order], last[order], done + order)
-                for shard, start, end, is_last, place in zip(*(column.tolist() for column in columns), strict=True):
-                    yield _Wanted(Range(urls[shard], start, end), is_last, place)
+                order = begin + np.lexsort((found.starts[begin:stop], found.shards[begin:stop]))
+                columns = [*(column[order].tolist() for column in found), (done + order).tolist()]
+                yield from map(_Wanted._make, zip(*columns, strict=True))
                 begin = stop
             done += len(numbers)
 
-    def _parts(self, ranges: Iterable[Range]) -> Iterator[Part]:
-        """Yield the bytes of each range, and the header after it."""
-        for compressed, group in groupby(ranges, lambda wanted: wanted.url in self._inputs.compressed):
-            if compressed:
-                yield from self._read_compressed(group)
-            else:
-                with self._files.read(wanted._replace(stop=wanted.stop + BLOCK) for wanted in group) as parts:
-                    yield from parts
+    def _samples(self, wanted: Iterable[_Wanted]) -> Iterator[tuple[_Wanted, Sample]]:
+        """Read samples as they are stored, with the header after each; those of compressed shards
+        from the beginning of the shard.
+        """
+        urls, ahead = self._inputs.urls, deque[_Wanted]()  # what was requested
 
-    def _read_compressed(self, ranges: Iterable[Range]) -> Iterator[Part]:
-        for url, start, stop, _ in ranges:
-            stream = self._unpacked.get(url)
-            if stream is None or start < stream.base:
-                self._inputs.check_same(url)
-                stream = self._unpacked[url] = _Unpacked(self._opener.open(url), url)
-                if len(self._unpacked) > CONNECTIONS:
-                    self._unpacked.popitem(last=False)[1].close()
-            yield stream.read(start, stop + BLOCK)
+        def ranges(group: Iterable[_Wanted]) -> Iterator[Range]:
+            for one in group:
+                ahead.append(one)
+                yield Range(urls[one.shard], one.start, one.stop + BLOCK)
+
+        for compressed, group in groupby(wanted, lambda one: urls[one.shard] in self._inputs.compressed):
+            if compressed:
+                yield from ((one, self._unpack(one)) for one in group)
+                continue
+            with self._files.read(ranges(group)) as parts:
+                for part in parts:
+                    one = ahead.popleft()
+                    url = urls[one.shard]
+                    yield one, self._parser.parse(part, one.start, one.stop, url, redact(url), last=one.last)
+
+    def _unpack(self, wanted: _Wanted) -> Sample:
+        url, options = self._inputs.urls[wanted.shard], self._inputs.storage_options
+        if wanted.shard not in self._unpacked:
+            self._inputs.check_same(url)
+            self._unpacked[wanted.shard] = enumerate(Source([url], options).read())
+            if len(self._unpacked) > CONNECTIONS:
+                self._unpacked.popitem(last=False)
+        for number, sample in self._unpacked[wanted.shard]:
+            if number == wanted.number:
+                return sample
+        raise changed(url)
 
     def close(self) -> None:
         """Close all files."""
         self._files.close()
-        for stream in self._unpacked.values():
-            stream.close()
-
-
-class _Unpacked:
-    """The tar in a compressed shard, read forwards.
-
-    Attributes:
-        base: the first byte that can still be read.
-    """
-
-    def __init__(self, raw: BinaryIO, url: str) -> None:
-        self._raw, self._url = raw, url
-        self._stream = unpacked(raw)[0]
-        self._data, self.base = b"", 0
-
-    def read(self, start: int, stop: int) -> Part:
-        """Return the bytes from ``start`` on, before ``stop`` if there are so many."""
-        chunks, end = [self._data[start - self.base :]], self.base + len(self._data)
-        with readable(self._url):
-            while end < stop:
-                chunk = self._stream.read(min(_CHUNK, (start if end < start else stop) - end))
-                if not chunk:
-                    break
-                if end >= start:
-                    chunks.append(chunk)
-                end += len(chunk)
-        self._data, self.base = b"".join(chunks), start
-        return self._data, self.base
-
-    def close(self) -> None:
-        """Close the shard."""
-        self._raw.close()
+        self._unpacked.clear()

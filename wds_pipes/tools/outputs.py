@@ -494,7 +494,7 @@ def splits_of(shares: Mapping[str, float]) -> dict[str, KeyRange]:
     parts = split_by_key(shares)
     for name in parts:
         if re.fullmatch(r"[\w-]+", name) is None:
-            raise ValueError(f"the name of a split has letters, digits, '_' and '-', and is not {name!r}")
+            raise ValueError(f"the names of splits have letters, digits, '_' and '-', and one is {name!r}")
     return parts
 
 

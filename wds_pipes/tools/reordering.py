@@ -277,7 +277,7 @@ def sorted_numbers(
     tasks = [
         Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
     ]
-    place, facts = running.first_pass(hidden, "order", partial(_write_values, inputs, by, memory), tasks)
+    place, facts = running.first_pass(hidden, "values", partial(_write_values, inputs, by, memory), tasks)
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()

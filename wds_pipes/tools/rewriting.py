@@ -160,8 +160,9 @@ def rewrite(
         for shard in shards
     ]
     classes = common_classes([shard.url for shard in shards], running.storage_options)
+    place = running.place
     return running.run(
-        shard_job(command, running.place, work, tasks, decided, finish=finish, extras=extras, classes=classes)
+        shard_job(command, place, work, tasks, decided, finish=finish, extras=extras, classes=classes, unit="shard")
     )
 
 
