@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from wds_pipes.codecs.resizing import Fit, Size
@@ -18,17 +17,6 @@ from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar.keys import is_metadata
 
 Source = Callable[[], Any] | IterDataPipe[Any] | list[str] | str | None
-
-
-_LOADER = (
-    "batch_size",
-    "num_workers",
-    "prefetch_factor",
-    "pin_memory",
-    "multiprocessing_context",
-    "persistent_workers",
-)
-_TRAINING = ("epoch_end", "drop_last", "lanes", "mix_lanes")
 
 
 class WdsDataModule(ResumableData, pl.LightningDataModule):
@@ -123,24 +111,48 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         multiprocessing_context: str | None = None,
         persistent_workers: bool = True,
     ) -> None:
-        wanted = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        self._wanted, self._built = SimpleNamespace(**wanted), dict[str, PipeLoader]()
         self._sources = {"train": train, "val": val, "test": test}
         for name, source in self._sources.items():
             if isinstance(source, (str, list, tuple)) and batch_size is None:
                 raise ValueError(f"{name} is given by URLs, so batch_size must say how many samples make a batch")
-        everywhere = ("fields", "index", "storage_options", "cache", "size", "allow_pickle")
-        self._refuse_unused(everywhere, "train", "val", "test")
-        self._refuse_unused(("samples_per_shard", "transform"), "train")
-        self._refuse_unused(("eval_transform",), "val", "test")
+        everywhere = {"fields": fields, "index": index, "storage_options": storage_options, "cache": cache}
+        self._refuse_unused(everywhere | {"size": size, "allow_pickle": allow_pickle}, "train", "val", "test")
+        self._refuse_unused({"samples_per_shard": samples_per_shard, "transform": transform}, "train")
+        self._refuse_unused({"eval_transform": eval_transform}, "val", "test")
         if cache_bytes is not None and cache is None:
             raise ValueError("cache_bytes is the limit of the cache: pass cache=, its directory, too")
+        self._fields, self._decode, self._shuffle_buffer, self._seed = fields, decode, shuffle_buffer, seed
+        self._decoding: dict[str, Any] = {
+            "size": size,
+            "fit": fit,
+            "allow_pickle": allow_pickle,
+            "max_image_pixels": max_image_pixels,
+        }
+        self._samples_per_shard, self._index = samples_per_shard, index
+        self._storage_options, self._cache, self._cache_bytes = storage_options, cache, cache_bytes
+        self._transforms = {"train": transform, "val": eval_transform, "test": eval_transform}
+        self._options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "pin_memory": pin_memory,
+            "multiprocessing_context": multiprocessing_context,
+            "persistent_workers": persistent_workers,
+        }
+        self._epoch_samples = epoch_samples
+        self._train_options: dict[str, Any] = {
+            "epoch_end": epoch_end,
+            "drop_last": drop_last,
+            "lanes": lanes,
+            "mix_lanes": mix_lanes,
+        }
+        self._built: dict[str, PipeLoader] = {}
 
-    def _refuse_unused(self, options: tuple[str, ...], *names: str) -> None:
+    def _refuse_unused(self, options: dict[str, Any], *names: str) -> None:
         """Raise ValueError if one of ``options`` is passed, and none of these sources is URLs."""
         given = [name for name in names if self._sources[name] is not None]
-        passed = [option for option in options if getattr(self._wanted, option)]
+        passed = [option for option, value in options.items() if value]
         if passed and given and not any(isinstance(self._sources[name], (str, list, tuple)) for name in given):
             raise ValueError(
                 f"{passed[0]}= applies to URLs, and {' and '.join(given)} {'is' if len(given) == 1 else 'are'} given "
@@ -174,7 +186,7 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         """Return the loader of ``train``, ``val`` or ``test``, which is made once."""
         if name not in self._built:
             made, options = self._pipe(name), self._loader_options(name)
-            samples = self._wanted.epoch_samples if name == "train" else None
+            samples = self._epoch_samples if name == "train" else None
             if not isinstance(made, PipeLoader):
                 pipe, made = made, PipeLoader(made, **options)
                 counted = progress_of(made).plan.uncounted is None
@@ -191,35 +203,39 @@ class WdsDataModule(ResumableData, pl.LightningDataModule):
         return self._built[name]
 
     def _pipe(self, name: str) -> Any:
-        source, train, wanted = self._sources[name], name == "train", self._wanted
+        source, train = self._sources[name], name == "train"
         if is_pipe(source):
             return source
         if callable(source):
             return source()
         if not isinstance(source, (str, list, tuple)):
             raise TypeError(f"{name} must be URLs, a pipe or a function that makes one, not {source!r:.80}")
+        counts = self._samples_per_shard if train else None
+        store = self._storage_options
         shards: WdsPipe[ShardRef] = ShardList(
             source,
             shuffle=train,
-            seed=wanted.seed,
-            samples_per_shard=wanted.samples_per_shard if train else None,
-            index=wanted.index or None,
-            storage_options=wanted.storage_options,
+            seed=self._seed,
+            samples_per_shard=counts,
+            index=self._index or None,
+            storage_options=store,
         )
-        fields = [name for field in wanted.fields or () for name in field.split(";") if not is_metadata(name)]
-        if wanted.cache is not None:
-            shards = shards.cache_shards(wanted.cache, max_bytes=wanted.cache_bytes)
-        pipe = shards.open_shards(storage_options=wanted.storage_options).load_tar().group_by_key(fields=fields or None)
-        if train and wanted.shuffle_buffer:
-            pipe = pipe.shuffle_buffer(wanted.shuffle_buffer)
-        options = {name: getattr(wanted, name) for name in ("size", "fit", "allow_pickle", "max_image_pixels")}
-        pipe = pipe.decode_by_ext(*[] if wanted.decode is None else [wanted.decode], **options)
-        if (transform := wanted.transform if train else wanted.eval_transform) is not None:
+        names = (
+            None
+            if self._fields is None
+            else [name for field in self._fields for name in field.split(";") if not is_metadata(name)]
+        )
+        if self._cache is not None:
+            shards = shards.cache_shards(self._cache, max_bytes=self._cache_bytes)
+        pipe = shards.open_shards(storage_options=store).load_tar().group_by_key(fields=names or None)
+        if train and self._shuffle_buffer:
+            pipe = pipe.shuffle_buffer(self._shuffle_buffer)
+        pipe = pipe.decode_by_ext(*[] if self._decode is None else [self._decode], **self._decoding)
+        if (transform := self._transforms[name]) is not None:
             pipe = pipe.map_samples(transform)
-        return pipe if wanted.fields is None else pipe.to_tuple(*wanted.fields)
+        return pipe if self._fields is None else pipe.to_tuple(*self._fields)
 
     def _loader_options(self, name: str) -> dict[str, Any]:
         of = None if self.trainer is None else self.trainer.distributed_sampler_kwargs
         ranks = {} if of is None else {"rank": of["rank"], "world_size": of["num_replicas"]}
-        names = _LOADER + (_TRAINING if name == "train" else ())
-        return {"epoch_end": "exact"} | {name: getattr(self._wanted, name) for name in names} | ranks
+        return self._options | ranks | (self._train_options if name == "train" else {"epoch_end": "exact"})
