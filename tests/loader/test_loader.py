@@ -603,8 +603,6 @@ def meanwhile(directory, what):
         what()
         (directory / "go on").touch()
 
-    for name in ("waits", "go on"):
-        (directory / name).unlink(missing_ok=True)
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield
@@ -630,6 +628,8 @@ def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_p
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())
     assert sorted(flat(source)) == EVERY
+    for path in tmp_path.iterdir():
+        path.unlink()
     with meanwhile(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
         next(iter(source))
     next(iter(source))  # a new iterator is the next epoch

@@ -5,7 +5,6 @@ and in the same order where the lanes stay.
 import itertools
 
 import pytest
-from launch import Topology, run_pairs
 from pipelines import keys_of, samples, through_json
 from scripts import run_proof
 
@@ -29,34 +28,6 @@ def many(tmp_path_factory):
 
 
 # The same lanes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "lanes"), [(1, 4), (2, 6)])
-def test_the_batches_of_a_rank_are_the_same_whatever_its_workers(world_size, lanes, many):
-    def run(workers, rank, state=None):
-        source = loader(
-            many,
-            lanes=lanes,
-            num_workers=workers,
-            rank=rank,
-            world_size=world_size,
-            multiprocessing_context="fork" if workers else None,
-        )
-        if state is not None:
-            source.load_state_dict(state)
-        epochs = [list(source) for _ in range(2)]
-        source.close()
-        return epochs
-
-    for rank in range(world_size):
-        expected = run(0, rank)
-        half = loader(many, lanes=lanes, rank=rank, world_size=world_size)
-        for _ in zip(range(5), half, strict=False):
-            state = half.state_dict()
-        for workers in (1, 2, 3):
-            assert run(workers, rank) == expected
-            assert run(workers, rank, state) == [expected[0][5:], expected[1]]
 
 
 def steps(ranks):
@@ -110,29 +81,6 @@ def test_order_in_each_lane_and_global_batches_are_the_same_on_any_number_of_ran
 
 
 # Real ranks and workers
-
-SAMPLES = [5, 9, 0, 12, 7, 10, 3, 11, 8, 6]
-PAIRS = [
-    ((2, 1), (3, 0)),
-    ((3, 0), (1, 3)),
-    ((1, 3), (2, 1)),
-    ((1, 0), (3, 0)),
-    ((2, 1), (2, 1)),
-    ((3, 0), (3, 0)),
-    ((1, 3), (1, 3)),
-    ((2, 1), (1, 0)),
-]
-
-
-@pytest.mark.slow
-def test_real_ranks_and_workers(tmp_path):
-    """Some pairs of topologies, each at three cuts and on to a third topology;
-    tests/proofs/topologies.py does all 81.
-    """
-    urls = make_shards(tmp_path / "data", shards=len(SAMPLES), samples=SAMPLES)
-    keys = {f"{number:08d}" for number in range(sum(SAMPLES)) if number % 10 != 7}
-    tally = run_pairs(str(tmp_path), urls, keys, [(Topology(*before), Topology(*after)) for before, after in PAIRS])
-    assert (tally.pairs, tally.lost, tally.repeated) == (len(PAIRS), 0, 0)
 
 
 @pytest.mark.slow

@@ -6,10 +6,11 @@ iterations of a loader share), ``workers`` (the main process's side of the worke
 cross).
 
 - ``pipe_loader``: the class PipeLoader.
-- ``plan``: how epochs are divided, and the place that a loader has reached; ``partition``: which
-  lane reads what, also of the rest of an epoch on another number of lanes, either ranges of shards
-  (``ranges``) or a slice of one order of all samples (``slices``); ``segments``: runs a lane;
-  ``other_lanes``: how ``check_resume`` tries that.
+- ``plan``: how epochs are divided, and the place that a loader has reached; ``ranges`` and
+  ``slices``: the two kinds of partitions, which say what each lane reads, also of the rest of an
+  epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
+  ``partition``: what they share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
+  tries that.
 - ``restoring``: from the states of ranks to the place where a loader continues.
 - ``parent``: ties workers to their main process.
 - ``on_device``: decodes the images of a batch in the main process.

@@ -126,24 +126,21 @@ class Countable:
             TypeError: the number is not known, since the shards are not counted, or a step may
                 change it; the message says what to do.
         """
-        return _sample_count(self._stream.stage)
-
-
-def _sample_count(stage: Stage[Any]) -> int:
-    chain = Chain(stage)
-    source = chain.root
-    counts = source.sample_counts
-    if not source.divides_shards:
-        why = f"{source.changes_count()}; a pipe that begins with ShardList(index=...) has a sample_count()"
-    elif counts is None:
-        why = f"{why_uncounted(source)}. To write an index: wds-pipes index SHARDS -o index.json"
-    elif differ := source.epochs_differ():
-        why = f"{differ}. To set the length of an epoch: PipeLoader(...).with_epoch(samples=...)"
-    elif changes := why_uncounted(stage, repeats=True):
-        why = f"{changes}. Before this step, an epoch has {sum(counts):,} samples"
-    else:
-        return sum(counts) * math.prod(map(_repeats, chain))
-    raise TypeError(f"sample_count() is not known: {why}.")
+        stage = self._stream.stage
+        chain = Chain(stage)
+        source = chain.root
+        counts = source.sample_counts
+        if not source.divides_shards:
+            why = f"{source.changes_count()}; a pipe that begins with ShardList(index=...) has a sample_count()"
+        elif counts is None:
+            why = f"{why_uncounted(source)}. To write an index: wds-pipes index SHARDS -o index.json"
+        elif differ := source.epochs_differ():
+            why = f"{differ}. To set the length of an epoch: PipeLoader(...).with_epoch(samples=...)"
+        elif changes := why_uncounted(stage, repeats=True):
+            why = f"{changes}. Before this step, an epoch has {sum(counts):,} samples"
+        else:
+            return sum(counts) * math.prod(map(_repeats, chain))
+        raise TypeError(f"sample_count() is not known: {why}.")
 
 
 _SAMPLES = ("samples", "references")  # what a chain may give, one for each sample: see ``Stage.gives``
