@@ -405,11 +405,16 @@ def test_a_damaged_shard_is_an_error_in_words(tmp_path):
         wp.IndexedShards(path)[1]
 
 
+# What follows the end of a name is no part of it.
+ENDED = [b"a.x\0.y", b"a.y\0\0z", b"b.x", b"b.y", b"cc.x", b"d\0.x", b"d.x", b"d.y\0.x"]
+KINDS_OF_TARS = {**SORTS, "ended names": b"".join(header(name, 1) + padded(b"1") for name in ENDED) + bytes(1024)}
+
+
 @pytest.mark.filterwarnings("ignore:.* link to .* is skipped:wds_pipes.ShardWarning")
-@pytest.mark.parametrize("name", SORTS)
+@pytest.mark.parametrize("name", KINDS_OF_TARS)
 def test_all_kinds_of_tars(name, tmp_path):
     """Long names, directories between, and archives after each other."""
-    (tmp_path / "a.tar").write_bytes(SORTS[name])
+    (tmp_path / "a.tar").write_bytes(KINDS_OF_TARS[name])
     index_shards(tmp_path / "a.tar", offsets=True, on_repeated_key="ignore", concatenated=True)
     stream = wp.ShardList(tmp_path / "a.tar", empty_check=False).open_shards().load_tar(concatenated=True)
     data = wp.IndexedShards(tmp_path / "a.tar")
@@ -439,17 +444,6 @@ def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
         return
     data = wp.IndexedShards(path, key_split=key_split)
     for _ in range(2):  # the names of fields are known then
-        assert [data[number] for number in range(len(data))] == stream
-
-
-def test_what_follows_the_end_of_a_name_is_no_part_of_it(tmp_path):
-    path = tmp_path / "a.tar"
-    names = [b"a.x\0.y", b"a.y\0\0z", b"b.x", b"b.y", b"cc.x", b"d\0.x", b"d.x", b"d.y\0.x"]
-    path.write_bytes(b"".join(header(name, 1) + padded(b"1") for name in names) + bytes(1024))
-    stream = list(wp.ShardList(path).open_shards().load_tar().group_by_key())
-    index_shards(path, offsets=True)
-    data = wp.IndexedShards(path)
-    for _ in range(2):
         assert [data[number] for number in range(len(data))] == stream
 
 
@@ -572,20 +566,15 @@ def test_a_shard_that_has_no_samples_by_its_index(few, tmp_path):
         wp.SampleList(str(tmp_path / "*.tar"), index=tmp_path / "index.json")
 
 
-def test_shards_of_one_name_have_no_indexes_in_one_directory(tmp_path):
-    shards = []
-    for folder in ("train", "val"):
-        (tmp_path / folder).mkdir()
-        shards += make_shards(tmp_path / folder, shards=1, samples=2)
-    index_shards(shards[0], offsets=tmp_path)
-    with pytest.raises(ValueError, match="a directory has one index for each name"):
-        wp.IndexedShards(shards, index=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
         (lambda url: wp.IndexedShards(url)[[True, False]], TypeError, "one bool for each of 4, and this array has 2"),
+        (
+            lambda url: wp.IndexedShards([url, url.replace("a.tar", "b/a.tar")], index=os.path.dirname(url)),
+            ValueError,
+            "a directory has one index for each name",
+        ),
         (lambda url: wp.IndexedShards(url).split([0.8, 0.2]), TypeError, "the shares have names"),
         (lambda url: wp.PipeLoader(wp.IndexedShards(url)), TypeError, r"pass SampleList\(urls, where=data.numbers\)"),
         (lambda url: wp.IndexedShards(url, index=False), TypeError, "index must be True, a directory or an index.json"),
@@ -624,16 +613,3 @@ def test_the_index_of_keys_of_other_shards_is_an_error(tmp_path):
     ):
         with pytest.raises(wp.ShardError, match="it has a sample 'train0', which the index does not have there"):
             select()
-
-
-def test_keys_of_a_function(tmp_path):
-    fill(TarWriter(tmp_path / "a.tar"), ({"__key__": f"k{number}", "cls": number} for number in range(4)))
-    index_shards(str(tmp_path / "a.tar"), offsets=True, key_split=upper)
-    data = wp.IndexedShards(str(tmp_path / "a.tar"), key_split=upper)
-    assert [sample["__key__"] for sample in data.select(["K1", "K3"])] == ["K1", "K3"]
-    assert data.by_key("K2") == data[2]
-
-
-def upper(name):
-    key, field = name.split(".")
-    return key.upper(), field
