@@ -10,7 +10,6 @@ import gzip
 import io
 import json
 import lzma
-import subprocess
 import tarfile
 import time
 import warnings
@@ -690,20 +689,6 @@ def test_joined_archives_may_be_compressed_and_end_as_others(tmp_path):
     found, reported = read(put(tmp_path / "x.tar", shard(2) + b"garbage" * 200), concatenated=True)
     assert len(found) == 1
     assert "has data after its end-of-archive mark, at byte 10240" in reported[0]
-
-
-def test_archives_joined_by_gnu_tar(tmp_path):
-    """``tar -A`` writes the second over the end of the first; ``tar -b1`` writes small records."""
-    for number in range(4):
-        put(tmp_path / f"{number}.cls", b"1")
-    for number in range(2):
-        names = [f"{2 * number}.cls", f"{2 * number + 1}.cls"]
-        subprocess.run(["tar", "-b1", "-cf", f"{number}.tar", *names], cwd=tmp_path, check=True)
-    put(tmp_path / "cat.tar", (tmp_path / "0.tar").read_bytes() + (tmp_path / "1.tar").read_bytes())
-    subprocess.run(["tar", "-Af", "0.tar", "1.tar"], cwd=tmp_path, check=True)
-    for name in ("cat.tar", "0.tar"):
-        found, reported = read(str(tmp_path / name), concatenated=True)
-        assert (keys(found), reported) == (["0", "1", "2", "3"], [])
 
 
 # Fewer or more samples than said
