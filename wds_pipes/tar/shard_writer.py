@@ -198,8 +198,8 @@ class ShardWriter:
         if self._writer is None:
             path = self.path(self._number)
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
-            self._writer.offsets = self._offsets
-            self._writer.digest = None if self._index is None else Md5()
+            self._writer._offsets = self._offsets
+            self._writer._digest = None if self._index is None else Md5()
         self._writer._write(encoded)
 
     def _has(self, sample: Mapping[str, Any]) -> bool:
@@ -244,7 +244,7 @@ class ShardWriter:
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
             if self._index is not None:
-                self._entries[name_in(self._index, path)] = path, Entry(self._writer.facts())
+                self._entries[name_in(self._index, path)] = path, Entry(self._writer._facts())
             self._writer, self._told = None, False
             self._number += 1
         self._tell()
