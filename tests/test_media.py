@@ -83,24 +83,18 @@ def test_audio_decodes_whole_and_in_clips(name, sounds):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("wav", "f4"), ("wav", "i2"), ("flac", "f8"), ("ogg", "i2"), ("opus", "f4"), ("mp3", "f8")]
+    ("name", "dtype"), [("wav", "f4"), ("wav", "i2"), ("flac", "f8"), ("flac", "i2"), ("ogg", "i2"), ("mp3", "f8")]
 )
-def test_the_order_of_bytes_does_not_matter(name, dtype):
+def test_samples_of_any_type_and_order_of_bytes_are_written(name, dtype):
+    """Those of 16 bits are kept."""
     pytest.importorskip("soundfile")
     wave = np.sin(np.arange(4800) / 10)[None] / 2
     samples = wave.astype(dtype) if dtype[0] == "f" else np.round(wave * 32767).astype(dtype)
     little, big = (decoded(name, encode(name, (samples.astype(order + dtype), 48_000)), "audio") for order in "<>")
     assert np.array_equal(little[0], big[0])
-    assert np.abs(little[0]).max() > 0.3
-
-
-@pytest.mark.parametrize("name", ["wav", "flac"])
-def test_samples_of_16_bits_are_kept(name):
-    pytest.importorskip("soundfile")
-    samples = np.array([[0, 1, -1, 32767, -32768] * 100], np.int16)
-    found, rate = decoded(name, encode(name, (samples, 8000)), "audio")
-    assert np.array_equal(found, samples.astype(np.float32) / 32768)
-    assert rate == 8000
+    assert (np.abs(little[0]).max() > 0.3, little[1]) == (True, 48_000)
+    if dtype == "i2" and name != "ogg":
+        assert np.array_equal(little[0], samples.astype(np.float32) / 32768)
 
 
 def test_m4a_is_decoded():
@@ -123,19 +117,6 @@ def test_other_audio_is_an_error(sounds):
     refused("wav", sounds["wav"], {"wav": wp.audio(start=6)}, "it ends before start=6")
     for name in ("flac", "mp3", "opus"):
         refused(name, sounds[name][:40], "audio", "it is damaged|has no audio|neither")
-
-
-def test_a_silent_flac_is_no_bomb():
-    """A minute of silence on eight channels: 92 MB of samples in less than 100 kB."""
-    soundfile = pytest.importorskip("soundfile")
-    file = io.BytesIO()
-    with soundfile.SoundFile(file, "w", 48_000, 8, "PCM_16", format="FLAC") as target:
-        for _ in range(60):
-            target.write(np.zeros((48_000, 8), np.int16))
-    data = file.getvalue()
-    assert len(data) < 100_000
-    with pytest.raises(wp.DecodeError, match="more than max_bytes=1000000"):
-        decoded("flac", data, {"flac": wp.audio(max_bytes=1_000_000)})
 
 
 # Video

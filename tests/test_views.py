@@ -312,15 +312,21 @@ def test_a_tenth_is_read_for_a_tenth(order, web, tmp_path):
     assert own <= sum(sent) <= 1.2 * own
 
 
-def test_keys_that_end_at_the_last_dot(tmp_path):
+def last_dot(name):
+    return tuple(name.rsplit(".", 1))
+
+
+@pytest.mark.parametrize("key_split", ["last-dot", last_dot])
+def test_keys_of_another_rule(key_split, tmp_path):
     """Doubtful ones are compared by the rule of their index."""
     urls = [
         put(tmp_path / "a.tar", tar([("img.1.jpg", b"x"), ("dog.2.jpg", b"x")])),
         put(tmp_path / "b.tar", tar([("img.1.jpg", b"x"), ("cat.3.jpg", b"x")])),
     ]
-    index_shards(urls, offsets=True, key_split="last-dot")
-    data = wp.IndexedShards(urls, key_split="last-dot")
+    index_shards(urls, offsets=True, key_split=key_split)
+    data = wp.IndexedShards(urls, key_split=key_split)
     assert [sample["__key__"] for sample in data.select(["dog.2"])] == ["dog.2"]
+    assert data.by_key("cat.3") == data[3]
     for select in (
         lambda: data.select(["img.1", "dog.2"]),
         lambda: data.select(exclude=["img.1"]),
@@ -328,25 +334,5 @@ def test_keys_that_end_at_the_last_dot(tmp_path):
     ):
         with pytest.raises(wp.SampleError, match="two samples have the key 'img.1'"):
             select()
-    put(tmp_path / "a.tar", tar([("img.1.jpg", b"x"), ("img.2.jpg", b"x")]))
-    index_shards(urls, offsets=True, key_split="last-dot")
     with pytest.raises(ValueError, match="no sample has one of 1 key.* has the key 'img.1'"):
-        wp.IndexedShards(urls, key_split="last-dot").select(["none"])
-
-
-def test_a_state_does_not_fit_other_numbers_of_samples(tmp_path):
-    """Of shards with the same names: the order of all samples depends on their numbers."""
-
-    def write(*counts):
-        for number, count in enumerate(counts):
-            fill(
-                TarWriter(tmp_path / f"{number}.tar", overwrite=True),
-                ({"__key__": f"{number}-{sample}", "txt": "x"} for sample in range(count)),
-            )
-        index_shards(str(tmp_path / "*.tar"), offsets=True)
-        return wp.SampleList(str(tmp_path / "*.tar"), shuffle=True).fetch_samples()
-
-    pipe = write(5, 5, 5)
-    next(iter(pipe))
-    with pytest.raises(wp.StateError, match="the index gave the shards other numbers of samples"):
-        write(5, 5, 8).load_state_dict(pipe.state_dict())
+        data.select(["none"])

@@ -31,7 +31,7 @@ Encoder = Callable[[Any], bytes]
 
 # Images are recognised by content, whatever the field is called.
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")  # Pillow's names
-PACKED = {"gz": "gz", "bz2": "bz2", "xz": "xz", "zst": "zst"}
+PACKED = ("gz", "bz2", "xz", "zst")
 MAX_DECODED_BYTES = 1 << 30
 MAX_PACKED = 2  # layers of gz, bz2, xz and zst that are unpacked
 
@@ -133,6 +133,22 @@ def of_longest_extension(values: Mapping[str, T], name: str) -> T | None:
     parts = name.rsplit(".", most)[-most:]
     endings = (".".join(parts[start:]) for start in range(len(parts)))
     return next((values[ending] for ending in endings if ending in values), None)
+
+
+def of_packed_name(values: Mapping[str, T], field: str) -> tuple[T | None, str, list[str]]:
+    """Return the value for a field, as ``of_longest_extension``; the name of the field without the
+    endings of compression after which none was found; and these, the last one first.
+
+    Raises:
+        ValueError: there are more than MAX_PACKED.
+    """
+    name, packed = field.lower(), list[str]()
+    while (value := of_longest_extension(values, name)) is None and (ending := name.rpartition(".")[2]) in PACKED:
+        packed.append(ending)
+        if len(packed) > MAX_PACKED:
+            raise ValueError(f"it is packed more than {MAX_PACKED} times by its name, which is not read")
+        name = name.rpartition(".")[0]
+    return value, name, packed
 
 
 _registered: dict[str, Codec] = {}

@@ -8,8 +8,6 @@ from typing import Any
 
 from wds_pipes.codecs.codec import (
     MAX_DECODED_BYTES,
-    MAX_PACKED,
-    PACKED,
     TOO_LARGE,
     UNPICKLING,
     Codec,
@@ -17,7 +15,7 @@ from wds_pipes.codecs.codec import (
     Handler,
     NotAllowedError,
     by_extension,
-    of_longest_extension,
+    of_packed_name,
     plug_in,
 )
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
@@ -126,16 +124,8 @@ class Decoding:
         Raises:
             ValueError: by its name, the field is packed more than MAX_PACKED times.
         """
-        name, packed = field.lower(), []
-        while True:
-            last = name.rpartition(".")[2]
-            own = of_longest_extension(self._own, name)
-            if own is not None or last not in PACKED:
-                break
-            packed.append(PACKED[last])
-            if len(packed) > MAX_PACKED:
-                raise ValueError(f"it is packed more than {MAX_PACKED} times by its name")
-            name = name[: -len(last) - 1]
+        own, name, packed = of_packed_name(self._own, field)
+        last = name.rpartition(".")[2]
         decode = own or self._of_table(last) or (_refuse if self._must_decode else None)
         handlers = self._handlers[: self._before_images] if last in IMAGE else self._handlers
         if handlers and own is None:

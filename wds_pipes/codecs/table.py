@@ -16,13 +16,11 @@ import numpy as np
 from wds_pipes.codecs import arrays, media, text
 from wds_pipes.codecs.codec import (
     MAX_DECODED_BYTES,
-    MAX_PACKED,
-    PACKED,
     Codec,
     Decoder,
     Encoder,
     add_codec,
-    of_longest_extension,
+    of_packed_name,
     plug_in,
     registered_codecs,
 )
@@ -302,15 +300,7 @@ def encode(field: str, value: Any, own: Mapping[str, Encoder] | None = None) -> 
             compressed as the name says, more layers or bytes than are unpacked.
         ImportError: the codec of an installed package cannot be used.
     """
-    name, packed = field.lower(), []
-    own = own or {}
-    while (encoder := of_longest_extension(own, name)) is None and (
-        kind := PACKED.get(name.rpartition(".")[2])
-    ) is not None:
-        packed.append(kind)
-        name = name.rpartition(".")[0]
-    if len(packed) > MAX_PACKED:
-        raise ValueError(f"it is packed more than {MAX_PACKED} times by its name, which is not read back")
+    encoder, name, packed = of_packed_name(own or {}, field)
     if isinstance(value, (bytes, bytearray, memoryview)):
         data = bytes(value)
         if packed and compression.detect(data[: compression.MAGIC_BYTES]) != packed[0]:

@@ -153,7 +153,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
 def _packed(field: str) -> tuple[str, list[str]]:
     """The name of a field without the parts that mean compression, and these, the last first."""
     name, kinds = field.lower(), list[str]()
-    while (kind := PACKED.get(name.rpartition(".")[2])) is not None and len(kinds) < MAX_PACKED:
+    while (kind := name.rpartition(".")[2]) in PACKED and len(kinds) < MAX_PACKED:
         kinds.append(kind)
         name = name.rpartition(".")[0]
     return name, kinds

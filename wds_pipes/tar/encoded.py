@@ -49,7 +49,8 @@ class Encoded:
         for field in fields:
             check_name(key, field, known=field in sample)
         self.blocks: list[bytes] = []
-        start = Start(key)
+        start = key.encode("utf-8", "surrogateescape")
+        start_sum = sum(start)
         for field in fields:
             data = sample[field]
             if type(data) is not bytes or _is_packed(field):
@@ -59,7 +60,8 @@ class Encoded:
                     raise SampleError(
                         f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key
                     ) from error
-            header = start.header(f".{field}", len(data)) or _long_header(f"{key}.{field}", len(data))
+            header = _short_header(start, start_sum, f".{field}", len(data))
+            header = header or _long_header(f"{key}.{field}", len(data))
             if len(header) > MAX_HEADER_BYTES:
                 raise SampleError(
                     f"sample {key[:40]!r}... with field {field[:40]!r} needs more than 1 MiB "
@@ -118,7 +120,7 @@ def _encodable(name: str) -> bool:
 
 
 def _long_header(name: str, size: int) -> bytes:
-    """The headers of a file that ``Start`` leaves to tarfile."""
+    """The headers of a file that ``_short_header`` leaves to tarfile."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, 0o444, 0
     with contextlib.suppress(ValueError):
@@ -167,34 +169,22 @@ def has_short_header(name: bytes, size: int) -> bool:
     return len(name) <= _LONGEST and size < _MOST
 
 
-class Start:
-    """The first part of names of files, whose bytes are summed once for all of them.
+def _short_header(start: bytes, start_sum: int, rest: str, size: int) -> bytes | None:
+    """Return the ustar header of a file, as ``TarWriter`` writes it; None: it needs another form.
 
     Args:
-        name: what all names begin with.
+        start: the first part of its name.
+        start_sum: the sum of these bytes, which is computed once for all files of a sample.
+        rest: the rest of its name.
+        size: its bytes.
     """
-
-    __slots__ = ("_bytes", "_sum")
-
-    def __init__(self, name: str) -> None:
-        self._bytes = name.encode("utf-8", "surrogateescape")
-        self._sum = sum(self._bytes)
-
-    def header(self, rest: str, size: int) -> bytes | None:
-        """Return the ustar header of a file, as ``TarWriter`` writes it; None: it needs another
-        form.
-
-        Args:
-            rest: the rest of its name.
-            size: its bytes.
-        """
-        end, end_sum = _encoded(rest)
-        name = self._bytes + end
-        if not has_short_header(name, size):
-            return None
-        middle, middle_sum = _middle(size)
-        checksum = b"%06o\0 " % (self._sum + end_sum + middle_sum)
-        return b"".join((name.ljust(_LONGEST, b"\0"), middle, checksum, _AFTER))
+    end, end_sum = _encoded(rest)
+    name = start + end
+    if not has_short_header(name, size):
+        return None
+    middle, middle_sum = _middle(size)
+    checksum = b"%06o\0 " % (start_sum + end_sum + middle_sum)
+    return b"".join((name.ljust(_LONGEST, b"\0"), middle, checksum, _AFTER))
 
 
 # Fields have few names, and small ones few sizes.

@@ -96,7 +96,8 @@ class Grouping:
                 parts = split(name) if name else None
                 if parts is None:  # 2
                     if name:
-                        self._note_outside(name, offset)
+                        self.first_outside = self.first_outside if self.outside else (name, offset)
+                        self.outside += 1
                     else:
                         bad = beside = 2
                         self.gap = True
@@ -160,11 +161,6 @@ class Grouping:
                 self.names.clear()
             self.names[written] = field
         return field
-
-    def _note_outside(self, name: str, offset: int) -> None:
-        if not self.outside:
-            self.first_outside = name, offset
-        self.outside += 1
 
     def _meet_again(self, key: str, url: str, offset: int) -> None:
         """Report a key that came before in this shard."""

@@ -44,6 +44,7 @@ _NO_MD5 = "0" * 32
 _FIELDS = ("url", "nsamples", "filesize", "md5sum", "version")
 _READAHEAD_BYTES = 2 << 20
 _MD5 = re.compile(r"[0-9a-fA-F]{32}")
+_MD5S = re.compile(r"([0-9a-fA-F]{32}(\0(?!\Z)|\Z))+")
 _STORES = ("http", "https", "s3", "s3a", "gs", "gcs")  # any index may name these
 # A local index may name these too: ``wds-pipes index`` may have written it.
 _STORES_OF_LOCAL = (*_STORES, "hf", "az", "abfs", "abfss", "ais")
@@ -92,7 +93,9 @@ class Facts:
         self._sizes.add(-1 if size is None else size for size in sizes)
         self._has_md5.extend(map(bool, md5s))
         self._md5s.data += bytes.fromhex("".join(md5 or _NO_MD5 for md5 in md5s))
-        self.versions.add([text if isinstance(text, str) and "\0" not in text else "" for text in versions])
+        if set(map(type, versions)) != {str} or "\0" in "".join(versions):
+            versions = [text if isinstance(text, str) and "\0" not in text else "" for text in versions]
+        self.versions.add(versions)
 
     def extend(self, facts: Iterable[ShardFacts], versions: Sequence[str]) -> None:
         """Add shards at the end, whose numbers of samples are known."""
@@ -269,9 +272,10 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
     _check_counts(
         "filesize of {!r}", names, [0 if size is None else size for size in sizes] if None in sizes else sizes
     )
-    for name, md5 in zip(names, md5s, strict=True):
-        if md5 and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
-            raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
+    if not _MD5S.fullmatch("\0".join(map(str, md5s))):  # all at once takes a fifth of the time
+        for name, md5 in zip(names, md5s, strict=True):
+            if md5 and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
+                raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
     if content.get("place") != place_of(index.url):  # the shards beside the index may be copies
         beside = [local_path(name) is not None and not os.path.isabs(name) for name in names]
         versions = [None if near else version for near, version in zip(beside, versions, strict=True)]

@@ -7,6 +7,7 @@ two entries, that is an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -210,17 +211,11 @@ def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int |
     names = [file_system(url, storage_options)[1] for url in urls]
     sizes: dict[str, int] = {}
     if len(urls) > 1:
-        try:
+        with contextlib.suppress(Exception):  # not every store lists
             listed = ask(folder_of(urls[0]), storage_options, lambda fs, name: fs.ls(name, detail=True))
-        except Exception:  # not every store lists
-            listed = []
-        sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
-
-    def found_size(url: str, name: str) -> int | None:
-        return sizes.get(name) or size_of(url, storage_options)
-
+            sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(found_size, urls, names))
+        return list(pool.map(lambda url, name: sizes.get(name) or size_of(url, storage_options), urls, names))
 
 
 def exists(url: str, storage_options: Options) -> bool:

@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import threading
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -163,14 +164,14 @@ class ShardWriter:
 
     def _free(self) -> int:
         """Return the number after those of the shards that are there; the current one is there."""
-        last, step = self._number, 1
-        while exists(self.path(last + step), self._options):
-            last, step = last + step, 2 * step
-        while step > 1:  # ``last`` is there, and ``last + step`` is not
-            step //= 2
-            if exists(self.path(last + step), self._options):
-                last += step
-        return last + 1
+
+        def is_free(number: int) -> bool:
+            return not exists(self.path(number), self._options)
+
+        step = 1
+        while not is_free(self._number + step):
+            step *= 2
+        return bisect_left(range(self._number + step), True, lo=self._number + step // 2 + 1, key=is_free)
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample to the current shard, or to the next one if the current one is full."""
@@ -197,8 +198,8 @@ class ShardWriter:
         if self._writer is None:
             path = self.path(self._number)
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
-            self._writer.offsets = self._offsets
-            self._writer.digest = None if self._index is None else Md5()
+            self._writer._offsets = self._offsets
+            self._writer._digest = None if self._index is None else Md5()
         self._writer._write(encoded)
 
     def _has(self, sample: Mapping[str, Any]) -> bool:
@@ -243,7 +244,7 @@ class ShardWriter:
             path = self.path(self._number)
             self.shards[path] = self._writer.samples
             if self._index is not None:
-                self._entries[name_in(self._index, path)] = path, Entry(self._writer.facts())
+                self._entries[name_in(self._index, path)] = path, Entry(self._writer._facts())
             self._writer, self._told = None, False
             self._number += 1
         self._tell()

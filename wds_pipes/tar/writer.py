@@ -128,8 +128,8 @@ class TarWriter:
         self._starts: dict[str, int] = {}  # where each sample begins, by its key
         # Set by the caller: the MD5 of the bytes written; whether to write where each sample
         # begins beside the shard. These files are there when the shard appears.
-        self.digest: Md5 | None = None
-        self.offsets = False
+        self._digest: Md5 | None = None
+        self._offsets = False
         self._name = ""
         self._compressor: Compressor | None = None
         self._partial: OutputFile | None = None
@@ -188,7 +188,7 @@ class TarWriter:
         blocks, size = self._blocks, self._waiting
         self._blocks, self._waiting = [], 0
         together = size < 2 * _AT_ONCE
-        if together and self._compressor is None and self.digest is None and self._partial is not None:
+        if together and self._compressor is None and self._digest is None and self._partial is not None:
             self.stored += self._partial.write(*blocks)
             return
         for data in [b"".join(blocks)] if together else blocks:
@@ -196,8 +196,8 @@ class TarWriter:
 
     def _store(self, data: bytes) -> None:
         self.stored += len(data)
-        if self.digest is not None:
-            self.digest.update(data)
+        if self._digest is not None:
+            self._digest.update(data)
         while data:
             count = (self._partial or self._stream).write(data)
             # An unbuffered stream may write only a part.
@@ -237,10 +237,10 @@ class TarWriter:
             if self._compressor is not None:
                 self._store(self._compressor.flush())
             if self._partial is not None:
-                if self.offsets:
+                if self._offsets:
                     starts = [*self._starts.values(), self.size]
                     write_offsets(self._name, self._starts, starts, self._options)
-                remove_beside(self._name, self._options, besides=(KEYS, OFFSETS) if self.offsets else ())
+                remove_beside(self._name, self._options, besides=(KEYS, OFFSETS) if self._offsets else ())
                 self._partial.commit()
             else:
                 self._stream.flush()
@@ -249,9 +249,9 @@ class TarWriter:
             raise
         self._closed = True
 
-    def facts(self) -> ShardFacts:
+    def _facts(self) -> ShardFacts:
         """What is known of the shard, which is closed."""
-        return ShardFacts(self.samples, self.stored, None if self.digest is None else self.digest.hexdigest())
+        return ShardFacts(self.samples, self.stored, None if self._digest is None else self._digest.hexdigest())
 
     def discard(self) -> None:
         """Discard what was written: remove the file, or abort the stream's upload.
@@ -357,7 +357,7 @@ def write_shard(
         OSError: the shard cannot be written; a ShardError for a store.
     """
     with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
-        writer.offsets, writer.digest = True, Md5() if md5 else None
+        writer._offsets, writer._digest = True, Md5() if md5 else None
         for sample in samples:
             writer.write(sample)
-    return writer.facts()
+    return writer._facts()
