@@ -12,7 +12,7 @@ from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec, Decoder, Encoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
-from wds_pipes.core.flat_map import PutBackIterator
+from wds_pipes.core.reads_again import PutBackIterator
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe

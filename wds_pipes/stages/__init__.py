@@ -11,10 +11,8 @@ The other modules:
 
 - ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields;
   ``shard``: what OpenShards yields.
-- ``sample_errors``: a part of GroupByKey; ``numbered_samples``: how ShuffleBuffer reads samples
-  that it held before a resume.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
-  ``threaded``: functions in threads; ``draws``: random numbers for single samples.
+  ``threaded``: functions in threads.
 - ``proportions``: the order of draws of Mix, and weights.
 """
 
