@@ -216,7 +216,7 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
             items = chain(repeat(_LATER, later - soon), _begin(source), repeat(_LATER, soon), source.items)
         marks = deque([(first, self.earlier)])
         left = begun = first
-        edge = first + step
+        last = first + step - 1  # the number of the last sample of a step
         for start in count(first, block):
             new = np.arange(start, start + block)
             numbers = np.concatenate([numbers, new])
@@ -235,15 +235,15 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
                     yield held[place]
                     held[place] = None
                     turn, place = next(turns)
-                if number + 1 == edge:
-                    # Every sample that leaves from here on has a key of at least `edge`, so it
-                    # arrived less than `window` samples ago.
-                    marks.append((edge, source.mark() if edge >= known else None))
-                    while marks[1][0] <= edge - window + 1:
+                if number == last:
+                    # Every sample that leaves from here on has a greater key, so it arrived less
+                    # than `window` samples ago.
+                    marks.append((last + 1, source.mark() if last + 1 >= known else None))
+                    while marks[1][0] <= last - window + 2:
                         marks.popleft()
                     at.first, earlier = marks[0]
                     self.earlier = earlier if ahead is None or earlier else ahead.items.mark(at.first - first)
-                    edge += step
+                    last += step
             if number < start + block - 1:
                 break
             numbers, keys = numbers[leaving:], keys[leaving:]
