@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from chains import AFTER, ARGUMENTS, BASE, BY_OFFSETS, FIRST, NEEDS, NodeLoader, Torch, as_text, build, chains
-from pipelines import after, draw, flat, keys_of, loaded, through_json, wanted
+from pipelines import draw, flat, keys_of, loaded, resumed, through_json, wanted
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torchdata import nodes as torchdata_nodes
@@ -226,13 +226,12 @@ def test_every_step_and_option_after_every_kind_of_step_in_the_loader(step, tmp_
             pipe = OF_ANY[step](before(wp.ShardList(urls).open_shards().load_tar().group_by_key()))
             return wp.PipeLoader(pipe, lanes=2, epoch_end="exact")
 
-        whole, first, rest = list(make()), make(), make()
-        got = list(itertools.islice(first, len(whole) // 2))
-        rest.load_state_dict(through_json(first.state_dict()))
-        named = [str(item).rpartition("/")[2] for item in whole] if step == "write" else whole
-        got += rest
-        got = [str(item).rpartition("/")[2] for item in got] if step == "write" else got
-        assert same(got, named), kind
+        whole = list(make())
+        taken, rest = resumed(make, len(whole) // 2)
+        got = [*taken, *rest]
+        if step == "write":  # into a directory of its own
+            whole, got = (list(map(os.path.basename, names)) for names in (whole, got))
+        assert same(got, whole), kind
 
 
 def test_counts_before_a_shuffle_lag_until_the_end(urls):
@@ -312,33 +311,17 @@ def run(source, *, epochs=1):
 )
 def test_stateful_dataloader(workers, cuts, batch_size, urls):
     """At each cut, and again at a second cut of the resumed run, into the next epoch."""
-    whole = run(loader(urls, workers, batch_size=batch_size), epochs=2)
-    assert sorted(key for batch in whole[0] for key in (batch if batch_size else [batch])) == [
-        f"{number:08d}" for number in range(14)
-    ]
+    make = lambda: loader(urls, workers, batch_size=batch_size)  # noqa: E731
+    whole = run(make(), epochs=2)
+    keys = flat(whole[0]) if batch_size else whole[0]
+    assert sorted(keys) == [f"{number:08d}" for number in range(14)]
     assert whole[0] != whole[1]
     for cut in cuts:
-        if cut > len(whole[0]):
-            continue
-        first = loader(urls, workers, batch_size=batch_size)
-        items = iter(first)
-        taken = [next(items) for _ in range(cut)]
-        state = through_json(first.state_dict())
-        assert len(taken) == cut
-        second = loaded(loader(urls, workers, batch_size=batch_size), state)
-        rest = []
-        middle = None
-        for number, item in enumerate(second, 1):
-            rest.append([part["__key__"] for part in item] if batch_size else item["__key__"])
-            if number == 2:
-                middle = through_json(second.state_dict())
-        if cut == len(whole[0]) and not rest:
-            continue  # the epoch was over: its rest is empty
-        assert rest == whole[0][cut:]
-        assert run(second)[0] == whole[1]
-        if middle is not None:
-            third = loaded(loader(urls, workers, batch_size=batch_size), middle)
-            assert run(third, epochs=2) == [whole[0][cut + 2 :], whole[1]]
+        once = lambda cut=cut: resumed(make, cut)[1]  # noqa: E731
+        assert run(once())[0] == whole[0][cut:]
+        if cut + 2 < len(whole[0]):
+            _, twice = resumed(once, 2)
+            assert run(twice, epochs=2) == [whole[0][cut + 2 :], whole[1]]
 
 
 @pytest.mark.slow
@@ -501,14 +484,10 @@ def test_resume_reads_from_its_position_on(tmp_path, counted):
     blob = random.Random(0).randbytes(size)
     [url] = make_shards(tmp_path, shards=1, samples=number, fields={"bin": lambda rng, number: blob})
     make = lambda: wp.ShardList(f"counted://{url}").open_shards().load_tar().group_by_key().shuffle_buffer(shuffle)  # noqa: E731
-    pipe = make()
-    items = after(pipe, int(number * 0.9))
-    state = pipe.state_dict()
-    expected = next(items)["__key__"]
-    del items
+    [*_, expected], _ = resumed(make, int(number * 0.9) + 1)
+    _, again = resumed(make, int(number * 0.9))
     counted.clear()
-    resumed = loaded(make(), state)
-    assert next(iter(resumed))["__key__"] == expected
+    assert next(iter(again)) == expected
     assert min(offset for offset, _ in counted) > 0.85 * number * size
     assert sum(count for _, count in counted) <= 0.15 * number * (size + 2048)
 

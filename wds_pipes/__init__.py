@@ -29,7 +29,7 @@ if _TYPE_CHECKING:
     from wds_pipes.codecs.images import image_size
     from wds_pipes.codecs.media import AudioReader, VideoReader, audio, video
     from wds_pipes.codecs.table import register_codec
-    from wds_pipes.core.flat_map import FlatMap, PutBackIterator
+    from wds_pipes.core.reads_again import FlatMap, PutBackIterator
     from wds_pipes.core.row_source import RowSource
     from wds_pipes.core.stage import Stage
     from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
@@ -108,10 +108,10 @@ _MODULE_OF = {
     "Codec": "codecs.codec",
     "DecodeError": "errors",
     "DecodeOnDevice": "loader.on_device",
-    "FlatMap": "core.flat_map",
+    "FlatMap": "core.reads_again",
     "IndexedShards": "indexed",
     "PipeLoader": "loader.pipe_loader",
-    "PutBackIterator": "core.flat_map",
+    "PutBackIterator": "core.reads_again",
     "SampleError": "errors",
     "RowSource": "core.row_source",
     "SampleList": "datapipes",

@@ -1,6 +1,7 @@
 """IterDataPipes: registration, help, torch's own pipes around ours, and torch's DataLoader."""
 
 import inspect
+import itertools
 import pickle
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import warnings
 from importlib.util import find_spec
 
 import pytest
-from pipelines import after, keys_of, loaded, shuffled
+from pipelines import keys_of, resumed, shuffled
 from torch.utils.data import ChainDataset, DataLoader, Sampler
 from torch.utils.data.datapipes.iter import IterableWrapper, Mapper
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -33,6 +34,7 @@ def test_each_stage_is_a_method_a_pipe_and_a_node_of_one_name(name, urls):
     assert f"(functional name: ``{functional_name(stage)}``)" in " ".join(stage.__doc__.split())
     assert "Checkpoint:" in stage.__doc__
     assert method.__doc__ == stage.__doc__
+    assert inspect.signature(method).return_annotation is wp.WdsPipe
     assert inspect.signature(pipe) == inspect.signature(node) == shown_signature(stage)
     assert list(inspect.signature(pipe).parameters) == list(inspect.signature(stage).parameters)
     assert pickle.loads(pickle.dumps(pipe)) is pipe
@@ -158,17 +160,16 @@ def test_after_an_exception_a_chain_that_ends_in_a_torch_pipe_loses_nothing(endi
         pipe = shuffled(urls).map_samples(fragile)
         return pipe.map(same_sample) if ending == "map" else pipe.batch(4)
 
-    pipe, got = chain(), []
+    pipe = chain()
     items = iter(pipe)
-    for _ in range(6 if ending == "map" else 1):
-        got.append(next(items))
+    got = list(itertools.islice(items, 6 if ending == "map" else 1))
     with pytest.raises(ValueError, match="cannot"):
         next(items)
     state = wp.state_dict(pipe)
     bad = False
-    resumed = chain()
-    wp.load_state_dict(resumed, state)
-    items = [*got, *resumed]
+    again = chain()
+    wp.load_state_dict(again, state)
+    items = [*got, *again]
     assert [sample["__key__"] for item in items for sample in (item if ending == "batch" else [item])] == expected
 
 
@@ -204,11 +205,10 @@ def test_a_bare_pipe_in_a_plain_dataloader_returns_each_sample_once(workers, url
     assert sorted(keys_of(DataLoader(ending, batch_size=None, num_workers=workers))) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_a_bare_pipe_in_a_plain_dataloader_has_another_order_each_epoch(workers, persistent, urls):
     pipe = shuffled(urls)
-    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent and workers > 0)
+    loader = DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent)
     epochs = [keys_of(loader) for _ in range(3)]
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
@@ -276,16 +276,12 @@ def test_a_loaded_state_that_workers_would_not_continue_is_an_error(make, urls):
     """One worker continues it, in the first iteration only."""
     first = make(shuffled(urls))
     expected = [keys_of(first) for _ in range(2)]
-    first = make(shuffled(urls))
-    after(first, 5)
-    state = first.state_dict()
+    cut = lambda: resumed(lambda: make(shuffled(urls)), 5)[1]  # noqa: E731
     for workers in (0, 1):
-        source = loaded(make(shuffled(urls)), state)
-        loader = DataLoader(source, batch_size=None, num_workers=workers)
+        loader = DataLoader(cut(), batch_size=None, num_workers=workers)
         assert [keys_of(loader) for _ in range(2)] == [expected[0][5:], expected[1]]
-    source = loaded(make(shuffled(urls)), state)
     with pytest.raises(wp.StateError, match=r"lane 0 of 1 .* lane 0 of 2: DataLoader passes no state to its workers"):
-        list(DataLoader(source, batch_size=None, num_workers=2))
+        list(DataLoader(cut(), batch_size=None, num_workers=2))
 
 
 def refuse_warnings(worker):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from pipelines import resumed
+from pipelines import keys_of, resumed
 from tars import END, Renewed, by_webdataset, group, header, load, padded, pairs, put, samples, tar
 
 import wds_pipes as wp
@@ -17,10 +17,6 @@ from wds_pipes.core.stream import Stream
 from wds_pipes.stages import GroupByKey
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume
-
-
-def keys(found) -> list[str]:
-    return [sample["__key__"] for sample in found]
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -49,13 +45,13 @@ def test_numbers_of_samples_may_come_later(tmp_path, first, several):
         pipe = wp.ShardList(urls, samples_per_shard=3 if counted else None).open_shards().load_tar().group_by_key()
         return pipe.interleave_shards(2) if several else pipe
 
-    epoch = keys(pipe(first))
+    epoch = keys_of(pipe(first))
     for cut in range(len(epoch)):
         once = lambda cut=cut: resumed(lambda: pipe(first), cut, lambda: pipe(not first))[1]  # noqa: E731
-        assert keys(once()) == epoch[cut:]
+        assert keys_of(once()) == epoch[cut:]
         for counted in (True, False):
             taken, rest = resumed(once, 1, lambda counted=counted: pipe(counted))
-            assert [*keys(taken), *keys(rest)] == epoch[cut:]
+            assert [*keys_of(taken), *keys_of(rest)] == epoch[cut:]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +88,7 @@ def test_members_of_no_sample_do_not_part_one(tmp_path):
         tmp_path / "x.tar",
         tar([("a.txt", b"1"), ("._a.cls", b""), ("__meta__/x.y", b""), ("readme", b""), ("a.cls", b"2")]),
     )
-    assert keys(samples([path])) == ["a"]
+    assert keys_of(samples([path])) == ["a"]
 
 
 @pytest.mark.parametrize("second", ["a.jpg", "a.JPG"])
@@ -105,7 +101,7 @@ def test_a_field_twice_is_told_or_its_sample_skipped(tmp_path, second):
         samples([path])
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 512 + 1024)
     stream = Stream(group([path], on_error="skip"))
-    assert keys(stream) == ["0", "b"]
+    assert keys_of(stream) == ["0", "b"]
     assert stream.counts() == {"delivered": 2, "filtered": 0, "skipped": 1, "dropped": 0}
     with pytest.raises(SampleError) as caught:
         list(Stream(group([path], on_error="skip", max_errors=0)))
@@ -123,7 +119,7 @@ def test_a_field_with_the_name_of_metadata_is_refused(tmp_path, field, fields):
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 0)
     assert f"Rename the file 'a.{field}'" in str(caught.value)
     stream = Stream(group([path], on_error="skip", fields=fields))
-    assert keys(stream) == ["b"]
+    assert keys_of(stream) == ["b"]
     assert stream.counts()["skipped"] == 3
 
 
@@ -136,9 +132,9 @@ def test_a_key_that_comes_again(tmp_path):
         samples([path])
     assert (caught.value.url, caught.value.key, caught.value.offset) == (path, "a", 2048)
     with pytest.warns(ShardWarning, match="comes again"):
-        assert keys(samples([path], on_repeated_key="warn")) == ["a", "b", "a"]
-    assert keys(samples([path], on_repeated_key="ignore")) == ["a", "b", "a"]
-    assert keys(samples([path, path], on_repeated_key="ignore")) == ["a", "b", "a"] * 2
+        assert keys_of(samples([path], on_repeated_key="warn")) == ["a", "b", "a"]
+    assert keys_of(samples([path], on_repeated_key="ignore")) == ["a", "b", "a"]
+    assert keys_of(samples([path, path], on_repeated_key="ignore")) == ["a", "b", "a"] * 2
 
 
 def test_unwanted_data_is_passed_over(tmp_path):
@@ -190,7 +186,7 @@ def test_key_split(tmp_path):
         ["__key__", "txt", "cls"],
         ["__key__", "txt"],
     ]
-    assert keys(samples([path], key_split="last-dot")) == ["a.v1", "a.v2"]
+    assert keys_of(samples([path], key_split="last-dot")) == ["a.v1", "a.v2"]
     (sample,) = samples([path], key_split=lambda name: ("all", name.upper()) if "." in name else None)
     assert list(sample) == ["__key__", "__url__", "a.v1.txt", "a.v1.cls", "a.v2.txt"]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pipelines import keys_of
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
@@ -18,10 +19,6 @@ FULL = ShardRef("s3://b/x.tar", 51200, "0" * 32, 2, 4, 5)
 
 def samples(shards):
     return shards.open_shards().load_tar().group_by_key()
-
-
-def keys(source):
-    return [sample["__key__"] for sample in source]
 
 
 def in_two_lanes(pipe):
@@ -76,8 +73,8 @@ def test_its_repr_has_what_is_known_and_no_secret():
 def test_a_step_that_keeps_the_reference_changes_nothing(tmp_path):
     """Two lanes share a shard, and each reads its own samples of it."""
     shards = wp.ShardList(make_shards(tmp_path, shards=3, samples=7), samples_per_shard=7)
-    expected = keys(in_two_lanes(samples(shards)))
-    assert keys(in_two_lanes(samples(shards.map(again)))) == expected
+    expected = keys_of(in_two_lanes(samples(shards)))
+    assert keys_of(in_two_lanes(samples(shards.map(again)))) == expected
     assert set(Counter(expected).values()) == {1}
     assert len(expected) == 21
 
@@ -87,7 +84,7 @@ def test_a_step_that_loses_the_facts_is_refused(tmp_path, lossy):
     """Before, both lanes read the shared shard as a whole: of 21 samples, 7 came twice."""
     shards = wp.ShardList(make_shards(tmp_path, shards=3, samples=7), samples_per_shard=7)
     with pytest.raises(TypeError, match=r"lost what ShardList knows.*ref\.with_url\(url\)"):
-        keys(in_two_lanes(samples(shards.map(lossy))))
+        keys_of(in_two_lanes(samples(shards.map(lossy))))
 
 
 # From the members back to their shard
@@ -118,9 +115,9 @@ def test_members_find_their_shard_when_a_step_has_read_further(tmp_path):
     """Also two ranges of one shard, one after another."""
     url = make_shards(tmp_path, shards=1, samples=7)[0]
     shards = IterableWrapper([ShardRef(url, start=start, stop=stop, of=7) for start, stop in ((0, 2), (3, 5), (5, 7))])
-    direct = keys(samples(shards))
+    direct = keys_of(samples(shards))
     assert len(direct) == 6
-    assert keys(shards.open_shards().load_tar().read_further().group_by_key()) == direct
+    assert keys_of(shards.open_shards().load_tar().read_further().group_by_key()) == direct
 
 
 def test_members_of_unknown_shards_are_refused(tmp_path):
@@ -128,8 +125,8 @@ def test_members_of_unknown_shards_are_refused(tmp_path):
     members = wp.ShardList(urls, samples_per_shard=7).open_shards().load_tar()
     for pipe in (members.map(renamed), members.interleave_shards(2)):
         with pytest.raises(TypeError, match="put it after group_by_key"):
-            keys(in_two_lanes(pipe.group_by_key()))
-    assert keys(wp.ShardList(urls).open_shards().load_tar().map(renamed).group_by_key()) == keys(
+            keys_of(in_two_lanes(pipe.group_by_key()))
+    assert keys_of(wp.ShardList(urls).open_shards().load_tar().map(renamed).group_by_key()) == keys_of(
         samples(wp.ShardList(urls))
     )
 
@@ -157,10 +154,10 @@ def test_a_step_that_opens_shards_itself_passes_the_reference_on(tmp_path):
         (tmp_path / f"{number}.txt").write_text(" ".join(f"{number}-{line}" for line in range(7)))
     shards = wp.ShardList([tmp_path / f"{number}.txt" for number in range(3)], samples_per_shard=7)
     got = list(in_two_lanes(shards.read_lines(True).group_by_key()))
-    assert len(set(keys(got))) == len(got) == 21
+    assert len(set(keys_of(got))) == len(got) == 21
     assert {type(sample["__url__"]) for sample in got} == {str}
     with pytest.raises(TypeError, match="whose url is the ShardRef"):
-        keys(in_two_lanes(shards.read_lines(False).group_by_key()))
+        keys_of(in_two_lanes(shards.read_lines(False).group_by_key()))
 
 
 def test_a_shard_ref_and_a_str_are_not_compared():

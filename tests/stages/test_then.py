@@ -154,23 +154,6 @@ def test_random_functions_resume_exactly(fn, table, size):
     assert check_resume(lambda: Stream(Then(Given(range(size)), fn)))[0] == called_again(fn, range(size))
 
 
-def of_memory():
-    """A function that remembers items from one call to the next."""
-    held = []
-
-    def fn(items):
-        held.extend(itertools.islice(items, 3))
-        yield from map(key_of, held[:2])
-        del held[:2]
-
-    return fn
-
-
-def test_check_resume_finds_what_is_remembered_from_one_call_to_the_next(urls):
-    with pytest.raises((AssertionError, wp.StateError), match=r"then\("):
-        check_resume(lambda: samples(urls).then(of_memory()))
-
-
 def test_it_is_read_as_far_as_it_was_used(urls):
     """A resume reads the items of the current call, from where they were."""
     pipe = samples(urls, shuffle=False).then(partial(windows, size=3))
@@ -192,7 +175,7 @@ def test_it_is_read_as_far_as_it_was_used(urls):
 
 
 def test_a_call_that_takes_many_items_is_logged(caplog, monkeypatch):
-    monkeypatch.setattr("wds_pipes.core.flat_map._MANY", 20)
+    monkeypatch.setattr("wds_pipes.core.reads_again._MANY", 20)
     for fn, said in ((each, 0), (partial(sorted_numbers, size=19), 0), (each_in_a_loop, 1)):
         caplog.clear()
         list(Stream(Then(Given(range(50)), fn)))

@@ -2,9 +2,8 @@
 
 - ``stage`` is the contract of a stage, and ``chain`` answers what concerns a whole chain: it has
   the forms of a position, and a drawing of them. Bases: ``tolerant`` for stages that can meet bad
-  data, ``reads_again`` for those that read items again at a resume, ``flat_map`` for those that
-  make several items of one, ``Composite`` in ``chain`` for those that run chains, ``row_source``
-  for sources of one's own.
+  data, ``reads_again`` for those that read items again at a resume, or make several items of one,
+  ``Composite`` in ``chain`` for those that run chains, ``row_source`` for sources of one's own.
   ``running`` makes running copies of stages, and ``stream`` iterates a chain.
   ``given`` runs a single step over items.
 - ``state`` reads saved states, ``recipe`` is what a state and a chain must have in common,

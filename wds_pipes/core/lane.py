@@ -75,7 +75,7 @@ class Lane:
 @dataclass(slots=True)
 class Passed:
     """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
-    start. See ``wds_pipes.datapipes.dataloaders``.
+    start. See ``wds_pipes.datapipes.pipe``.
 
     Attributes:
         by: the main process; None: no DataLoader has iterated the pipe.

@@ -1,18 +1,28 @@
-"""Stages that keep an earlier position of their source, and read items again at a resume."""
+"""Stages that keep an earlier position of their source, and read items again at a resume. Some of
+them call a function on the items that follow, again and again.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.counts import logger
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import StateError
 
+In = TypeVar("In")
+
+_MOST = 1 << 10  # how many items can be put back: a mark is kept for each
+_MANY = 10_000  # a warning is logged when one call has taken so many items
 _SKIPPED = ("skipped", "skipped_shards", "damaged")
 
 
@@ -82,3 +92,173 @@ class ReadsAgain(Stage[Out]):
                 self._counted = earlier, self._skips(earlier)
             self.at.skips = 0 if earlier is None else self._skips(self.source.mark()) - self._counted[1]
         return super().mark()
+
+
+class PutBackIterator(Iterator[In]):
+    """The items that a function of ``then`` takes: an iterator to which it can put items back."""
+
+    def __init__(self, source: Stage[In]) -> None:
+        self._source = source
+        self._ahead: deque[tuple[In, Mark]] = deque()  # read and not taken, with the marks before them
+        self._last: deque[tuple[int, Mark]] = deque(maxlen=_MOST)  # the ids of those taken, with the same marks
+        self._item: In | None = None  # the one taken last
+        self._taken = 0  # how many the current call has taken and not put back
+        self._ended = False  # whether the source has no more
+        self._failed: Exception | None = None  # the error of a step before
+
+    def __next__(self) -> In:
+        if not (self._ahead or self._read()):
+            raise StopIteration
+        self._item, before = self._ahead.popleft()
+        self._last.append((id(self._item), before))
+        self._taken += 1
+        if self._taken == _MANY:
+            logger.warning(
+                "one call of the function of then() has taken %d items, and a resume takes them all again: let the "
+                "function return after fewer. It is called again on the items that follow.",
+                _MANY,
+            )
+        return self._item
+
+    def __getitem__(self, place: object) -> NoReturn:
+        raise TypeError(
+            "then(fn) calls fn with an iterator over the items: take them with next(items), islice(items, n) or a "
+            "for loop. For a function of one item use map_samples(fn)"
+        )
+
+    def put_back(self, *items: In) -> None:
+        """Put back the last items that were taken, in their order: they come again, also to the
+        next call. They must be unchanged, as a resume reads them again.
+
+        Raises:
+            ValueError: they are not the last items that this call has taken.
+        """
+        for item in reversed(items):
+            taken, before = self._last.pop() if self._last else (None, None)
+            if taken != id(item) or before is None:
+                raise ValueError(
+                    "put_back() needs the last items that this call has taken, in their order, and not copies of "
+                    f"them; at most {_MOST:,}"
+                )
+            self._ahead.appendleft((item, before))
+            self._taken -= 1
+
+    def _read(self) -> bool:
+        """Read an item of the source; return whether there was one."""
+        before = self._source.mark()
+        try:
+            item = next(self._source.items, END)
+        except Exception as error:
+            self._failed = error
+            raise
+        self._ended = item is END
+        if item is not END:
+            self._ahead.append((item, before))
+        return item is not END
+
+    def _call(self) -> Mark | None:
+        """Begin a call; return the position before its first item, or None if there is none."""
+        self._last.clear()
+        self._taken = 0
+        return self._ahead[0][1] if self._ahead or self._read() else None
+
+
+class Calls(ReadsAgain[Out]):
+    """The base of stages that call a function on the items that follow, again and again: a subclass
+    writes ``call``.
+
+    A position inside of a call is the position before its first item, and how often it has yielded.
+    So a resume makes the call again and leaves out the first items: no item is lost or comes twice,
+    and the state holds no data.
+    """
+
+    @dataclass(slots=True)
+    class At(ReadsAgain.At):  # noqa: D106 - see Stage
+        yielded: int = 0  # how often the current call has yielded
+        taken: int = 0  # how many items it had taken then, without those that it had put back
+        ahead: int = 0  # how many more were read: they are put back, or not taken again yet
+        ended: bool = False  # whether the end of the source was met
+
+    scope = "window"
+
+    def had_items(self, at: Any) -> bool:
+        return bool(at.yielded)
+
+    def call(self, items: PutBackIterator[Any]) -> Iterable[Out]:
+        """Take some of the items, at least one, and return what is made of them."""
+        raise NotImplementedError
+
+    def blame(self, error: Exception, last: Any) -> None:
+        """Add to an error of a call what is known of it; ``last``: the item that it took last."""
+
+    def run(self) -> Iterator[Out]:
+        at, items = self.at, PutBackIterator(self.source)
+        while begin := items._call():
+            self.earlier, given = begin, 0
+            try:
+                for given, result in enumerate(self.call(items), 1):
+                    if items._failed is not None:  # and the function has caught it
+                        raise items._failed
+                    if given > at.yielded:
+                        at.yielded, at.taken = given, items._taken
+                        at.ahead, at.ended = len(items._ahead), items._ended
+                        yield result
+                    elif given == at.yielded:
+                        self._compare(items)
+            except Exception as error:
+                if error is not items._failed and not isinstance(error, StateError):
+                    self.blame(error, items._item)
+                raise
+            if items._failed is not None:
+                raise items._failed
+            if given < at.yielded:
+                raise self._unlike()
+            if not items._taken:
+                raise ValueError(
+                    "the function of then() returned and took no item, or put all of them back: it would be called on "
+                    "the same items without end"
+                )
+            at.yielded, at.taken, at.ahead, at.ended = 0, 0, 0, False
+        if at.yielded:
+            raise self._unlike()
+        self.earlier = None  # for the counts of the whole epoch
+
+    def _compare(self, items: PutBackIterator[Any]) -> None:
+        """Read as many items as had been read when the state was saved, or the end of the source,
+        and compare how many of them the call has taken.
+        """
+        whole = all(items._read() for _ in range(self.at.ahead - len(items._ahead)))
+        if self.at.ended and not items._ended:
+            whole = whole and not items._read()
+        if not whole or items._taken != self.at.taken:
+            raise self._unlike()
+        self.check_again()
+
+    def _unlike(self) -> StateError:
+        return StateError(
+            f"the function of {functional_name(type(self))}() does not yield after the same items as it did before the "
+            "state was saved. It must yield the same for the same items, and remember nothing from one call to the "
+            "next, and the steps before it must return the same items: check them with wds_pipes.testing.check_resume."
+        )
+
+
+class FlatMap(Calls[Out]):
+    """The base of stages that make any number of items of each item of their source: a subclass
+    writes ``expand``.
+
+    A position inside of an item is the position before that item, and how many items were already
+    made of it. So a resume reads the item again, makes its items again and leaves out the first
+    ones: no item is lost or comes twice, and the state holds no data.
+    """
+
+    expands = True
+
+    @abstractmethod  # see ``wds_pipes.core.stage.unfinished``
+    def expand(self, item: Any) -> Iterable[Out]:
+        """Return the items that are made of an item; the same ones each time, since a resume
+        makes them again.
+        """
+        raise NotImplementedError
+
+    def call(self, items: PutBackIterator[Any]) -> Iterable[Out]:
+        return self.expand(next(items))

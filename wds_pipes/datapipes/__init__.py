@@ -2,10 +2,10 @@
 
 The modules:
 
-- ``pipe``: the base class of all pipes;
+- ``pipe``: the base class of all pipes, and what DataLoader, StatefulDataLoader and Accelerate do
+  with them;
 - ``torch_steps``: torch's pipes before, between and after ours;
 - ``base``: IterDataPipe, torch's or a replacement;
-- ``dataloaders``: what DataLoader, StatefulDataLoader and Accelerate do with a pipe;
 - ``signatures``: signatures for editors and type checkers; a script generates it.
 """
 

@@ -13,19 +13,23 @@ import copyreg
 import functools
 import inspect
 import itertools
+import multiprocessing
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
 from wds_pipes.core.hosts import add_pipes, build, remade, stage_of
+from wds_pipes.core.lane import Context
 from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.suggest import unknown
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
-from wds_pipes.datapipes.dataloaders import count_epoch, refuse_stateful_dataloader
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
-from wds_pipes.dataset import WdsDataset, as_dataset, warn_of_copies
+from wds_pipes.dataset import LaneEnds, WdsDataset, WorkerNews, as_dataset, warn_of_copies
 from wds_pipes.display import graph
 from wds_pipes.display.text import shown
 from wds_pipes.errors import StateError
@@ -232,7 +236,7 @@ class WdsPipe(Countable, Base[T_co]):
         return self._count_epoch
 
     def _count_epoch(self, seed: int) -> None:
-        count_epoch(self, self._stream.chain.root.context)
+        _count_epoch(self, self._stream.chain.root.context)
 
     def _deal(self, num_of_instances: int, instance_id: int, sharding_group: Any = None) -> None:
         context = self._stream.chain.root.context
@@ -254,7 +258,7 @@ class WdsPipe(Countable, Base[T_co]):
 
 def _iterate(self: WdsPipe) -> Iterator[Any]:
     """Begin the next epoch, or continue from a loaded state, at the first ``next()``."""
-    refuse_stateful_dataloader()
+    _refuse_stateful_dataloader()
     stage, context = self._stream.stage, self._stream.chain.root.context
     _refuse_loaded(itertools.islice(walk(self), 1, None), "a pipe that reads from it")
     if context.lanes == 1:
@@ -364,6 +368,82 @@ def _refuse_loaded(pipes: Iterable[IterDataPipe[Any]], what: str) -> None:
         raise StateError(
             f"a state was loaded into this pipe, which {what} would not continue: load it into "
             "what you iterate, after that is built."
+        )
+
+
+# What DataLoader, StatefulDataLoader and those of Accelerate do with a pipe
+
+
+def _count_epoch(pipe: IterDataPipe[Any], context: Context) -> None:
+    """Note that an iterator of DataLoader is made or reset; its seed hook calls this.
+
+    The epochs are counted in the main process, since new workers are copies, which cannot count
+    themselves.
+
+    Raises:
+        TypeError: Accelerate would lose samples.
+    """
+    passed = context.passed
+    passed.by = passed.by or os.getpid()
+    warn_of_ranks("a pipe in DataLoader", divided=True)
+    if context.tell_end is None:
+        context.tell_end = LaneEnds()
+    news = passed.news = passed.news or WorkerNews()
+    if passed.by != os.getpid():
+        return
+    _refuse_accelerate(pipe)
+    # A new iterator with workers calls this twice: when it is made and when it has started them.
+    starts, passed.starts = passed.starts, None
+    if starts is not None and starts < news.starts:
+        return
+    passed.starts = news.starts
+    if passed.epoch == context.epoch:  # workers already had this epoch
+        context.epoch += 1
+        passed.times += 1
+    passed.epoch = context.epoch
+
+
+def _refuse_accelerate(pipe: IterDataPipe[Any]) -> None:
+    """Raise an error, or warn, if a loader of Hugging Face Accelerate iterates over a pipe.
+
+    Raises:
+        TypeError: it reads on rank 0 for all ranks (``dispatch_batches``), and torch gives a pipe
+            on rank 0 only the samples of rank 0.
+    """
+    module = sys.modules.get("accelerate.data_loader")
+    loader = None if module is None else module.GradientState().active_dataloader
+    if module is None or loader is None or all(part is not pipe for part in walk(loader.dataset)):
+        return
+    instead = "pass pipe.as_dataset() in its place, or do not prepare() the data and use wds_pipes.PipeLoader"
+    if isinstance(loader, module.DataLoaderDispatcher) and loader.state.num_processes > 1:
+        raise TypeError(
+            "Accelerate reads on rank 0 for all ranks here (dispatch_batches), and torch's DataLoader divides a pipe "
+            f"over the ranks, so most samples would never be read: {instead}."
+        )
+    warnings.warn(
+        "Accelerate and the Trainer of transformers do not see set_epoch() of a pipe, so a resume repeats the "
+        f"first epoch: {instead}.",
+        stacklevel=2,
+    )
+
+
+def _refuse_stateful_dataloader() -> None:
+    """Raise an error in a worker of a StatefulDataLoader that iterates over a bare pipe.
+
+    Raises:
+        StateError: as above.
+    """
+    worker = worker_info()
+    loop = getattr(multiprocessing.current_process(), "_target", None)
+    if (
+        worker is not None
+        and isinstance(worker.dataset, IterDataPipe)
+        and getattr(loop, "__module__", "").startswith("torchdata.stateful_dataloader")
+    ):
+        raise StateError(
+            "StatefulDataLoader does not see the state of an IterDataPipe: it would replay from the start and say "
+            "nothing. Give it pipe.as_dataset(), or wds_pipes.as_dataset(pipe) for a chain that ends in a pipe of "
+            "torch's."
         )
 
 

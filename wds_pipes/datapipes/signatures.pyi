@@ -12,14 +12,14 @@ from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec, Decoder, Encoder, Handler
 from wds_pipes.codecs.resizing import Fit, Size
-from wds_pipes.core.flat_map import PutBackIterator
+from wds_pipes.core.reads_again import PutBackIterator
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import WdsPipe
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
+from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.sample_list import SampleRef
-from wds_pipes.stages.shard import Shard
 from wds_pipes.stages.shard_ref import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit

@@ -9,12 +9,9 @@ What several stages share: ``check_count`` and ``check_choice`` (``core.options`
 
 The other modules:
 
-- ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields;
-  ``shard``: what OpenShards yields.
-- ``sample_errors``: a part of GroupByKey; ``numbered_samples``: how ShuffleBuffer reads samples
-  that it held before a resume.
+- ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
-  ``threaded``: functions in threads; ``draws``: random numbers for single samples.
+  ``threaded``: functions in threads.
 - ``proportions``: the order of draws of Mix, and weights.
 """
 

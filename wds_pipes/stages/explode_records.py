@@ -9,8 +9,8 @@ from typing import Any
 from wds_pipes.codecs.codec import MAX_PACKED, PACKED
 from wds_pipes.codecs.decoding import unpack
 from wds_pipes.codecs.text import RECORDS
-from wds_pipes.core.flat_map import FlatMap
 from wds_pipes.core.options import check_choice
+from wds_pipes.core.reads_again import FlatMap
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError

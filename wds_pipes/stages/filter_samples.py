@@ -8,8 +8,7 @@ from typing import Any
 
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Stage
-from wds_pipes.stages.draws import takes_rng
-from wds_pipes.stages.map_samples import DROP, MapSamples
+from wds_pipes.stages.map_samples import DROP, MapSamples, takes_rng
 
 
 class FilterSamples(MapSamples[Out]):

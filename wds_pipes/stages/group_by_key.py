@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -13,19 +13,14 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.suggest import nearest
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
-from wds_pipes.stages.sample_errors import (
-    check_enough,
-    check_more,
-    check_order,
-    tell_misspelt,
-    unknown_shard,
-)
-from wds_pipes.stages.shard_ref import ShardRef, same_shard
+from wds_pipes.stages.shard_ref import ShardRef, check_enough, check_more, same_shard
 from wds_pipes.tar.grouping import Grouping
 from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, wants
 from wds_pipes.tar.members import RepeatedKeyError, TarMember
@@ -312,3 +307,42 @@ class _Tars:
     def mark_at(self, offset: int) -> Mark:
         """Return the position before the member that was read last, at ``offset``."""
         return self._before
+
+
+def unknown_shard(url: str) -> TypeError:
+    """Return the error for members that do not know their shard, although its number of samples is
+    known.
+    """
+    return TypeError(
+        f"group_by_key() got members of {redact(url)} without the ShardRef of their shard, so it is not known which of "
+        "its samples to yield. A step between open_shards() and group_by_key() changes the url of members: let it "
+        "return member._replace(data=...), or put it after group_by_key(). A step that opens shards itself must yield "
+        "members whose url is the ShardRef."
+    )
+
+
+def check_order(source: Stage[Any]) -> None:
+    """Raise TypeError if a step takes the members of samples apart, between ``load_tar`` and
+    ``group_by_key``.
+    """
+    names = [functional_name(type(step)) for step in reversed(Chain(source).steps)]
+    names = names[: names.index("load_tar")] if "load_tar" in names else []
+    if found := next((name for name in names if name in ("shuffle_buffer", "interleave_shards")), None):
+        raise TypeError(f"{found}() takes the members of a sample apart: put it after group_by_key()")
+
+
+def tell_misspelt(fields: Collection[str], seen: Collection[str]) -> None:
+    """Warn of each field to keep that no sample had, if a field of nearly the same name was left
+    out.
+
+    Args:
+        fields: the fields to keep.
+        seen: all fields of the samples.
+    """
+    left_out = set(seen).difference(fields)
+    for field in sorted(set(fields).difference(seen)):
+        if (meant := nearest(field, left_out)) is not None:
+            warnings.warn(
+                f"no sample had {field!r} of group_by_key(fields=...). Did you mean {meant!r}, which is left out?",
+                stacklevel=3,
+            )

@@ -18,9 +18,8 @@ from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import redact
-from wds_pipes.stages.sample_errors import check_enough
-from wds_pipes.stages.shard import Shard
-from wds_pipes.stages.shard_ref import ShardRef, ShardUrl
+from wds_pipes.stages.open_shards import Shard
+from wds_pipes.stages.shard_ref import ShardRef, ShardUrl, check_enough
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.members import TarMember
 from wds_pipes.tar.offsets import stale_offset

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import astuple, dataclass, fields, replace
 
+from wds_pipes.core.words import plural
+from wds_pipes.errors import ShardError
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.offsets import stale_offset
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
@@ -103,3 +106,34 @@ def same_shard(one: str | ShardRef, other: str | ShardRef) -> bool:
     return one is other or (
         type(one) is type(other) and one == other and getattr(one, "ref", None) == getattr(other, "ref", None)
     )
+
+
+def check_more(ref: ShardRef, offset: int) -> None:
+    """Check that a shard may have a sample at ``offset``, after all samples that ``ref`` means:
+    ``ref`` must not mean its last ones, and must not know another place.
+
+    Raises:
+        ShardError: the shard has more samples than are known, or the index of offsets is that of
+            another shard.
+    """
+    if ref.end not in (None, offset):
+        raise stale_offset(ref.url, ref.end)
+    if ref.stop == ref.of:
+        url = redact(ref.url)
+        said = f"the {ref.of} that samples_per_shard or the index says"
+        raise ShardError(f"shard {url} has more samples than {said}, from byte {offset} on.", url=url, offset=offset)
+
+
+def check_enough(ref: ShardRef, number: int) -> None:
+    """Check that a shard that ended after ``number`` samples had all that ``ref`` means.
+
+    Raises:
+        ShardError: it had fewer.
+    """
+    if ref.stop is not None and number < ref.stop:
+        url = redact(ref.url)
+        raise ShardError(
+            f"shard {url} has only {plural(number, 'sample')}, and samples_per_shard or "
+            f"the index says {ref.of}. Correct it, or make the index again.",
+            url=url,
+        )

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from wds_pipes.core.flat_map import Calls, PutBackIterator
+from wds_pipes.core.reads_again import Calls, PutBackIterator
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.fields import identity
 

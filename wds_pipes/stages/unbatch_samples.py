@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.core.flat_map import FlatMap
+from wds_pipes.core.reads_again import FlatMap
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
 
