@@ -1,19 +1,17 @@
 """Make, mend and look at data sets of shards: what the commands of ``wds-pipes`` do, as functions.
 
 The functions have the options of the commands, whose names messages show: ``--max-samples`` is
-``max_samples``. They return what the commands print. If tasks of a function fail, it raises
-WdsError when the others are done; the ``report`` of the error says which. Each function is loaded
-at its first use. A pipeline needs none of them.
+``max_samples``; ``--from`` and ``--to`` are ``kind``. They return what the commands print. If tasks
+of a function fail, it raises WdsError when the others are done; the ``report`` of the error says
+which. Each function is loaded at its first use. A pipeline needs none of them.
 
 - ``creating``, ``converting``, ``downloading``, ``exporting``: shards of other data, copies, and
-  other formats. ``files``, ``tables``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these
-  read.
+  other formats. ``files``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these read.
 - ``rewriting``: each shard becomes another one: filter, map, join and dedup. ``repairing``: repair.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
 - ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
   ``ray_engine``: tasks, and where they run.
-- ``looking``, ``reading``, ``describing``: ls, head, cat and get: the samples of shards, and their
-  fields in words.
+- ``looking``, ``reading``: ls, head, cat and get: the samples of shards, and their fields in words.
 - ``summary``: info. ``verifying``, ``findings``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
 - ``states``: the states in checkpoint files. ``speed``: bench.

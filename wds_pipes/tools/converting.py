@@ -11,7 +11,7 @@ from wds_pipes.core.options import check_choice
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import redact
 from wds_pipes.tools import lmdbs, tfrecord
-from wds_pipes.tools.creating import write
+from wds_pipes.tools.creating import of_list, write
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.files import Problems
 from wds_pipes.tools.jobs import Place, Report, fingerprint
@@ -28,7 +28,6 @@ from wds_pipes.tools.outputs import (
 )
 from wds_pipes.tools.rows import Columns, columns_of, sample_of
 from wds_pipes.tools.sources import Format, Parquet, Saved, Shard, first_rows, read
-from wds_pipes.tools.tables import of_list
 
 FORMATS: dict[str, Format] = {
     "tfrecord": tfrecord,
@@ -41,8 +40,8 @@ _FIRST = 100  # records that decide what the columns are
 
 
 def convert(
-    source: str,
-    dest: str,
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
     *,
     kind: str,
     max_samples: int | None = None,
@@ -69,6 +68,7 @@ def convert(
         WdsError: a file or the store cannot be read, or has other outputs.
     """
     check_choice("kind", kind, *FORMATS)
+    source = os.fspath(source)
     if kind == "tfrecord" and max_samples is not None:
         raise ValueError(
             "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "

@@ -19,10 +19,10 @@ from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.index import Facts, make_opener
+from wds_pipes.tar.index import ShardFacts, make_opener
 from wds_pipes.tar.listing import find_facts, is_index
-from wds_pipes.tools.describing import Describer
-from wds_pipes.tools.progress import progress
+from wds_pipes.tools.looking import Describer
+from wds_pipes.tools.progress import progress as shown_progress
 from wds_pipes.tools.reading import Found, ShardWalk, shards_of
 
 _SHARDS, _SAMPLES = 8, 256  # that are read without whole=True; the samples of each shard
@@ -36,7 +36,7 @@ def info(
     whole: bool = False,
     key_split: str = "first-dot",
     storage_options: dict[str, Any] | None = None,
-    show: bool | None = False,
+    progress: bool | None = False,
 ) -> Summary:
     """Return what is in shards: samples, fields with types and sizes, and where the bytes go.
 
@@ -46,14 +46,13 @@ def info(
             read, and samples are estimated unless an index counts them.
         key_split: as in ``group_by_key``.
         storage_options: how to reach the storage.
-        show: whether progress is shown on standard error: True: a bar, which needs tqdm; None: a
-            line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
 
     Raises:
         ValueError: nothing matches.
         ShardError: a shard cannot be read, or is damaged.
     """
-    return Summary(urls, storage_options, key_split, whole=whole, show=show)
+    return Summary(urls, storage_options, key_split, whole=whole, progress=progress)
 
 
 def codecs() -> dict[str, str]:
@@ -131,7 +130,7 @@ class Summary:
     """
 
     def __init__(
-        self, urls: Urls, storage_options: dict[str, Any] | None, key_split: str, *, whole: bool, show: bool | None
+        self, urls: Urls, storage_options: dict[str, Any] | None, key_split: str, *, whole: bool, progress: bool | None
     ) -> None:
         self.shards = shards_of(urls, storage_options)
         self._options, self._split, self._whole = storage_options, key_split, whole
@@ -141,32 +140,30 @@ class Summary:
         self.parts = Counter[str](data=0, headers=0, padding=0, pax=0, other=0)
         self._ended: dict[str, int] = {}  # the samples of each of these shards
         self.compressions = Counter[str]()
-        facts: Facts | None = None
+        facts = [ShardFacts()] * len(self.shards)
         with contextlib.suppress(ValueError, ShardError, OSError):  # there is no index, or not of these shards
-            facts = find_facts(
-                self.shards, [url for url in items_of(urls) if is_index(str(url))] or True, self._options
-            )
-        if facts is not None and all(known.size is not None for known in facts):
-            self.sizes = [known.size for known in facts]
-        else:
-            with ThreadPoolExecutor(16) as pool:
-                self.sizes = list(pool.map(lambda url: version_of(url, storage_options).size, self.shards))
+            indexes = [url for url in items_of(urls) if is_index(str(url))]
+            facts = list(find_facts(self.shards, indexes or True, self._options))
+        with ThreadPoolExecutor(16) as pool:
+            self.sizes = list(pool.map(self._size, self.shards, facts))
         count = len(self.shards)
         chosen = range(count) if whole else sorted({place * count // _SHARDS for place in range(_SHARDS)})
         self.read_shards = len(chosen)
         opener = make_opener(storage_options, readahead_bytes=8 << 20, connections=4)
-        with progress(len(chosen), "shard", show=show) as advance:
+        with shown_progress(len(chosen), "shard", show=progress) as advance:
             for number in chosen:
                 self._read_shard(opener, number)
                 advance(1)
-        counts = [] if facts is None else [known.samples for known in facts]
         # if a shard that was read to its end has another number of samples, the index is old
-        self.indexed = bool(counts) and all(
-            count is not None and self._ended.get(url, count) == count
-            for url, count in zip(self.shards, counts, strict=True)
+        self.indexed = all(
+            known.samples is not None and self._ended.get(url, known.samples) == known.samples
+            for url, known in zip(self.shards, facts, strict=True)
         )
         self.exact = self.indexed or len(self._ended) == len(self.shards)
-        self.samples = sum(count or 0 for count in counts) if self.indexed else self._estimate()
+        self.samples = sum(known.samples or 0 for known in facts) if self.indexed else self._estimate()
+
+    def _size(self, url: str, known: ShardFacts) -> int | None:
+        return version_of(url, self._options).size if known.size is None else known.size
 
     def _read_shard(self, opener: Opener, number: int) -> None:
         deep = True
@@ -210,7 +207,7 @@ class Summary:
     def _estimate(self) -> int:
         """Return the number of samples, which is not exact if a shard was not read to its end."""
         known = sum(self._ended.values())
-        if len(self._ended) == len(self.shards):
+        if self.exact:
             return known
         if self.compressions:  # the bytes of a sample as they are stored are not known
             return known * len(self.shards) // len(self._ended) if self._ended else 0
