@@ -5,8 +5,8 @@ The functions have the options of the commands, whose names messages show: ``--m
 of a function fail, it raises WdsError when the others are done; the ``report`` of the error says
 which. Each function is loaded at its first use. A pipeline needs none of them.
 
-- ``creating``, ``converting``, ``downloading``, ``exporting``: shards of other data, copies, and
-  other formats. ``files``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these read.
+- ``creating``, ``downloading``, ``exporting``: shards of other data (create, convert), copies, and
+  other formats. ``files``, ``sources``, ``records``, ``rows``: what these read.
 - ``rewriting``: each shard becomes another one: filter, map, join and dedup. ``repairing``: repair.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
 - ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
@@ -29,8 +29,7 @@ from typing import Any as _Any
 
 if _TYPE_CHECKING:
     from wds_pipes.tar.writer import shard_files, write_shard
-    from wds_pipes.tools.converting import convert
-    from wds_pipes.tools.creating import create
+    from wds_pipes.tools.creating import convert, create
     from wds_pipes.tools.downloading import download
     from wds_pipes.tools.engines import Engine, Outcome, Task
     from wds_pipes.tools.exporting import export
@@ -124,7 +123,7 @@ _MODULE_OF = {
     "bench": "tools.speed",
     "cat": "tools.looking",
     "concat": "tools.reordering",
-    "convert": "tools.converting",
+    "convert": "tools.creating",
     "create": "tools.creating",
     "dedup": "tools.rewriting",
     "diff_states": "tools.states",

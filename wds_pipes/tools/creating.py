@@ -1,4 +1,6 @@
-"""Making shards of files, lists and tables: CSV, TSV, JSON lines and Parquet."""
+"""Making shards of files, lists and tables (CSV, TSV, JSON lines and Parquet), and of data sets in
+other formats: see ``sources``, ``records`` and ``rows``.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ from typing import IO, Any, NamedTuple, Unpack, cast
 import numpy as np
 
 from wds_pipes.codecs.table import encode
+from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError
@@ -57,8 +60,29 @@ from wds_pipes.tools.outputs import (
     split_numbers,
     write_task,
 )
-from wds_pipes.tools.rows import Row, add_chosen, add_field, check_known, key_of, plain_value
-from wds_pipes.tools.sources import check_columns, parquet_file, rows_of
+from wds_pipes.tools.records import Database, TFRecord, TorchRecord
+from wds_pipes.tools.rows import (
+    Columns,
+    Row,
+    add_chosen,
+    add_field,
+    check_known,
+    columns_of,
+    key_of,
+    plain_value,
+    sample_of,
+)
+from wds_pipes.tools.sources import (
+    Format,
+    Parquet,
+    Saved,
+    Shard,
+    check_columns,
+    first_rows,
+    parquet_file,
+    read,
+    rows_of,
+)
 
 _FOLDERS, _TABLES = ("files", "classes"), ("csv", "tsv", "jsonl", "parquet")
 _KINDS = (*_FOLDERS, "list", *_TABLES)
@@ -161,7 +185,7 @@ def create(
         records, classes = of_list(source, root, key_split, problems, options_of_store)
     else:
         pairs = [file.partition("=")[::2] if "=" in file else ("", file) for file in files]
-        columns = Columns(key, tuple(pairs), values or {}, root)
+        columns = TableColumns(key, tuple(pairs), values or {}, root)
         records, classes = of_table(source, kind, columns, problems, options_of_store)
         records = grouped(records, group) if group else records
     return running.run(
@@ -283,7 +307,7 @@ def _mark(value: Content | bytes) -> list[Any]:
     return [blake2b(value, digest_size=16).hexdigest()]
 
 
-class Columns(NamedTuple):
+class TableColumns(NamedTuple):
     """Which columns of a table are what.
 
     Attributes:
@@ -339,7 +363,7 @@ def of_list(
 
 
 def of_table(
-    source: str, kind: str, columns: Columns, problems: Problems, storage_options: StorageOptions
+    source: str, kind: str, columns: TableColumns, problems: Problems, storage_options: StorageOptions
 ) -> tuple[list[Record], list[str]]:
     """The samples of a table, one for each row. Labels, which are values for the field ``cls``, are
     numbers of names as in ``of_list``.
@@ -366,7 +390,7 @@ def of_table(
     return records, add_labels(records, labels, problems)
 
 
-def _record(row: Row, number: str, columns: Columns, base: str, found: Mapping[str, Content | None]) -> Record:
+def _record(row: Row, number: str, columns: TableColumns, base: str, found: Mapping[str, Content | None]) -> Record:
     """The sample of a row, without its label.
 
     Raises:
@@ -521,3 +545,93 @@ def _name(path: str, base: str) -> str:
     name = path.removeprefix(f"{base.rstrip('/')}/") if base else path
     name = name.partition("?")[0].partition("://")[2] if local_path(name) is None else name
     return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
+
+
+FORMATS: dict[str, Format] = {
+    "tfrecord": TFRecord(),
+    "parquet": Parquet(),
+    "hf": Saved(),
+    "lmdb": Database(),
+    "torchrecord": TorchRecord(),
+}
+_FIRST = 100  # records that decide what the columns are
+
+
+def convert(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    kind: str,
+    max_samples: int | None = None,
+    key: str | None = None,
+    values: Mapping[str, str] | None = None,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Make shards of a data set in another format. Bytes, as of images, stay as they are.
+
+    Args:
+        source: files, a pattern, a directory or a database.
+        dest: the directory to write to.
+        kind: the format: ``"tfrecord"``, ``"parquet"``, ``"hf"`` (what
+            ``dataset.save_to_disk()`` has written), ``"lmdb"`` or ``"torchrecord"``.
+        max_samples: in a shard; None: 10,000. Not for TFRecord, of which each file is a shard.
+        key: the column of the keys, in which dots become underscores; None: the number of the
+            record, or the key of the LMDB.
+        values: the fields that are written, and their columns; None: all columns.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or ``source`` is of another format.
+        ModuleNotFoundError: a library is not installed.
+        WdsError: a file or the store cannot be read, or has other outputs.
+    """
+    check_choice("kind", kind, *FORMATS)
+    source = os.fspath(source)
+    if kind == "tfrecord" and max_samples is not None:
+        raise ValueError(
+            "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "
+            "and divide the shards afterwards"
+        )
+    running, values = Running(dest, options), values or {}
+    most, _ = shard_limits(max_samples, None, usual=10_000)
+    storage_options = running.storage_options
+    is_list = source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
+    if kind == "torchrecord" and is_list:
+        if key or values:
+            raise ValueError("a list has a path and a label in each line: leave --key and --value out")
+        problems = Problems()
+        records, classes = of_list(source, None, None, problems, storage_options)
+        return running.run(
+            write(records, running.place, problems, classes=classes, max_samples=most, max_bytes=1 << 60)
+        )
+    reader = FORMATS[kind]
+    shards = reader.shards(source, most, storage_options)
+    columns = columns_of(first_rows(reader, shards, _FIRST, storage_options), key, values, redact(source))
+    decided = {"from": kind, "max_samples": most, "key": key, "values": dict(values), "columns": list(columns[2:])}
+    read_classes = getattr(reader, "classes", None)
+    labels = {} if read_classes is None else read_classes(shards[0].runs[0], storage_options)
+    label = values.get("cls") if values else next(iter(labels)) if len(labels) == 1 else None
+    names = content_of_classes(labels[label]) if label in labels else None
+    work = partial(_write_converted, kind, columns, storage_options)
+    tasks = [_task_of(shard) for shard in shards]
+    return running.run(shard_job("convert", running.place, work, tasks, decided, classes=names))
+
+
+def _task_of(shard: Shard) -> Task:
+    records = sum(run.records or 0 for run in shard.runs)
+    says = plural(records, "sample") if records else "all records of a file"
+    marks = [[run.file.size, run.file.identity, str(run.start), run.number, run.records] for run in shard.runs]
+    return shard_task(shard.name, shard, fingerprint(marks), says, records or 1)
+
+
+def _write_converted(kind: str, columns: Columns, storage_options: StorageOptions, task: Task, place: Place) -> Facts:
+    reader = FORMATS[kind]
+    usual = getattr(reader, "as_sample", None) if columns.key is None and not columns.values else None
+    found: Iterator[dict[str, Any]] = (
+        sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}
+        for number, row in read(reader, task.arguments, storage_options)
+    )
+    counts = [run.records for run in task.arguments.runs]
+    if None not in counts:  # a TFRecord file does not say how many it has
+        found = complete(task.name, found, sum(counts))
+    return write_task(task, place, found)
