@@ -56,9 +56,9 @@ def info(*, urls: tuple[str, ...], as_json: bool, codecs: bool, **options: Any) 
         leave_out = "--codecs is about what is installed: leave out URLS"
         raise Refused(leave_out if codecs else "name shards, such as 'train-*.tar', or pass --codecs")
     if codecs:
-        from wds_pipes.tools import summary
+        from wds_pipes.tools import looking
 
-        report(summary.codecs(), summary.codec_lines(), as_json=as_json)
+        report(looking.codecs(), looking.codec_lines(), as_json=as_json)
         return
     found = tools.info(urls, **options)
     report(found.as_dict(), found.lines(), as_json=as_json)

@@ -11,8 +11,8 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
 - ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
   ``ray_engine``: tasks, and where they run.
-- ``looking``, ``reading``: ls, head, cat and get: the samples of shards, and their fields in words.
-- ``summary``: info. ``verifying``, ``findings``: verify.
+- ``looking``, ``reading``: info, ls, head, cat and get: samples, and their fields in words.
+- ``verifying``, ``findings``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
 - ``states``: the states in checkpoint files. ``speed``: bench.
 - ``progress``: how far a command is.
@@ -35,7 +35,7 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.exporting import export
     from wds_pipes.tools.findings import Finding, VerifyReport
     from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
-    from wds_pipes.tools.looking import Shown, cat, head, ls
+    from wds_pipes.tools.looking import Shown, Summary, cat, head, info, ls
     from wds_pipes.tools.outputs import JobOptions
     from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
@@ -50,7 +50,6 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
     from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
-    from wds_pipes.tools.summary import Summary, info
     from wds_pipes.tools.verifying import verify
 
 __all__ = [
@@ -117,7 +116,7 @@ _MODULE_OF = {
     "Report": "tools.jobs",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
-    "Summary": "tools.summary",
+    "Summary": "tools.looking",
     "Task": "tools.engines",
     "VerifyReport": "tools.findings",
     "bench": "tools.speed",
@@ -133,7 +132,7 @@ _MODULE_OF = {
     "fingerprint": "tools.jobs",
     "get": "tools.reading",
     "head": "tools.looking",
-    "info": "tools.summary",
+    "info": "tools.looking",
     "join": "tools.rewriting",
     "ls": "tools.looking",
     "map": "tools.rewriting",
