@@ -85,7 +85,6 @@ from wds_pipes.tools.sources import (
 )
 
 _FOLDERS, _TABLES = ("files", "classes"), ("csv", "tsv", "jsonl", "parquet")
-_KINDS = (*_FOLDERS, "list", *_TABLES)
 # What SOURCE may be with an option, besides those that are for all.
 _FOR = {
     **dict.fromkeys(("--ignore", "--include", "--follow-symlinks"), _FOLDERS),
@@ -118,7 +117,7 @@ def create(
     root: str | os.PathLike[str] | None = None,
     **options: Unpack[JobOptions],
 ) -> Report:
-    """Make shards of files, lists and
+    """Make shards of files, lists and tables.
 
     All that is wrong with the input is reported at once, before anything is written.
 
