@@ -1,5 +1,6 @@
 """``wds-pipes bench``."""
 
+import json
 import os
 import re
 
@@ -10,7 +11,7 @@ from wds_pipes.testing import make_shards
 
 
 def run(*arguments):
-    return CliRunner().invoke(main, ["bench", "--seconds", "0.6", *map(str, arguments)])
+    return CliRunner().invoke(main, ["bench", "--seconds", "0.4", *map(str, arguments)])
 
 
 def test_a_store(web, tmp_path):
@@ -26,7 +27,6 @@ def test_a_store(web, tmp_path):
     assert done.exit_code == 0, done.output
     assert re.search(r"first byte after \d+ ms", done.output)
     rates = [float(found.replace(",", "")) for found in re.findall(r"connections?\s*: ([\d,]+) MB/s", done.output)]
-    assert len(rates) >= 2
     assert rates[0] < 40
     assert max(rates) > 1.2 * rates[0]
     assert re.search(r"a pipeline in one process, connections=2: \d+ MB/s, [\d,]+ samples/s", done.output)
@@ -38,4 +38,5 @@ def test_local_shards(tmp_path):
     done = run(shard)
     assert done.exit_code == 0, done.output
     assert "connections:" not in done.output  # there are none
+    assert json.loads(run(shard, "--json").output)["enough"] == 0
     assert re.search(r"\d+ MB/s, [\d,]+ samples/s; it computed \d+% of the time", done.output)

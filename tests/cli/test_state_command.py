@@ -4,16 +4,10 @@ import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 from commands import refused, run_command
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
-from wds_pipes.cli import main
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, ["state", *map(str, arguments)])
 
 
 def done(*arguments):
@@ -25,39 +19,39 @@ def loader(urls, rank=0, world_size=1):
     return wp.PipeLoader(pipe, rank=rank, world_size=world_size, epoch_end="exact")
 
 
-@pytest.fixture
-def ranks(indexed, tmp_path):
+@pytest.fixture(scope="module")
+def ranks(indexed, tmp_path_factory):
     """The files of two ranks at step 3."""
+    folder = tmp_path_factory.mktemp("ranks")
     for rank in range(2):
         one = loader(indexed, rank, 2)
         batches = iter(one)
         for _ in range(3):
             next(batches)
-        torch.save({"model": {"w": torch.zeros(2)}, "nested": [{"loader": one.state_dict()}]}, tmp_path / f"r{rank}.pt")
-        (tmp_path / f"r{rank}.json").write_text(json.dumps({"data": one.state_dict()}))
+        saved = {"model": {"w": torch.zeros(2)}, "nested": [{"loader": one.state_dict()}]}
+        torch.save(saved, folder / f"r{rank}.pt")
+        (folder / f"r{rank}.json").write_text(json.dumps({"data": one.state_dict()}))
+    return folder
 
 
-def test_show_says_where_a_run_stands(ranks, tmp_path):
-    for ending, where in (("pt", "nested[0].loader"), ("json", "data")):
-        text = done("show", tmp_path / f"r1.{ending}")
-        assert text.startswith(
-            f"{tmp_path}/r1.{ending}: {where}: epoch 0, after 3 batches, rank 1 of 2, 8 shards, 1 of 2 lanes\n"
-        )
-        assert "lane 1 of 2: in " in text
-        assert "samples: 6 delivered" in text
-    found = [
-        json.loads(line) for line in done("show", "--json", tmp_path / "r0.json", tmp_path / "r1.json").splitlines()
-    ]
-    assert [line["state"]["rank"] for line in found] == [0, 1]
+@pytest.mark.parametrize(("name", "where"), [("r1.pt", "nested[0].loader"), ("r1.json", "data")])
+def test_show_says_where_a_run_stands(ranks, name, where):
+    text = done("show", ranks / name)
+    facts = "epoch 0, after 3 batches, rank 1 of 2, 8 shards, 1 of 2 lanes\n"
+    assert text.startswith(f"{ranks / name}: {where}: {facts}")
+    assert "lane 1 of 2: in " in text
+    assert "samples: 6 delivered" in text
+    [line] = done("show", "--json", ranks / name).splitlines()
+    assert json.loads(line)["state"]["rank"] == 1
 
 
-def test_diff_says_what_differs(ranks, tmp_path):
-    assert done("diff", tmp_path / "r0.pt", tmp_path / "r0.json") == ""
-    result = run("diff", tmp_path / "r0.pt", tmp_path / "r1.json")
-    assert result.exit_code == 1
-    assert "rank: 0 -> 1" in result.stdout.splitlines()
-    lines = map(json.loads, run("diff", "--json", tmp_path / "r0.pt", tmp_path / "r1.json").stdout.splitlines())
-    assert {"where": "rank", "first": "0", "second": "1"} in list(lines)
+def test_diff_says_what_differs(ranks):
+    assert done("diff", ranks / "r0.pt", ranks / "r0.json") == ""
+    assert (
+        "rank: 0 -> 1" in run_command("state", "diff", ranks / "r0.pt", ranks / "r1.json", code=1).stdout.splitlines()
+    )
+    lines = run_command("state", "diff", "--json", ranks / "r0.pt", ranks / "r1.json", code=1).stdout.splitlines()
+    assert {"where": "rank", "first": "0", "second": "1"} in list(map(json.loads, lines))
 
 
 def test_a_directory_of_checkpoints(indexed, tmp_path):

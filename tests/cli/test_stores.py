@@ -18,7 +18,6 @@ from waiting import wait_for
 from wds_pipes.io import outputs as writing
 from wds_pipes.io.outputs import open_output
 from wds_pipes.io.remote.budget import Reading
-from wds_pipes.tools.files import Problems, listed
 
 SECRET = "canary-in-query"
 
@@ -52,9 +51,7 @@ def put(store, files, folder):
     return f"{store.url}/{folder}"
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [("web", "index.json"), ("web", "0.tar.idx"), ("web", "1.tar"), ("s3", "0.tar.idx")]
-)
+@pytest.mark.parametrize(("kind", "name"), [("web", "0.tar.idx"), ("web", "1.tar"), ("s3", "0.tar.idx")])
 def test_an_error_is_not_a_missing_file(kind, name, shards, tmp_path, request):
     """The copy would be without the file, or a shard would be said not to exist."""
     store = request.getfixturevalue(kind)
@@ -74,51 +71,55 @@ def test_an_error_is_not_a_missing_file(kind, name, shards, tmp_path, request):
 def test_an_error_of_gcs_is_one_line(gcs, shards):
     """gcsfs logs a traceback of it, which Python prints where logging is not set up."""
     gcs.faults.rules({"match": "^POST ", "status": 401})
-    command = [sys.executable, "-m", "wds_pipes", "filter", shards, f"{gcs.url}/refused", "--every", "2"]
+    command = [sys.executable, "-m", "wds_pipes", "filter", shards, f"{gcs.url}/refused", *SECOND]
     environment = {**os.environ, **gcs.environment}
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    assert (done.returncode, done.stderr.strip().count("\n")) == (1, 0)
     assert "check your credentials" in done.stderr
-    assert done.stderr.strip().count("\n") == 0
 
 
-SECOND = ("--every", 2)
+SECOND = ("--every", "2")
 
 
 def test_errors_that_pass_are_tried_again(web, shards, tmp_path):
     """Also by the requests of fsspec; and a mark of an input is the same with and without them."""
-    source = put(web, outputs(shards), "passing")
+    command = (
+        "filter",
+        put(web, outputs(shards), "passing") + "/shard-{000000..000001}.tar",
+        tmp_path / "out",
+        *SECOND,
+    )
     web.faults.rules({"match": "HEAD", "drop": True}, {"match": "GET", "times": 2, "status": 503})
-    run_command("filter", f"{source}/shard-{{000000..000001}}.tar", tmp_path / "out", *SECOND)
+    run_command(*command)
     web.faults.clear()
-    again = run_command("filter", f"{source}/shard-{{000000..000001}}.tar", tmp_path / "out", *SECOND)
-    assert "(2 of 2 there already)" in again.stdout
+    assert "(2 of 2 there already)" in run_command(*command).stdout
 
 
 def test_what_may_not_be_read_is_not_beside_a_shard(s3, shards, tmp_path):
     """A store that may not be listed says of a file that does not exist that it may not be read."""
-    source = put(s3, {"0.tar": (shards / "shard-000000.tar").read_bytes()}, "forbidden")
-    unknown = {"match": "HEAD .*(json|idx|keys|len|parquet)", "status": 403}
-    s3.faults.rules({"match": "list-type", "status": 403}, unknown)
-    run_command("download", f"{source}/0.tar", tmp_path, *options_of(s3))
-    assert outputs(tmp_path) == {"0.tar": (shards / "shard-000000.tar").read_bytes()}
-    s3.faults.rules({"match": "HEAD .*0.tar$", "status": 403})
-    refused = run_command("download", f"{source}/0.tar", tmp_path / "b", *options_of(s3), code=1)
-    assert "check your credentials" in refused.stderr
+    content = (shards / "shard-000000.tar").read_bytes()
+    url = put(s3, {"0.tar": content}, "forbidden") + "/0.tar"
+    unlisted = {"match": "list-type", "status": 403}
+    s3.faults.rules(unlisted, {"match": "HEAD .*(json|idx|keys|len|parquet)", "status": 403})
+    run_command("download", url, tmp_path, *options_of(s3))
+    assert outputs(tmp_path) == {"0.tar": content}
+    s3.faults.rules(unlisted, {"match": "HEAD .*0.tar$", "status": 403})
+    told = run_command("download", url, tmp_path / "b", *options_of(s3), code=1).stderr
+    assert "check your credentials" in told
 
 
-@pytest.mark.parametrize("kind", ["s3", "gcs"])
-@pytest.mark.parametrize("command", ["download", "filter", "reshard", "concat", "index"])
+@pytest.mark.parametrize(
+    ("command", "kind"), [("download", "s3"), ("filter", "gcs"), ("reshard", "s3"), ("concat", "gcs"), ("index", "s3")]
+)
 def test_a_directory_without_its_slash_is_no_shard(kind, command, shards, tmp_path, request):
     """fsspec says that it has a size, which is 0."""
     store = request.getfixturevalue(kind)
     source = put(store, {"0.tar": (shards / "shard-000000.tar").read_bytes()}, "directory")
     dest = {"concat": [tmp_path / "out.tar"], "index": ["-o", tmp_path / "index.json"]}.get(command, [tmp_path / "out"])
-    more = ["--every", 2] if command == "filter" else []
-    refused = run_command(command, source, *dest, *more, *options_of(store), code=2)
-    assert "directory" in refused.stderr
-    assert "pass it with '/' at its end" in refused.stderr
-    assert refused.stderr.count("\n") == 1
+    more = SECOND if command == "filter" else ()
+    told = run_command(command, source, *dest, *more, *options_of(store), code=2).stderr
+    assert "directory: to read the shards in it, pass it with '/' at its end" in told
+    assert told.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
@@ -140,16 +141,15 @@ def test_shards_of_the_files_in_a_store(remote, files, tmp_path):
     """In the order of a disk; a web server has no list of its files."""
     source = put(remote, outputs(files), "in")
     if remote.kind == "http":
-        refused = run_command("create", source, tmp_path / "out", "--from", "files", code=2)
-        assert "name them in a list" in refused.stderr
+        assert (
+            "name them in a list" in run_command("create", source, tmp_path / "out", "--from", "files", code=2).stderr
+        )
         return
     if remote.kind == "s3":
         for name in ("in/", "in/x/"):  # as the consoles of stores make directories
             remote.direct.client.put_object(Bucket="shards", Key=name, Body=b"")
     run_command("create", source, tmp_path / "out", "--from", "files", *options_of(remote))
     assert outputs(tmp_path / "out") == outputs(tmp_path / "local")
-    names = [name for name, _ in listed(source, (), "", Problems(), remote.storage_options)]
-    assert names == [name for name, _ in listed(str(files), (), "", Problems(), None)]
 
 
 def test_a_file_that_is_replaced_after_it_was_listed(s3, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import warm
 from PIL import Image
 
-from wds_pipes.tools.demo.data import write_images
+from wds_pipes.tools.demo.trial import write_images
 
 ROOT = Path(__file__).parents[2]
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))

@@ -45,7 +45,7 @@ from wds_pipes.tools.findings import KINDS, Finding
 @progress
 @key_split
 @storage_options
-def info(*, urls: tuple[str, ...], as_json: bool, codecs: bool, progress: bool | None, **options: Any) -> None:
+def info(*, urls: tuple[str, ...], as_json: bool, codecs: bool, **options: Any) -> None:
     """Show what is in shards: samples, fields with types and sizes, and where the bytes go.
 
     URLS are paths or URLs of shards, with {000..011} or * in quotes, or an index.json. Without
@@ -56,11 +56,11 @@ def info(*, urls: tuple[str, ...], as_json: bool, codecs: bool, progress: bool |
         leave_out = "--codecs is about what is installed: leave out URLS"
         raise Refused(leave_out if codecs else "name shards, such as 'train-*.tar', or pass --codecs")
     if codecs:
-        from wds_pipes.tools import summary
+        from wds_pipes.tools import looking
 
-        report(summary.codecs(), summary.codec_lines(), as_json=as_json)
+        report(looking.codecs(), looking.codec_lines(), as_json=as_json)
         return
-    found = tools.info(urls, show=progress, **options)
+    found = tools.info(urls, **options)
     report(found.as_dict(), found.lines(), as_json=as_json)
 
 
@@ -240,9 +240,7 @@ def select(*, urls: tuple[str, ...], output: str | None, storage_options: dict[s
 @key_split
 @concatenated
 @storage_options
-def verify(
-    *, urls: tuple[str, ...], jobs: int, engine: str | None, as_json: bool, progress: bool | None, **options: Any
-) -> None:
+def verify(*, urls: tuple[str, ...], jobs: int, engine: str | None, as_json: bool, **options: Any) -> None:
     """Read shards to their ends and report what is wrong, with the shard, the key and the byte.
 
     It reports all damage that reading finds; keys that come twice, in a shard or in several; files
@@ -262,7 +260,7 @@ def verify(
 
     with executor_of(engine) as executor:
         at_once = jobs if executor is None else executor.width
-        found = tools.verify(urls, jobs=at_once, executor=executor, on_finding=on_finding, show=progress, **options)
+        found = tools.verify(urls, jobs=at_once, executor=executor, on_finding=on_finding, **options)
     found.findings = [one._replace(text=for_commands(one.text)) for one in found.findings]
     report(found.as_dict(), found.lines(), as_json=as_json)
     if found.counts:
@@ -335,6 +333,8 @@ def index(
     offsets, dali = offsets_to or offsets, dali_to or dali
     if output is None and not offsets and not dali:
         raise click.UsageError("pass -o index.json, or --offsets for IndexedShards, or both")
+    if output is None and options["force"]:
+        raise click.UsageError("--force is for -o: without the index of an earlier run, all shards are read")
     from wds_pipes.io.expand import expand
     from wds_pipes.io.urls import redact
     from wds_pipes.tar.index import check_output

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="The directory to write to.",
 )
-@click.option("--samples", type=click.IntRange(min=1), default=3072, show_default=True, help="How many images to make.")
+@click.option("--samples", type=click.IntRange(min=1), help="How many images to make.  [default: 3072]")
 @click.option("--batch-size", type=click.IntRange(min=1), default=64, show_default=True, help="Images in a batch.")
 @click.option(
     "--workers", type=click.IntRange(min=0), default=2, show_default=True, help="Processes that read and decode."
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     help="Steps from one checkpoint to the next.",
 )
 @progress
-def demo(*, progress: bool | None, **options: Any) -> None:
+def demo(**options: Any) -> None:
     """Kill a training in mid-epoch, resume it, and compare.
 
     A small CNN is trained twice on generated images: once without interruption, and once killed
@@ -70,7 +70,7 @@ def demo(*, progress: bool | None, **options: Any) -> None:
     """
     from wds_pipes.tools.demo.trial import demo
 
-    if demo(say=echo, show=progress, **options) is not None:
+    if demo(say=echo, **options) is not None:
         raise SystemExit(FOUND)
 
 

@@ -164,8 +164,8 @@ def _reorders(name: str, examples: str) -> Callable[[Callable[..., tools.Report]
 @shares("--split", "split", "Divide by the hashes of the keys.")
 @click.option(
     "--key-split",
-    type=click.Choice(["first-dot", "last-dot"]),
-    help="Which dot of a name ends the key.",
+    type=click.Choice(["first-dot", "last-dot", "folder"]),
+    help="Which dot of a name ends the key; or its first directory.",
 )
 @click.option("--follow-symlinks", is_flag=True, help="Also read links out of SOURCE.")
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave out such files; repeatable.")

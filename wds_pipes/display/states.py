@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import wds_pipes.stages  # noqa: F401 - registers the stages of the package, which describe their positions
@@ -12,6 +12,9 @@ from wds_pipes.core.stage import State, find_stage
 from wds_pipes.core.state import SEGMENTS, Saved, read_as, read_dict, read_position, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
+
+_DEPTH = 50  # no checkpoint nests states deeper
+_OURS = {"version", "epoch", "lanes", "graph"}
 
 
 def describe_state(state: State) -> str:
@@ -26,7 +29,7 @@ def describe_state(state: State) -> str:
     Raises:
         StateError: ``state`` contains no state of a wds_pipes pipeline, or a damaged one.
     """
-    found = list(_states_in(state))
+    found = [part for _, part in states_in(state)]
     if not found:
         raise StateError(
             f"this is not a state of a wds_pipes pipeline but {shown(state)}. Pass what state_dict() returned."
@@ -34,14 +37,21 @@ def describe_state(state: State) -> str:
     return "\n".join(_describe(read_state(part)) for part in found)
 
 
-def _states_in(state: Any, depth: int = 0) -> Iterator[State]:
-    """Yield every state of ours in the state of a loader."""
-    if isinstance(state, dict) and depth < 50:  # no loader nests them deeper
-        if {"version", "epoch", "lanes", "graph"} <= state.keys():
-            yield state
-        else:
-            for part in state.values():
-                yield from _states_in(part, depth + 1)
+def states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[tuple[str, State]]:
+    """Yield the states of ours in dicts and lists, each after where it is: ``"ranks[0].loader"``,
+    or ``""``.
+    """
+    if depth > _DEPTH:
+        return
+    if isinstance(content, Mapping):
+        if content.keys() >= _OURS:
+            yield where, dict(content)
+            return
+        for name, part in content.items():
+            yield from states_in(part, f"{where}.{name}" if where else str(name), depth + 1)
+    elif isinstance(content, (list, tuple)):
+        for number, part in enumerate(content):
+            yield from states_in(part, f"{where}[{number}]", depth + 1)
 
 
 def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,20 +1,18 @@
 """Make, mend and look at data sets of shards: what the commands of ``wds-pipes`` do, as functions.
 
 The functions have the options of the commands, whose names messages show: ``--max-samples`` is
-``max_samples``. They return what the commands print. If tasks of a function fail, it raises
-WdsError when the others are done; the ``report`` of the error says which. Each function is loaded
-at its first use. A pipeline needs none of them.
+``max_samples``; ``--from`` and ``--to`` are ``kind``. They return what the commands print. If tasks
+of a function fail, it raises WdsError when the others are done; the ``report`` of the error says
+which. Each function is loaded at its first use. A pipeline needs none of them.
 
-- ``creating``, ``converting``, ``downloading``, ``exporting``: shards of other data, copies, and
-  other formats. ``files``, ``tables``, ``sources``, ``rows``, ``tfrecord``, ``lmdbs``: what these
-  read.
+- ``creating``, ``downloading``, ``exporting``: shards of other data (create, convert), copies, and
+  other formats. ``files``, ``sources``, ``records``, ``rows``: what these read.
 - ``rewriting``: each shard becomes another one: filter, map, join and dedup. ``repairing``: repair.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
 - ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
   ``ray_engine``: tasks, and where they run.
-- ``looking``, ``reading``, ``describing``: ls, head, cat and get: the samples of shards, and their
-  fields in words.
-- ``summary``: info. ``verifying``, ``findings``: verify.
+- ``looking``, ``reading``: info, ls, head, cat and get: samples, and their fields in words.
+- ``verifying``, ``findings``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
 - ``states``: the states in checkpoint files. ``speed``: bench.
 - ``progress``: how far a command is.
@@ -31,14 +29,13 @@ from typing import Any as _Any
 
 if _TYPE_CHECKING:
     from wds_pipes.tar.writer import shard_files, write_shard
-    from wds_pipes.tools.converting import convert
-    from wds_pipes.tools.creating import create
+    from wds_pipes.tools.creating import convert, create
     from wds_pipes.tools.downloading import download
     from wds_pipes.tools.engines import Engine, Outcome, Task
     from wds_pipes.tools.exporting import export
     from wds_pipes.tools.findings import Finding, VerifyReport
     from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
-    from wds_pipes.tools.looking import Shown, cat, head, ls
+    from wds_pipes.tools.looking import Shown, Summary, cat, head, info, ls
     from wds_pipes.tools.outputs import JobOptions
     from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
@@ -53,7 +50,6 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
     from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
-    from wds_pipes.tools.summary import Summary, info
     from wds_pipes.tools.verifying import verify
 
 __all__ = [
@@ -120,13 +116,13 @@ _MODULE_OF = {
     "Report": "tools.jobs",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
-    "Summary": "tools.summary",
+    "Summary": "tools.looking",
     "Task": "tools.engines",
     "VerifyReport": "tools.findings",
     "bench": "tools.speed",
     "cat": "tools.looking",
     "concat": "tools.reordering",
-    "convert": "tools.converting",
+    "convert": "tools.creating",
     "create": "tools.creating",
     "dedup": "tools.rewriting",
     "diff_states": "tools.states",
@@ -136,7 +132,7 @@ _MODULE_OF = {
     "fingerprint": "tools.jobs",
     "get": "tools.reading",
     "head": "tools.looking",
-    "info": "tools.summary",
+    "info": "tools.looking",
     "join": "tools.rewriting",
     "ls": "tools.looking",
     "map": "tools.rewriting",

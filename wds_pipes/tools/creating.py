@@ -1,28 +1,53 @@
-"""Making shards of files, lists and tables."""
+"""Making shards of files, lists and tables (CSV, TSV, JSON lines and Parquet), and of data sets in
+other formats: see ``sources``, ``records`` and ``rows``.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import os
-import warnings
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
-from typing import Any, Unpack
+from itertools import chain, islice, pairwise
+from typing import IO, Any, NamedTuple, Unpack, cast
 
 import numpy as np
 
+from wds_pipes.codecs.table import encode
+from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError
 from wds_pipes.io.compression import TAR_NAME
+from wds_pipes.io.open import open_url
+from wds_pipes.io.urls import is_below, local_path, redact
+from wds_pipes.io.versions import version_of
 from wds_pipes.tar.encoded import check_name, stored_size
+from wds_pipes.tar.keys import without_dots
 from wds_pipes.tar.writer import whole
-from wds_pipes.tools import tables
 from wds_pipes.tools.engines import Facts, Task
-from wds_pipes.tools.files import Content, Files, Problems, Record, of_classes, of_directory, samples
+from wds_pipes.tools.files import (
+    LABEL,
+    Content,
+    Grouping,
+    Problems,
+    Record,
+    add_labels,
+    folders_in,
+    of_classes,
+    of_directory,
+    packed,
+    samples,
+)
 from wds_pipes.tools.jobs import Job, Place, Report, fingerprint
 from wds_pipes.tools.outputs import (
+    REQUESTS,
     JobOptions,
     Running,
     StorageOptions,
@@ -36,9 +61,31 @@ from wds_pipes.tools.outputs import (
     splits_of,
     write_task,
 )
+from wds_pipes.tools.records import Database, TFRecord, TorchRecord
+from wds_pipes.tools.rows import (
+    Columns,
+    Row,
+    add_chosen,
+    add_field,
+    check_known,
+    columns_of,
+    key_of,
+    plain_value,
+    sample_of,
+)
+from wds_pipes.tools.sources import (
+    Format,
+    Parquet,
+    Saved,
+    Shard,
+    check_columns,
+    first_rows,
+    parquet_file,
+    read,
+    rows_of,
+)
 
 _FOLDERS, _TABLES = ("files", "classes"), ("csv", "tsv", "jsonl", "parquet")
-_KINDS = (*_FOLDERS, "list", *_TABLES)
 # What SOURCE may be with an option, besides those that are for all.
 _FOR = {
     **dict.fromkeys(("--ignore", "--include", "--follow-symlinks"), _FOLDERS),
@@ -46,12 +93,14 @@ _FOR = {
     "--root": ("list", *_TABLES),
     **dict.fromkeys(("--key", "--file", "--value", "--group"), _TABLES),
 }
+_AHEAD = 1024  # rows
+_MOST_OF_FIELD = 1 << 30  # characters
 _ENDINGS = {f".{kind}": kind for kind in _TABLES} | {".ndjson": "jsonl", ".pq": "parquet"}
 
 
 def create(
-    source: str,
-    dest: str,
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
     *,
     kind: str | None = None,
     max_samples: int | None = None,
@@ -66,7 +115,7 @@ def create(
     files: Sequence[str] = (),
     values: Mapping[str, str] | None = None,
     group: int | None = None,
-    root: str | None = None,
+    root: str | os.PathLike[str] | None = None,
     **options: Unpack[JobOptions],
 ) -> Report:
     """Make shards of files, lists and tables.
@@ -86,9 +135,9 @@ def create(
         shuffle: the seed of a random order, which depends on the keys and on nothing else; None:
             that of the source.
         split: divide by the hashes of the keys: the names of splits and their shares.
-        key_split: which dot of a name ends the key: ``"first-dot"``; ``"last-dot"``, with which
-            other dots become underscores; None: the first, and names that look otherwise are
-            refused.
+        key_split: which dot of a name ends the key: ``"first-dot"``; ``"last-dot"``; or
+            ``"folder"``: the first directory is the key. With these two, other dots of a key become
+            underscores. None: the first, and names that look otherwise are refused.
         follow_symlinks: also read what is outside of ``source``, where a link leads there.
         ignore: patterns of files to leave out.
         include: patterns of files to pack although they belong to shards.
@@ -112,6 +161,7 @@ def create(
     most, size = shard_limits(max_samples, max_bytes)
     if split:
         splits_of(split)  # whether they fit
+    source, root = os.fspath(source), None if root is None else os.fspath(root)
     if source != "-" and "://" not in source and not os.path.exists(source):
         raise ValueError(f"SOURCE {source!r} does not exist")
     kind = kind or _kind(source)
@@ -125,21 +175,21 @@ def create(
             raise ValueError(f"{option} is for {', '.join(kinds)}, and SOURCE is {kind}")
     if group and (key or files or values):
         raise ValueError("--group is for whole rows of a table, without --key, --file and --value")
-    links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-    problems, chosen, classes = Problems(), Files(ignore, include, links), list[str]()
-    if kind == "files":
-        records = of_directory(source, key_split, chosen, problems, options_of_store)
-    elif kind == "classes":
-        records, classes = of_classes(source, key_split, chosen, problems, options_of_store)
+    problems = Problems()
+    if kind in _FOLDERS:
+        links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
+        found = packed(source, problems, options_of_store, ignore=ignore, include=include, links=links)
+        if kind == "files":
+            records, classes = of_directory(found, key_split, problems)
+        else:
+            records, classes = of_classes(found, folders_in(source, ignore), key_split, problems)
     elif kind == "list":
-        records, classes = tables.of_list(source, root, key_split, problems, options_of_store)
+        records, classes = of_list(source, root, key_split, problems, options_of_store)
     else:
         pairs = [file.partition("=")[::2] if "=" in file else ("", file) for file in files]
-        columns = tables.Columns(key, tuple(pairs), values or {}, root)
-        records, classes = tables.of_table(source, kind, columns, problems, options_of_store)
-        records = tables.grouped(records, group) if group else records
-    if note := chosen.note():
-        warnings.warn(note, ShardWarning, stacklevel=2)
+        columns = TableColumns(key, tuple(pairs), values or {}, root)
+        records, classes = of_table(source, kind, columns, problems, options_of_store)
+        records = grouped(records, group) if group else records
     return running.run(
         write(
             records,
@@ -257,3 +307,333 @@ def _mark(value: Content | bytes) -> list[Any]:
     if isinstance(value, Content):
         return [value.size, value.identity]
     return [blake2b(value, digest_size=16).hexdigest()]
+
+
+class TableColumns(NamedTuple):
+    """Which columns of a table are what.
+
+    Attributes:
+        key: the column of the keys; None: the number of the row is the key.
+        files: the columns of paths or URLs of files, by their fields; "": the extension of the file
+            is the field.
+        values: the columns of values, by their fields.
+        root: the directory of relative paths; None: that of the table.
+    """
+
+    key: str | None
+    files: tuple[tuple[str, str], ...]
+    values: Mapping[str, str]
+    root: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are named."""
+        return [*([self.key] if self.key else []), *(name for _, name in self.files), *self.values.values()]
+
+
+def of_list(
+    source: str, root: str | None, key_split: str | None, problems: Problems, storage_options: StorageOptions
+) -> tuple[list[Record], list[str]]:
+    """The samples of a list: lines with a path or URL, and a label after a tab or the last blank.
+    The label is the field ``cls``: the integer, or the number of the name.
+
+    Returns:
+        The samples, and the sorted names of the classes, which is empty if labels are integers.
+    """
+    base, grouping = _base(source, root), Grouping(key_split, problems)
+    labels: dict[str, str] = {}
+    with _text(source, storage_options) as text:
+        lines = {number: line.strip() for number, line in enumerate(text, 1) if line.strip()}
+    pairs = [line.rsplit("\t" if "\t" in line else None, 1) for line in lines.values()]
+    contents = _contents([pair[0].strip() for pair in pairs], source, base, storage_options)
+    for (number, line), (path, *label), content in zip(lines.items(), pairs, contents, strict=True):
+        if content is None and label and "\t" not in line:  # the blank may be one of the path
+            [content] = _contents([line], source, base, storage_options)
+            path, label = (path, label) if content is None else (line, [])
+        if content is None:
+            problems.add(
+                f"line {number}: {redact(_join(base, path.strip()))} is no file that can be found: check the path, "
+                "write a tab before a label that has blanks, or pass --root DIRECTORY if paths are relative to another "
+                "one than that of the list"
+            )
+            continue
+        key = grouping.add(_name(path.strip(), base), content)
+        if key is not None and label and labels.setdefault(key, label[0].strip()) != label[0].strip():
+            problems.add(f"line {number}: sample {key!r} has the labels {labels[key]!r} and {label[0].strip()!r}")
+    records = grouping.records()
+    return records, add_labels(records, [labels.get(record.key) for record in records], problems)
+
+
+def of_table(
+    source: str, kind: str, columns: TableColumns, problems: Problems, storage_options: StorageOptions
+) -> tuple[list[Record], list[str]]:
+    """The samples of a table, one for each row. Labels, which are values for the field ``cls``, are
+    numbers of names as in ``of_list``.
+
+    Returns:
+        The samples, and the sorted names of the classes, which is empty if labels are integers.
+
+    Raises:
+        ValueError: the table has no such column, or is none.
+    """
+    base, records, labels = _base(source, columns.root), list[Record](), list[str | None]()
+    rows = enumerate(_rows(source, kind, storage_options), 1)
+    while ahead := list(islice(rows, _AHEAD)):
+        check_known(columns.names if not records else (), ahead[0][1], redact(source))
+        paths = list({str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)})
+        found = dict(zip(paths, _contents(paths, source, base, storage_options), strict=True))
+        for number, row in ahead:
+            try:
+                label = _label(row, columns.values.get(LABEL))
+                records.append(_record(row, f"{number - 1:09d}", columns, base, found))
+                labels.append(label)
+            except SampleError as error:
+                problems.add(f"row {number}: {error}")
+    return records, add_labels(records, labels, problems)
+
+
+def _record(row: Row, number: str, columns: TableColumns, base: str, found: Mapping[str, Content | None]) -> Record:
+    """The sample of a row, without its label.
+
+    Raises:
+        SampleError: it has no such sample.
+    """
+    key = number if columns.key is None else without_dots(key_of(row.get(columns.key), columns.key, number))
+    fields: dict[str, Content | bytes] = {}
+    for name, column in columns.files:
+        path = row.get(column)
+        if isinstance(path, (bytes, dict, list)):
+            raise SampleError(
+                f"column {column!r} has no path, but {type(path).__name__}: pass --value {name or 'jpg'}={column} for "
+                "bytes, or write the table with wds-pipes convert"
+            )
+        if path:
+            content, extension = found[str(path)], os.path.splitext(str(path))[1][1:].lower()
+            if content is None:
+                raise SampleError(
+                    f"{redact(_join(base, str(path)))} cannot be found: check the path, or pass --root DIRECTORY if "
+                    "paths are relative to another one than that of the table"
+                )
+            if not name and not extension:
+                raise SampleError(f"{path} has no extension: name its field, as in --file jpg={column}")
+            add_field(fields, name or extension, content, column, key)
+    add_chosen(fields, row, [(name, column) for name, column in columns.values.items() if name != LABEL], key)
+    if not columns.values and not columns.files:
+        fields["json"] = encode("json", plain_value(row))
+    return Record(key, fields)
+
+
+def _label(row: Row, column: str | None) -> str | None:
+    value = None if column is None else row.get(column)
+    if value is None:
+        return None
+    if not isinstance(value, (str, int)) or isinstance(value, bool) or not str(value).strip():
+        raise SampleError(f"column {column!r} has no label, but {value!r:.80}: give it a text or an integer")
+    return str(value).strip()
+
+
+def grouped(records: Sequence[Record], count: int) -> list[Record]:
+    """Samples of ``count`` rows each, as JSON lines, with the keys of their first rows."""
+    groups = (records[start : start + count] for start in range(0, len(records), count))
+    return [
+        Record(group[0].key, {"jsonl": b"".join(cast("bytes", row.fields["json"]) + b"\n" for row in group)})
+        for group in groups
+    ]
+
+
+def _rows(source: str, kind: str, storage_options: StorageOptions) -> Iterator[Row]:
+    if kind == "parquet":
+        with parquet_file(source, storage_options) as table:
+            yield from rows_of(table.iter_batches(), 0, table.metadata.num_rows, source)
+        return
+    with _text(source, storage_options) as text:
+        yield from _json_lines(text, source) if kind == "jsonl" else _separated(text, kind, source)
+
+
+def _json_lines(text: Iterable[str], source: str) -> Iterator[Row]:
+    for number, line in enumerate(text, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"line {number} of {redact(source)} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {redact(source)} is no JSON object")
+            yield row
+
+
+def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
+    """The rows of CSV or TSV. Spreadsheets separate columns by semicolons where commas are in
+    numbers.
+    """
+    csv.field_size_limit(_MOST_OF_FIELD)
+    first = next(text, "")
+    comma = "\t" if kind == "tsv" else ";" if ";" in first and "," not in first else ","
+    table = csv.DictReader(chain([first], text), delimiter=comma, strict=True)
+    try:
+        check_columns(table.fieldnames or [], source)
+        for row in table:
+            wrong = None
+            if None in row or None in row.values():
+                wrong = f"not as many columns as the first line, {len(table.fieldnames or [])}"
+            elif kind == "tsv" and any("\t" in value or "\n" in value for value in row.values()):
+                wrong = "a value in quotes that has a tab or several lines"
+            if wrong:
+                raise ValueError(f"line {table.line_num} of {redact(source)} ends a row that has {wrong}: mend it")
+            yield row
+    except csv.Error as error:
+        raise ValueError(f"line {table.reader.line_num} of {redact(source)} is no {kind.upper()}: {error}") from error
+
+
+@contextmanager
+def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
+
+    owned = source != "-"
+    file = open_url(source, storage_options=storage_options) if owned else sys.stdin.buffer
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    try:
+        yield text
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{redact(source)} is not UTF-8 text ({error.reason}): save a list or table as UTF-8, as with iconv -f "
+            "UTF-16 -t UTF-8"
+        ) from error
+    finally:
+        text.detach()
+        if owned:
+            file.close()
+
+
+def _contents(names: list[str], source: str, base: str, storage_options: StorageOptions) -> list[Content | None]:
+    """What is known of the files that a list or table names; None: there is none.
+
+    Raises:
+        ValueError: one is on this machine, the list is elsewhere, and no --root says that it may be
+            read.
+    """
+    urls = [_join(base, name) for name in names]
+    inside = [path for url in urls if (path := local_path(url)) is not None]
+    if local_path(source) is None:
+        for path in inside:
+            if local_path(base) is None or not is_below(os.path.relpath(path, base)):
+                raise ValueError(
+                    f"{redact(source)} names {path}, a file of this machine, and such a list names only what is in "
+                    "--root DIRECTORY: pass the directory that it may read, or name a copy of the list on a disk"
+                )
+
+    def look(url: str) -> Content | None:
+        (size, mark, _), path = version_of(url, storage_options), local_path(url)
+        if size is None or (path is not None and not os.path.isfile(path)):
+            return None
+        return Content(path or url, size, mark or "")
+
+    if len(inside) == len(urls):
+        return [look(url) for url in urls]
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        return list(pool.map(look, urls))
+
+
+def _base(source: str, root: str | None) -> str:
+    """The directory of relative paths."""
+    return root if root is not None else "" if source == "-" else source.rpartition("/")[0]
+
+
+def _join(base: str, path: str) -> str:
+    return path if not base or local_path(path) != path or path.startswith("/") else f"{base.rstrip('/')}/{path}"
+
+
+def _name(path: str, base: str) -> str:
+    """The name of a file that gives its key: relative to the directory, without a scheme."""
+    name = path.removeprefix(f"{base.rstrip('/')}/") if base else path
+    name = name.partition("?")[0].partition("://")[2] if local_path(name) is None else name
+    return "/".join(part for part in name.split("/") if part not in ("", ".", ".."))
+
+
+FORMATS: dict[str, Format] = {
+    "tfrecord": TFRecord(),
+    "parquet": Parquet(),
+    "hf": Saved(),
+    "lmdb": Database(),
+    "torchrecord": TorchRecord(),
+}
+_FIRST = 100  # records that decide what the columns are
+
+
+def convert(
+    source: str | os.PathLike[str],
+    dest: str | os.PathLike[str],
+    *,
+    kind: str,
+    max_samples: int | None = None,
+    key: str | None = None,
+    values: Mapping[str, str] | None = None,
+    **options: Unpack[JobOptions],
+) -> Report:
+    """Make shards of a data set in another format. Bytes, as of images, stay as they are.
+
+    Args:
+        source: files, a pattern, a directory or a database.
+        dest: the directory to write to.
+        kind: the format: ``"tfrecord"``, ``"parquet"``, ``"hf"`` (what
+            ``dataset.save_to_disk()`` has written), ``"lmdb"`` or ``"torchrecord"``.
+        max_samples: in a shard; None: 10,000. Not for TFRecord, of which each file is a shard.
+        key: the column of the keys, in which dots become underscores; None: the number of the
+            record, or the key of the LMDB.
+        values: the fields that are written, and their columns; None: all columns.
+        options: how the job runs: see ``JobOptions``.
+
+    Raises:
+        ValueError: the options do not fit, or ``source`` is of another format.
+        ModuleNotFoundError: a library is not installed.
+        WdsError: a file or the store cannot be read, or has other outputs.
+    """
+    check_choice("kind", kind, *FORMATS)
+    source = os.fspath(source)
+    if kind == "tfrecord" and max_samples is not None:
+        raise ValueError(
+            "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "
+            "and divide the shards afterwards"
+        )
+    running, values = Running(dest, options), values or {}
+    most, _ = shard_limits(max_samples, None, usual=10_000)
+    storage_options = running.storage_options
+    is_list = source.partition("?")[0].lower().endswith((".txt", ".csv")) and not os.path.isdir(source)
+    if kind == "torchrecord" and is_list:
+        if key or values:
+            raise ValueError("a list has a path and a label in each line: leave --key and --value out")
+        problems = Problems()
+        records, classes = of_list(source, None, None, problems, storage_options)
+        return running.run(
+            write(records, running.place, problems, classes=classes, max_samples=most, max_bytes=1 << 60)
+        )
+    reader = FORMATS[kind]
+    shards = reader.shards(source, most, storage_options)
+    columns = columns_of(first_rows(reader, shards, _FIRST, storage_options), key, values, redact(source))
+    decided = {"from": kind, "max_samples": most, "key": key, "values": dict(values), "columns": list(columns[2:])}
+    read_classes = getattr(reader, "classes", None)
+    labels = {} if read_classes is None else read_classes(shards[0].runs[0], storage_options)
+    label = values.get("cls") if values else next(iter(labels)) if len(labels) == 1 else None
+    names = content_of_classes(labels[label]) if label in labels else None
+    work = partial(_write_converted, kind, columns, storage_options)
+    tasks = [_task_of(shard) for shard in shards]
+    return running.run(shard_job("convert", running.place, work, tasks, decided, classes=names))
+
+
+def _task_of(shard: Shard) -> Task:
+    records = sum(run.records or 0 for run in shard.runs)
+    says = plural(records, "sample") if records else "all records of a file"
+    marks = [[run.file.size, run.file.identity, str(run.start), run.number, run.records] for run in shard.runs]
+    return shard_task(shard.name, shard, fingerprint(marks), says, records or 1)
+
+
+def _write_converted(kind: str, columns: Columns, storage_options: StorageOptions, task: Task, place: Place) -> Facts:
+    reader = FORMATS[kind]
+    usual = getattr(reader, "as_sample", None) if columns.key is None and not columns.values else None
+    found: Iterator[dict[str, Any]] = (
+        sample_of(row, number, columns) if usual is None else {"__key__": number, **usual(row)}
+        for number, row in read(reader, task.arguments, storage_options)
+    )
+    counts = [run.records for run in task.arguments.runs]
+    if None not in counts:  # a TFRecord file does not say how many it has
+        found = complete(task.name, found, sum(counts))
+    return write_task(task, place, found)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -26,11 +26,11 @@ from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
 from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
 from wds_pipes.io.partial import put_in_place
-from wds_pipes.io.urls import identify, local_path, redact
+from wds_pipes.io.urls import Urls, identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, is_header, no_tar
 from wds_pipes.tar.index import ShardFacts, dali_name, first_dot, folder_of, make_opener
-from wds_pipes.tar.listing import exists, find_facts, list_shards
+from wds_pipes.tar.listing import exists, list_shards
 from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.files import Content, file_of
@@ -48,13 +48,14 @@ from wds_pipes.tools.outputs import (
     shard_facts,
     write_indexes,
 )
+from wds_pipes.tools.reading import facts_beside
 
 _PARTS = f"{FOLDER}/parts"
 _CHUNK = 1 << 20
 _OF_FOLDER = ("classes.json", "sizes.json", "_info.json", "info.json", "__len__")
 
 
-def download(urls: str | Sequence[str], dest: str, **options: Unpack[JobOptions]) -> Report:
+def download(urls: Urls, dest: str | os.PathLike[str], **options: Unpack[JobOptions]) -> Report:
     """Copy shards, and what is beside them: indexes, tables of metadata, names of classes.
 
     Sizes are compared, and MD5s if the ``index.json`` beside the shards has them. What was begun on
@@ -75,7 +76,7 @@ def download(urls: str | Sequence[str], dest: str, **options: Unpack[JobOptions]
     names = names_of(shards)
     check_names(shards, names)
     check_outputs(shards, map(place.at, names))
-    facts = known or _facts_of(shards, storage_options)
+    facts = known or facts_beside(shards, storage_options, _not_compared)
     with ThreadPoolExecutor(REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
         beside = list(pool.map(lambda url: _beside(url, storage_options), shards))
@@ -134,18 +135,8 @@ def finish(place: Place, facts: list[Facts]) -> None:
         shutil.rmtree(place.at(_PARTS), ignore_errors=True)
 
 
-def _facts_of(shards: Sequence[str], storage_options: StorageOptions) -> list[ShardFacts]:
-    """What the ``index.json`` in the directory of each shard says of it."""
-    found: dict[str, ShardFacts] = {}
-    for folder in dict.fromkeys(map(folder_of, shards)):
-        inside = [url for url in shards if folder_of(url) == folder]
-        index = f"{folder}index.json"
-        if exists(index, storage_options):
-            try:
-                found |= dict(zip(inside, find_facts(inside, index, storage_options), strict=True))
-            except ValueError as error:
-                warnings.warn(f"{error} So MD5s are not compared", ShardWarning, stacklevel=3)
-    return [found.get(url, ShardFacts()) for url in shards]
+def _not_compared(shard: str, error: ValueError) -> None:
+    warnings.warn(f"{error} So MD5s are not compared", ShardWarning, stacklevel=4)
 
 
 def _beside(shard: str, storage_options: StorageOptions) -> list[str]:

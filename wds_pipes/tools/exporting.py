@@ -45,9 +45,9 @@ from wds_pipes.tools.outputs import (
     names_of,
 )
 from wds_pipes.tools.reading import Sample, fields_of
+from wds_pipes.tools.records import framed, masked_crc, packed
 from wds_pipes.tools.rewriting import Reading, Shard, samples_of
 from wds_pipes.tools.rows import is_text
-from wds_pipes.tools.tfrecord import framed, masked_crc, packed
 
 ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 

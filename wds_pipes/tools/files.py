@@ -4,19 +4,18 @@ labels; and samples of the files of a directory.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.outputs import exists, refuse
-from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.ranges import Part, Range, RangeReader
 from wds_pipes.io.remote.file_systems import file_system
 from wds_pipes.io.remote.metadata import ask
 from wds_pipes.io.urls import identify, local_path, redact
@@ -25,7 +24,6 @@ from wds_pipes.tar.keys import split_key, without_dots
 from wds_pipes.tools.outputs import REQUESTS, StorageOptions
 
 _SHOWN = 10
-_AHEAD = 64  # samples
 
 
 class Content(NamedTuple):
@@ -86,61 +84,55 @@ class Problems:
             raise SampleError(f"{plural(self.count, 'problem')} in the input, so nothing was written:\n{lines}")
 
 
-def samples(records: Iterable[Record], storage_options: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Read samples, as ``TarWriter`` writes them.
+def samples(records: Sequence[Record], storage_options: StorageOptions) -> Iterator[dict[str, Any]]:
+    """Read samples, as ``TarWriter`` writes them. Files of stores are requested ahead.
 
     Raises:
         SampleError: a file was changed after it was listed.
         OSError: a file cannot be read; a ShardError for one in a store.
     """
-    rest, reader = iter(records), RangeReader(storage_options, REQUESTS)
-    while ahead := list(islice(rest, _AHEAD)):
-        remote = [
-            value
-            for record in ahead
-            for value in record.fields.values()
-            if isinstance(value, Content) and local_path(value.url) is None
-        ]
-        read = _read_remote(remote, reader) if remote else {}
-        for record in ahead:
+    reader = RangeReader(storage_options, REQUESTS)
+    remote = (value for record in records for value in record.fields.values() if _is_remote(value))
+    with reader.read(Range(content.url, 0, content.size) for content in remote) as parts:
+        for record in records:
             sample: dict[str, Any] = {"__key__": record.key}
             for field, value in record.fields.items():
                 if not isinstance(value, Content):
                     sample[field] = value
-                else:
-                    data = read[value.url] if value.url in read else _read_local(value, record.key)
-                    if data is None or len(data) != value.size:
-                        raise _changed(value, record.key)
-                    sample[field] = data
+                    continue
+                data = _of_store(value, reader, parts) if _is_remote(value) else _read_local(value)
+                if data is None:
+                    raise SampleError(
+                        f"{redact(value.url)} was changed after it was listed: run the command again when no program "
+                        "writes it",
+                        key=record.key,
+                    )
+                sample[field] = data
             yield sample
 
 
-def _read_local(content: Content, key: str) -> bytes:
+def _is_remote(value: Content | bytes) -> TypeGuard[Content]:
+    """Whether it is a file in a store that has bytes to read."""
+    return isinstance(value, Content) and value.size > 0 and local_path(value.url) is None
+
+
+def _read_local(content: Content) -> bytes | None:
+    """The bytes of a file; None: it is another than the listed one."""
+    if not content.size and local_path(content.url) is None:
+        return b""
     with open(local_path(content.url) or content.url, "rb") as file:
-        if str(os.fstat(file.fileno()).st_mtime_ns) != content.mark:
-            raise _changed(content, key)
-        return file.read(content.size + 1)
+        same = str(os.fstat(file.fileno()).st_mtime_ns) == content.mark
+        data = file.read(content.size + 1)
+        return data if same and len(data) == content.size else None
 
 
-def _read_remote(contents: Sequence[Content], reader: RangeReader) -> dict[str, bytes | None]:
-    """Read files of stores by their URLs; None: one is another than the listed one."""
-    distinct = list({content.url: content for content in contents}.values())
-    found: dict[str, bytes | None] = {content.url: b"" for content in distinct}
-    whole = [content for content in distinct if content.size]
-    with reader.read(Range(content.url, 0, content.size) for content in whole) as parts:
-        for content, (data, _) in zip(whole, parts, strict=True):
-            reported = reader.reported(content.url)
-            etag = reported.validators.get("etag", content.mark)
-            same = reported.size in (None, content.size) and (content.mark[:1] != '"' or etag == content.mark)
-            found[content.url] = bytes(data) if same else None
-    return found
-
-
-def _changed(content: Content, key: str) -> SampleError:
-    return SampleError(
-        f"{redact(content.url)} was changed after it was listed: run the command again when no program writes it",
-        key=key,
-    )
+def _of_store(content: Content, reader: RangeReader, parts: Iterator[Part]) -> bytes | None:
+    """The next part that was requested; None: the file is another than the listed one."""
+    data, _ = next(parts)
+    reported = reader.reported(content.url)
+    etag = reported.validators.get("etag", content.mark)
+    same = reported.size in (None, content.size) and (content.mark[:1] != '"' or etag == content.mark)
+    return bytes(data) if same and len(data) == content.size else None
 
 
 _RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot, which writes v1.0_a.jpg as v1_0_a.jpg"
@@ -150,9 +142,9 @@ class Grouping:
     """Groups files into samples.
 
     Args:
-        key_split: ``"first-dot"``; ``"last-dot"``, with which the other dots of a name become
-            underscores, since a key has no dots; None: as ``"first-dot"``, and names that were
-            probably not meant so are problems.
+        key_split: ``"first-dot"``; ``"last-dot"`` or ``"folder"``, with which the other dots of a
+            key become underscores; None: as ``"first-dot"``, and names that were probably not meant
+            so are problems.
         problems: takes what is wrong.
     """
 
@@ -173,7 +165,7 @@ class Grouping:
             )
             return None
         stem, field = parts
-        key = without_dots(stem) if self._rule == "last-dot" else stem
+        key = stem if self._rule == "first-dot" else without_dots(stem)
         other = self._names.setdefault((key, field), name)
         if field in self._found.get(key, ()) and other == name:
             self._problems.add(f"{name} comes twice: name it once, since a key has one sample")
@@ -249,68 +241,72 @@ def _classes_of(labels: Iterable[str]) -> tuple[list[str], dict[str, bytes]]:
 _OF_SHARDS = ("*.tar", "*.tar.*", "*.tgz", "*.idx", "index.json", "classes.json")
 
 
-@dataclasses.dataclass
-class Files:
-    """Which files of a directory are packed.
+def packed(
+    source: str,
+    problems: Problems,
+    storage_options: StorageOptions,
+    *,
+    ignore: Sequence[str] = (),
+    include: Sequence[str] = (),
+    links: str = "",
+) -> list[tuple[str, Content]]:
+    """The files of a directory that are packed. A warning names those of shards, which are not.
 
-    Attributes:
+    Args:
+        source: the directory.
+        problems: as in ``listed``.
+        storage_options: how to reach the directory.
         ignore: patterns of files that are left out.
         include: patterns of files that are packed although they belong to shards.
         links: as in ``listed``.
-        of_shards: the files that were left out since they belong to shards.
+
+    Raises:
+        ValueError: there are only shards.
     """
-
-    ignore: Sequence[str] = ()
-    include: Sequence[str] = ()
-    links: str = ""
-    of_shards: list[str] = dataclasses.field(default_factory=list)
-
-    def chosen(self, source: str, problems: Problems, storage_options: StorageOptions) -> Iterator[tuple[str, Content]]:
-        """The files that are packed; ValueError if there are only shards."""
-        found = False
-        for name, content in listed(source, self.ignore, self.links, problems, storage_options):
-            if _matches(name, _OF_SHARDS) and not _matches(name, self.include):
-                self.of_shards.append(name)
-            else:
-                found = True
-                yield name, content
-        if self.of_shards and not found:
-            raise ValueError(
-                f"SOURCE has shards, such as {self.of_shards[0]}: wds-pipes reshard and others write their samples. If "
-                "they are the files to pack, pass --include '*.tar'"
-            )
-
-    def note(self) -> str | None:
-        """Say what was left out; None: nothing."""
-        if not self.of_shards:
-            return None
-        left, first = plural(len(self.of_shards), "file"), self.of_shards[0]
-        return f"{left} of shards left out, such as {first}: pass --include {os.path.basename(first)!r} to pack it"
+    found, of_shards = list[tuple[str, Content]](), list[str]()
+    for name, content in listed(source, ignore, links, problems, storage_options):
+        if _matches(name, _OF_SHARDS) and not _matches(name, include):
+            of_shards.append(name)
+        else:
+            found.append((name, content))
+    if of_shards and not found:
+        raise ValueError(
+            f"SOURCE has shards, such as {of_shards[0]}: wds-pipes reshard and others write their samples. If they are "
+            "the files to pack, pass --include '*.tar'"
+        )
+    if of_shards:
+        warnings.warn(
+            f"{plural(len(of_shards), 'file')} of shards left out, such as {of_shards[0]}: pass --include "
+            f"{os.path.basename(of_shards[0])!r} to pack it",
+            ShardWarning,
+            stacklevel=3,
+        )
+    return found
 
 
 def of_directory(
-    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: StorageOptions
-) -> list[Record]:
-    """The samples of a directory and those below: files whose names differ only in what follows
-    the key. They are sorted by their names. Hidden files are left out.
+    files: Iterable[tuple[str, Content]], key_split: str | None, problems: Problems
+) -> tuple[list[Record], list[str]]:
+    """The samples of files: those whose names differ only in what follows the key. They are sorted
+    by their names. There are no classes.
     """
     grouping = Grouping(key_split, problems)
-    for name, content in files.chosen(source, problems, storage_options):
+    for name, content in files:
         grouping.add(name, content)
-    return sorted(grouping.records())
+    return sorted(grouping.records()), []
 
 
 def of_classes(
-    source: str, key_split: str | None, files: Files, problems: Problems, storage_options: StorageOptions
+    files: Iterable[tuple[str, Content]], folders: Iterable[str], key_split: str | None, problems: Problems
 ) -> tuple[list[Record], list[str]]:
-    """The samples of a directory whose directories are classes, as torchvision's ImageFolder reads
-    it; each gets a field ``cls``, the number of its class.
+    """The samples of files in directories that are classes, as torchvision's ImageFolder reads
+    them; each gets a field ``cls``, the number of its class.
 
     Returns:
         The samples, and the sorted names of the classes.
     """
     grouping, of_key = Grouping(key_split, problems), {}
-    for name, content in files.chosen(source, problems, storage_options):
+    for name, content in files:
         label, slash, _ = name.partition("/")
         if not slash:
             problems.add(
@@ -320,26 +316,27 @@ def of_classes(
         elif (key := grouping.add(name, content)) is not None:
             of_key[key] = label
     records, classes = sorted(grouping.records()), sorted(set(of_key.values()))
-    for name in _folders(source):
-        if name not in classes and not (_matches(name, files.ignore) or _matches(f"{name}/x", files.ignore)):
+    for name in folders:
+        if name not in classes:
             problems.add(
                 f"{name} is the directory of a class, and has no samples, so that other classes would have other "
                 f"numbers where it has some: leave it out with --ignore {name!r}, or add samples"
             )
     for record in records:
-        if "cls" in record.fields:
+        if LABEL in record.fields:
             problems.add(f"sample {record.key!r} has a field 'cls' already: write without classes, --from files")
-        record.fields["cls"] = str(classes.index(of_key[record.key])).encode()
+        record.fields[LABEL] = str(classes.index(of_key[record.key])).encode()
     return records, classes
 
 
-def _folders(source: str) -> list[str]:
+def folders_in(source: str, ignore: Sequence[str]) -> list[str]:
     """The directories in a directory of this machine; a store has none without files."""
     path = local_path(source)
     if path is None:
         return []
     with os.scandir(path) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return [name for name in names if not (_matches(name, ignore) or _matches(f"{name}/x", ignore))]
 
 
 def is_in(path: str, folder: str) -> bool:

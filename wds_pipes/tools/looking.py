@@ -1,25 +1,293 @@
-"""Look at the samples of shards: list them, describe the first, write some or one."""
+"""Look at the samples of shards: count them (info), list them (ls), describe the first (head) and
+write some or one (cat, get); and their fields decoded, and in words: text as it is, images and
+arrays by their shapes.
+"""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
+from wds_pipes.codecs.codec import IMAGE_FORMATS, NotAllowedError, registered_codecs
 from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.images import decoders_in_use
 from wds_pipes.codecs.text import decode_text, exact_integer
-from wds_pipes.core.words import plain_json
-from wds_pipes.errors import SampleError
+from wds_pipes.core.options import check_count
+from wds_pipes.core.words import bytes_shown, plain, plain_json, plural
+from wds_pipes.display.text import cut, shape_of, shown
+from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.io.expand import items_of
+from wds_pipes.io.open import Opener
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.index import make_opener
+from wds_pipes.io.versions import version_of
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE
+from wds_pipes.tar.index import ShardFacts, make_opener
+from wds_pipes.tar.listing import find_facts, is_index
 from wds_pipes.tar.writer import TarWriter
-from wds_pipes.tools.describing import Describer
+from wds_pipes.tools.progress import progress as shown_progress
 from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of, shards_of
+
+_SHARDS, _SAMPLES = 8, 256  # that are read without whole=True; the samples of each shard
+_DESCRIBED = 32  # samples of each shard whose data is read
+_KEPT = 10_000  # sizes of a field, of which the median is taken
+_MOST_TEXT = 200  # characters
+_LARGEST = 64 << 20  # bytes of a field that is decoded to be described
+
+
+def info(
+    urls: Urls,
+    *,
+    whole: bool = False,
+    key_split: str = "first-dot",
+    storage_options: dict[str, Any] | None = None,
+    progress: bool | None = False,
+) -> Summary:
+    """Return what is in shards: samples, fields with types and sizes, and where the bytes go.
+
+    Args:
+        urls: the shards, or an ``index.json``.
+        whole: read all shards to their ends. Otherwise at most 256 samples of each of 8 shards are
+            read, and samples are estimated unless an index counts them.
+        key_split: as in ``group_by_key``.
+        storage_options: how to reach the storage.
+        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
+
+    Raises:
+        ValueError: nothing matches.
+        ShardError: a shard cannot be read, or is damaged.
+    """
+    return Summary(urls, storage_options, key_split, whole=whole, progress=progress)
+
+
+def codecs() -> dict[str, str]:
+    """Return the package that decodes each image format, with its version."""
+    return {name: f"{package} {_version(package)}" for name, package in decoders_in_use().items()}
+
+
+def codec_lines() -> Iterator[str]:
+    """Return ``codecs()``, and what resizes images, as lines."""
+    formats = codecs()
+    width = max(map(len, formats))
+    for name, package in formats.items():
+        instead = "" if package.startswith("pillow") else ", or pillow what it cannot"
+        yield f"{name:{width}}  {package}{instead}"
+    yield f"{'size=':{width}}  torch {_version('torch')} for RGB, pillow {_version('pillow')} for the rest"
+    if formats["JPEG"].startswith("pillow"):
+        yield "JPEG is decoded in less time, to the same pixels, with: pip install 'wds_pipes[images]'"
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version  # only here: it takes a while
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+@dataclass
+class Field:
+    """What was seen of a field: the first of its sizes, all their bytes, and what it is."""
+
+    samples: int = 0
+    total: int = 0
+    least: int = MAX_SIZE
+    most: int = 0
+    sizes: list[int] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+
+    def add(self, size: int) -> None:
+        """Count a field of this size."""
+        self.samples += 1
+        self.total += size
+        self.least, self.most = min(self.least, size), max(self.most, size)
+        if len(self.sizes) < _KEPT:
+            self.sizes.append(size)
+
+    @property
+    def median(self) -> int:
+        """The median of the sizes; above 10,000 samples, that of the first 10,000."""
+        return sorted(self.sizes)[(len(self.sizes) - 1) // 2]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        sizes = {"min": self.least, "median": self.median, "max": self.most}
+        return {
+            "samples": self.samples, "bytes": self.total, **sizes, "types": dict(self.kinds), "example": self.example
+        }  # fmt: skip
+
+
+class Summary:
+    """Shards in figures, as ``info`` returns them.
+
+    Attributes:
+        shards: the shards.
+        samples: how many samples they have.
+        exact: whether this number is exact; otherwise it is estimated.
+        indexed: whether an index says it.
+        sizes: the bytes of each shard; None: not known.
+        fields: what was seen of each field.
+        parts: the bytes of data, headers, padding, pax headers and others that were read.
+        compressions: how many of the shards that were read are compressed, by the format.
+        outside: how many files belong to no sample.
+        read_shards: how many shards were read.
+        read_samples: how many samples were read.
+    """
+
+    def __init__(
+        self, urls: Urls, storage_options: dict[str, Any] | None, key_split: str, *, whole: bool, progress: bool | None
+    ) -> None:
+        self.shards = shards_of(urls, storage_options)
+        self._options, self._split, self._whole = storage_options, key_split, whole
+        self._describer = Describer(most_text=60)
+        self.fields: dict[str, Field] = {}
+        self.read_samples = self.outside = 0
+        self.parts = Counter[str](data=0, headers=0, padding=0, pax=0, other=0)
+        self._ended: dict[str, int] = {}  # the samples of each of these shards
+        self.compressions = Counter[str]()
+        facts = [ShardFacts()] * len(self.shards)
+        with contextlib.suppress(ValueError, ShardError, OSError):  # there is no index, or not of these shards
+            indexes = [url for url in items_of(urls) if is_index(str(url))]
+            facts = list(find_facts(self.shards, indexes or True, self._options))
+        with ThreadPoolExecutor(16) as pool:
+            self.sizes = list(pool.map(self._size, self.shards, facts))
+        count = len(self.shards)
+        chosen = range(count) if whole else sorted({place * count // _SHARDS for place in range(_SHARDS)})
+        self.read_shards = len(chosen)
+        opener = make_opener(storage_options, readahead_bytes=8 << 20, connections=4)
+        with shown_progress(len(chosen), "shard", show=progress) as advance:
+            for number in chosen:
+                self._read_shard(opener, number)
+                advance(1)
+        # if a shard that was read to its end has another number of samples, the index is old
+        self.indexed = all(
+            known.samples is not None and self._ended.get(url, known.samples) == known.samples
+            for url, known in zip(self.shards, facts, strict=True)
+        )
+        self.exact = self.indexed or len(self._ended) == len(self.shards)
+        self.samples = sum(known.samples or 0 for known in facts) if self.indexed else self._estimate()
+
+    def _size(self, url: str, known: ShardFacts) -> int | None:
+        return version_of(url, self._options).size if known.size is None else known.size
+
+    def _read_shard(self, opener: Opener, number: int) -> None:
+        deep = True
+        walk = ShardWalk(opener, self.shards[number], self._split, lambda name: deep)
+        count = at = 0
+        for sample in walk.samples():
+            count += 1
+            deep = count < _DESCRIBED
+            at = self._add(sample, at)
+            if not self._whole and count == _SAMPLES:
+                break
+        self.read_samples += count
+        self.outside += walk.outside
+        if walk.compression:
+            self.compressions[walk.compression] += 1
+        if walk.ended:
+            size = self.sizes[number]
+            self._ended[self.shards[number]] = count
+            end = walk.bytes if walk.compression or size is None else size
+            self.parts["other"] += max(0, end - at)
+
+    def _add(self, sample: Found, at: int) -> int:
+        """Add a sample; ``at`` is the end of the one before. Return its end."""
+        parts = self.parts
+        for member in sample.members:
+            found = self.fields.setdefault(member.field, Field())
+            found.add(member.size)
+            padding = -member.size & (BLOCK - 1)
+            parts["other"] += member.start - at
+            parts["data"] += member.size
+            parts["padding"] += padding
+            parts["headers"] += BLOCK
+            parts["pax"] += member.end - member.start - BLOCK - member.size - padding
+            at = member.end
+            if member.data is not None:
+                described = self._describer.describe(member.field, member.data)
+                found.kinds[described.kind] += 1
+                found.example = found.example or described.text
+        return at
+
+    def _estimate(self) -> int:
+        """Return the number of samples, which is not exact if a shard was not read to its end."""
+        known = sum(self._ended.values())
+        if self.exact:
+            return known
+        if self.compressions:  # the bytes of a sample as they are stored are not known
+            return known * len(self.shards) // len(self._ended) if self._ended else 0
+        taken = self.parts.total()
+        return round(sum(size or 0 for size in self.sizes) * self.read_samples / taken) if taken else 0
+
+    @property
+    def bytes(self) -> int | None:
+        """The size of all shards; None: that of some is not known."""
+        sizes = [size for size in self.sizes if size is not None]
+        return sum(sizes) if len(sizes) == len(self.sizes) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures for JSON."""
+        return {
+            "shards": len(self.shards),
+            "samples": self.samples,
+            "samples_exact": self.exact,
+            "bytes": self.bytes,
+            "index": self.indexed,
+            "read": {"shards": self.read_shards, "samples": self.read_samples},
+            "fields": {name: seen.as_dict() for name, seen in sorted(self.fields.items())},
+            "parts": dict(self.parts),
+            "outside": self.outside,
+            "compressions": dict(self.compressions),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Return the figures as lines of text."""
+        about = "" if self.exact else "about "
+        size = "of unknown size" if self.bytes is None else bytes_shown(self.bytes)
+        source = " (counted by an index)" if self.indexed else ""
+        yield f"{plural(len(self.shards), 'shard')}, {about}{plural(self.samples, 'sample')}{source}, {size}"
+        if len(self._ended) < len(self.shards):
+            yield (
+                f"read: {plural(self.read_samples, 'sample')} of {plural(self.read_shards, 'shard')}, the first of "
+                f"which is {redact(self.shards[0])}; --all reads all of them"
+            )
+        if self.compressions:
+            kinds = ", ".join(f"{count:,} by {kind}" for kind, count in sorted(self.compressions.items()))
+            yield f"compressed shards: {kinds}; the sizes below are of what they unpack to"
+        yield ""
+        yield from self._table()
+        yield ""
+        whole = self.parts.total() or 1
+        names = {"pax": "pax headers and long names", "other": "end and others"}
+        yield "bytes: " + ", ".join(f"{names.get(name, name)} {part / whole:.1%}" for name, part in self.parts.items())
+        if self.outside:
+            yield f"{plural(self.outside, 'file')} of no sample, which readers leave out"
+
+    def _table(self) -> Iterator[str]:
+        rows = [("FIELD", "SAMPLES", "MIN", "MEDIAN", "MAX", "TYPE", "EXAMPLE")]
+        for name, seen in sorted(self.fields.items(), key=lambda item: (-item[1].samples, item[0])):
+            kind = " or ".join(kind for kind, _ in seen.kinds.most_common(2)) + (" ..." if len(seen.kinds) > 2 else "")
+            share = seen.samples / self.read_samples
+            part = f"{share:.0%}" if share in (0, 1) or 0.01 <= share <= 0.99 else f"{share:.2%}"
+            sizes = map(bytes_shown, (seen.least, seen.median, seen.most))
+            rows.append((name[:40] or "(empty)", part, *sizes, kind, seen.example))  # type: ignore[arg-type]
+        widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+        for row in rows:
+            cells = [f"{text:<{width}}" for text, width in zip(row, widths, strict=False)]
+            yield "  ".join([*cells, row[-1]]).rstrip()
 
 
 def ls(
@@ -88,9 +356,10 @@ def head(
         storage_options: how to reach the storage.
 
     Raises:
-        ValueError: nothing matches.
+        ValueError: nothing matches, or ``count`` is negative.
         ShardError, SampleError: a shard cannot be read, or is damaged.
     """
+    check_count("count", count, least=0)
     describer = Describer()
     for sample in islice(Source(urls, storage_options, key_split, fields).read(), count):
         described = {name: describer.describe(name, data).text for name, data in fields_of(sample)}
@@ -126,10 +395,14 @@ def cat(
         storage_options: how to reach the storage.
 
     Raises:
-        ValueError: nothing matches, or no sample has a field to rename.
+        ValueError: nothing matches, ``start`` or ``stop`` does not fit, or no sample has a field to
+            rename.
         ShardError, SampleError: a shard cannot be read, or is damaged; or two fields would have one
             name.
     """
+    check_count("start", start, least=0)
+    if stop is not None:
+        check_count("stop", stop, least=start)
     names = {name: new.lower() for old, new in (rename or {}).items() for name in old.lower().split(";")}
     samples = renamed(Source(urls, storage_options, key_split, fields).slice(start, stop), names)
     if jsonl:
@@ -214,15 +487,130 @@ def write_fields(sample: Sample, folder: str) -> list[str]:
     paths. A ``/`` in a key makes directories, which stay inside of it.
     """
     root, paths = os.path.realpath(folder), []
-    for field, data in fields_of(sample):
-        name = f"{sample['__key__']}.{field}"
-        path = os.path.realpath(os.path.join(root, name))
-        if os.path.isabs(name) or not path.startswith(os.path.join(root, "")):
+    for name, data in fields_of(sample):
+        file = f"{sample['__key__']}.{name}"
+        path = os.path.realpath(os.path.join(root, file))
+        if os.path.isabs(file) or not path.startswith(os.path.join(root, "")):
             raise SampleError(
-                f"file {name!r} would not be inside of {folder}: write the sample to standard output, as a tar",
+                f"file {file!r} would not be inside of {folder}: write the sample to standard output, as a tar",
                 key=sample["__key__"],
             )
         os.makedirs(os.path.dirname(path), exist_ok=True)
         write_small(path, data)
         paths.append(path)
     return paths
+
+
+class Decoders:
+    """The decoders of fields, by ``specs`` as of ``decode_by_ext``. Nothing that could run code is
+    decoded.
+    """
+
+    def __init__(self, *specs: str) -> None:
+        decoding = Decoding(specs, allow_pickle=False, max_image_pixels=1 << 26, registered=registered_codecs())
+        self._decoder_of = lru_cache(4096)(decoding.decoder)  # bounded, since names may be hostile
+
+    def decode(self, field: str, data: bytes) -> Any:
+        """Return a field decoded, or its bytes, without the warnings of a library."""
+        decoder = self._decoder_of(field)
+        if decoder is None:
+            return data
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return decoder(data)
+
+
+def of_all_fields() -> Decoders:
+    """Return the decoders with which fields are checked."""
+    return Decoders("rgb8", "audio", "video")
+
+
+def fault_of(
+    decoders: Decoders, field: str, data: bytes, note: Callable[[str], None] = lambda text: None
+) -> str | None:
+    """Return why a field cannot be decoded, in a line; None: it can be.
+
+    Args:
+        decoders: the decoders.
+        field: the name of the field.
+        data: its bytes.
+        note: called with why it was not decoded, if that is not the fault of the data.
+    """
+    try:
+        decoders.decode(field, data)
+    except NotAllowedError:
+        note(f"field {field!r} was not decoded: unpickling can run code")
+    except ImportError as error:
+        note(f"field {field!r} was not decoded: {error}")
+    except Exception as error:  # whatever a decoder raises for damaged data
+        return f"{' '.join(f'{type(error).__name__}: {error}'.split()):.300}"
+    return None
+
+
+class Described(NamedTuple):
+    """A field in words.
+
+    Attributes:
+        kind: what it is, such as ``"JPEG image"``: the same for all fields of one kind.
+        text: its content, in a line: the text itself, or ``"JPEG 640x480 RGB, 107 kB"``.
+    """
+
+    kind: str
+    text: str
+
+
+class Describer:
+    """Describes fields. Nothing that could run code is decoded."""
+
+    def __init__(self, most_text: int = _MOST_TEXT) -> None:
+        self._decoders, self._most = Decoders("audio"), most_text
+
+    def describe(self, field: str, data: bytes) -> Described:
+        """Return a field in words; of one that cannot be decoded, why."""
+        size = bytes_shown(len(data))
+        if (image := _image(data)) is not None:
+            return Described(f"{image[0]} image", f"{image[0]} {image[1]}, {size}")
+        if len(data) > _LARGEST:
+            return Described("bytes", size)
+        try:
+            value = self._decoders.decode(field, data)
+        except (NotAllowedError, ImportError) as error:
+            return Described("bytes", f"{size}, not decoded: {_line(str(error), self._most)}")
+        except Exception as error:  # whatever a decoder raises for damaged data
+            why = _line(f"{type(error).__name__}: {error}", self._most)
+            return Described("undecodable", f"{size}, cannot be decoded: {why}")
+        return self._in_words(value, size)
+
+    def _in_words(self, value: Any, size: str) -> Described:
+        if isinstance(value, str):
+            return Described("text", _line(value, self._most))
+        if isinstance(value, bool | int | float):
+            return Described("integer" if isinstance(value, int) else "number", str(value))
+        if (shape := shape_of(value)) is not None:
+            return Described(shape, f"{shape}, {size}")
+        if isinstance(value, tuple) and len(value) == 2 and (shape := shape_of(value[0])) is not None:
+            rate = value[1]
+            seconds = f", {value[0].shape[-1] / rate:.3g} s" if isinstance(rate, int) and rate else ""
+            return Described("audio", f"audio {tuple(value[0].shape)} at {rate} Hz{seconds}, {size}")
+        if isinstance(value, (bytes, bytearray)):
+            return Described("bytes", size)
+        return Described("object", _line(shown(value, limit=self._most), self._most))
+
+
+def _line(text: str, most: int) -> str:
+    return plain(cut(" ".join(text[: 4 * most].split()) + (" ..." if len(text) > 4 * most else ""), most))
+
+
+def _image(data: bytes) -> tuple[str, str] | None:
+    """Return the format of an image, and its width, height and mode; None: it is none. Only the
+    header is read.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
+                return str(image.format), f"{image.width}x{image.height} {image.mode}"
+    except Exception:  # what Pillow raises for damaged headers is of many kinds
+        return None

@@ -18,8 +18,9 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.grouping import Grouping
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
+from wds_pipes.tar.index import ShardFacts, folder_of
 from wds_pipes.tar.keys import is_metadata, splitter
-from wds_pipes.tar.listing import list_shards
+from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.offsets import MissingIndexError
 from wds_pipes.tar.reader import TarReader
@@ -182,6 +183,37 @@ class ShardWalk:
                 self.outside += parts is None
                 yield url, name, Member(name, parts[1].lower() if parts else "", data, start, end, size), start
             self.bytes = reader.offset
+
+
+def is_stream(url: str) -> bool:
+    """Whether a shard is read from a program, and nothing can be beside it."""
+    return url == "-" or url.startswith("pipe:")
+
+
+def facts_beside(
+    shards: Sequence[str], storage_options: dict[str, Any] | None, on_problem: Callable[[str, ValueError], None]
+) -> list[ShardFacts]:
+    """What the ``index.json`` in the directory of each shard says of it.
+
+    Args:
+        shards: the shards.
+        storage_options: how to reach the storage.
+        on_problem: called with the first shard of a directory whose index is damaged or does not
+            have all of them, and the error.
+    """
+    found = dict.fromkeys(shards, ShardFacts())
+    folders: dict[str, list[str]] = {}
+    for url in found:
+        if not is_stream(url):
+            folders.setdefault(folder_of(url), []).append(url)
+    for folder, inside in folders.items():
+        index = f"{folder}index.json"
+        if exists(index, storage_options):
+            try:
+                found.update(zip(inside, find_facts(inside, index, storage_options), strict=True))
+            except ValueError as error:
+                on_problem(inside[0], error)
+    return [found[url] for url in shards]
 
 
 def shards_of(urls: Urls, storage_options: dict[str, Any] | None) -> list[str]:

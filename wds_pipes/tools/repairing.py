@@ -37,9 +37,9 @@ from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.members import Link
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import readable
-from wds_pipes.tools.describing import Decoders, fault_of, of_all_fields
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.jobs import Place, Report
+from wds_pipes.tools.looking import Decoders, fault_of, of_all_fields
 from wds_pipes.tools.outputs import (
     JobOptions,
     Running,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
 import shutil
 import tempfile
 from collections import Counter
@@ -41,7 +40,7 @@ def select(
     urls: Urls,
     where: str,
     *,
-    metadata: str | None = None,
+    metadata: str | os.PathLike[str] | None = None,
     storage_options: dict[str, Any] | None = None,
 ) -> list[str]:
     """Return the keys of the samples whose row of metadata fulfils a condition.
@@ -106,7 +105,7 @@ def keys_where(condition: str, tables: Sequence[str], opener: Opener) -> Iterato
         duckdb.SQLExpression(condition)
     except (duckdb.Error, TypeError) as error:  # TypeError: it is no Unicode
         raise ValueError(
-            f"{condition!r:.300} is not a condition over columns: {_first_line(error)}. A condition is SQL as it "
+            f"{condition!r:.300} is not a condition over columns: {_told(error)}. A condition is SQL as it "
             "stands after WHERE, such as \"clip > 0.28 and width >= 256 and status = 'success'\""
         ) from error
     local = [path for path in map(_local, tables) if path is not None]
@@ -157,7 +156,7 @@ def _keys_of(database: Any, folder: str, condition: str, opener: Opener, table: 
             with opener.open(table) as stream:
                 shutil.copyfileobj(stream, file, 1 << 20)
         except ShardError as error:
-            raise _unusable(table, str(error).rstrip(".")) from error
+            raise _unusable(table, str(error)) from error
         file.flush()
         return _select(database, file.name, condition, table)
 
@@ -173,7 +172,7 @@ def _select(database: Any, path: str, condition: str, table: str) -> list[str]:
         try:
             rows_of, columns = _described(cursor, path)
         except duckdb.Error as error:
-            raise _unusable(table, _first_line(error)) from error
+            raise _unusable(table, _told(error)) from error
         key = next((name for name in KEY_COLUMNS if name in columns), None)
         if key is None or columns[key] != "VARCHAR":
             what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
@@ -188,11 +187,11 @@ def _select(database: Any, path: str, condition: str, table: str) -> list[str]:
                 f"GROUP BY 1 HAVING bool_or(CAST(({condition}\n) AS BOOL))"
             ).fetchall()
         except duckdb.IOException as error:
-            raise _unusable(table, _first_line(error)) from error
+            raise _unusable(table, _told(error)) from error
         except duckdb.Error as error:
             raise ValueError(
-                f"the condition {condition!r:.300} cannot be evaluated over table {redact(table)}: "
-                f"{_first_line(error)}. Its columns are {listed(columns)}"
+                f"the condition {condition!r:.300} cannot be evaluated over table {redact(table)}, whose columns are "
+                f"{listed(columns)}: {_told(error)}"
             ) from error
     repeated = next((key for key, count in rows if count > 1), None)
     if repeated is not None:
@@ -201,12 +200,12 @@ def _select(database: Any, path: str, condition: str, table: str) -> list[str]:
 
 
 def _unusable(table: str, what: str) -> ShardError:
-    return ShardError(f"the table of metadata {redact(table)} cannot be used: {what}.", url=redact(table))
+    return ShardError(f"the table of metadata {redact(table)} cannot be used: {what}", url=redact(table))
 
 
 def find_tables(
     urls: Sequence[str],
-    metadata: str | None,
+    metadata: str | os.PathLike[str] | None,
     storage_options: dict[str, Any] | None,
     names: Sequence[str] | None = None,
 ) -> list[str]:
@@ -225,7 +224,7 @@ def find_tables(
     """
     paths = [path_of(url).removesuffix(".tar") for url in urls]
     if metadata is not None:
-        folder = at_home(metadata)
+        folder = at_home(os.fspath(metadata))
         if folder.partition("?")[0].endswith(ENDINGS):
             return [folder]
         if os.path.isfile(folder):
@@ -275,6 +274,6 @@ def _quoted(text: str, mark: str = "'") -> str:
     return mark + text.replace(mark, 2 * mark) + mark
 
 
-def _first_line(error: object) -> str:
-    """Return what is wrong, without the kind of the error."""
-    return re.sub(r"^(\w+ )+Error: ", "", str(error).partition("\n")[0].rstrip(".! "))[:300]
+def _told(error: Exception) -> str:
+    """What DuckDB says, without the place in the statement that follows it."""
+    return str(error).partition("\n")[0][:300]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, chain, islice
@@ -122,9 +123,12 @@ def opened(url: str, storage_options: StorageOptions) -> Iterator[BinaryIO]:
     """
     path = local_path(url)
     with readable(url, storage_options):
-        file = open(path, "rb") if path is not None else io.BufferedReader(_Remote(url, storage_options), _READ)
-        with file as stream:
-            yield stream
+        if url == "-":
+            file: Any = io.BytesIO(sys.stdin.buffer.read())
+        else:
+            file = open(path, "rb") if path is not None else io.BufferedReader(_Remote(url, storage_options), _READ)
+        with file:
+            yield file
 
 
 class _Remote(io.RawIOBase):
@@ -222,13 +226,13 @@ class Parquet:
         """Divide the rows of files into shards; only their ends are read."""
         files = []
         for _, file in found_files(source, (".parquet",), storage_options):
-            with _parquet(file.url, storage_options) as table:
+            with parquet_file(file.url, storage_options) as table:
                 files.append((file, table.metadata.num_rows))
         return divided(files, max_samples)
 
     def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
         """Read rows of a file."""
-        with _parquet(run.file.url, storage_options) as table:
+        with parquet_file(run.file.url, storage_options) as table:
             counts = [table.metadata.row_group(group).num_rows for group in range(table.metadata.num_row_groups)]
             passed = sum(end <= run.start for end in accumulate(counts))  # groups before the first row
             batches = table.iter_batches(batch_size=_ROWS, row_groups=list(range(passed, len(counts))))
@@ -236,7 +240,7 @@ class Parquet:
 
     def classes(self, run: Run, storage_options: StorageOptions) -> dict[str, list[str]]:
         """The names of the classes of columns that have numbers of classes."""
-        with _parquet(run.file.url, storage_options) as table:
+        with parquet_file(run.file.url, storage_options) as table:
             return _classes(table.schema_arrow)
 
 
@@ -362,7 +366,8 @@ def _numbers(types: Any, field: Any) -> tuple[Any, tuple[int, ...] | None] | Non
 
 
 @contextmanager
-def _parquet(url: str, storage_options: StorageOptions) -> Iterator[Any]:
+def parquet_file(url: str, storage_options: StorageOptions) -> Iterator[Any]:
+    """A Parquet file; ``-`` is standard input."""
     parquet = library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     with opened(url, storage_options) as stream:
         yield parquet.ParquetFile(stream)

@@ -16,13 +16,11 @@ from wds_pipes.core.importing import library
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import read_state
 from wds_pipes.core.words import plural, shown
-from wds_pipes.display.states import describe_state
+from wds_pipes.display.states import describe_state, states_in
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
 
-_DEPTH = 50  # no checkpoint nests states deeper
 _MOST_BYTES = 1 << 30  # of a file of JSON
-_OURS = {"version", "epoch", "lanes", "graph"}
 _ABSENT = object()
 
 
@@ -66,7 +64,7 @@ def read_states(path: str) -> list[PlacedState]:
     """
     if os.path.isdir(path):
         return _of_directory(Path(path))
-    found = list(_states_in(_content(path)))
+    found = [PlacedState(where, state) for where, state in states_in(_content(path))]
     if not found:
         raise StateError(
             f"{path} has no state of wds_pipes: save what state_dict() of the loader returns, as in "
@@ -106,21 +104,6 @@ def _content(path: str) -> Any:
             f"{path} is neither JSON nor an untouched file of torch.save with plain values and tensors "
             f"({type(error).__name__}): save the state_dict() of the loader by itself"
         ) from error
-
-
-def _states_in(content: Any, where: str = "", depth: int = 0) -> Iterator[PlacedState]:
-    """Yield the states in dicts and lists."""
-    if depth > _DEPTH:
-        return
-    if isinstance(content, Mapping):
-        if content.keys() >= _OURS:
-            yield PlacedState(where, dict(content))
-            return
-        for name, part in content.items():
-            yield from _states_in(part, f"{where}.{name}" if where else str(name), depth + 1)
-    elif isinstance(content, (list, tuple)):
-        for number, part in enumerate(content):
-            yield from _states_in(part, f"{where}[{number}]", depth + 1)
 
 
 def diff_states(first: str, second: str) -> list[Difference]:

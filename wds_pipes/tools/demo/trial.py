@@ -16,12 +16,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image, ImageDraw
+
 from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
 from wds_pipes.io.expand import expand
-from wds_pipes.tools.demo.data import CLASSES, write_images
-from wds_pipes.tools.progress import progress
+from wds_pipes.tar import ShardWriter
+from wds_pipes.tools.outputs import marks
+from wds_pipes.tools.progress import progress as shown_progress
 
+CLASSES = 10
 STEPS_WITH_DATA = 200
 _COLUMN = 15  # characters of the first column of the output
 
@@ -33,14 +38,14 @@ def demo(
     urls: Sequence[str] = (),
     *,
     out: str | os.PathLike[str] = "wds-pipes-demo",
-    samples: int = 3072,
+    samples: int | None = None,
     batch_size: int = 64,
     workers: int = 2,
     epochs: int = 3,
     steps: int | None = None,
     checkpoint_every: int = 10,
     say: Say = print,
-    show: bool | None = False,
+    progress: bool | None = False,
 ) -> str | None:
     """Train a small CNN twice: once without interruption, and once killed with SIGKILL and resumed
     from its last checkpoint. Return the first difference of the sample keys and losses; None: all
@@ -49,24 +54,28 @@ def demo(
     Args:
         urls: the shards; empty: images are generated.
         out: the directory to write to.
-        samples: how many images to make.
+        samples: how many images to make; None: 3072. Not with ``urls``.
         batch_size: images in a batch.
         workers: processes that read and decode.
         epochs: how many epochs to train.
         steps: stop after this many; None: all, or 200 with ``urls``.
         checkpoint_every: steps from one checkpoint to the next.
         say: called with each line of results.
-        show: whether progress is shown on standard error: True: a bar, which needs tqdm; None: a
-            line each 30 seconds.
+        progress: True: show a progress bar, which needs tqdm; None: a line each 30 seconds.
 
     Raises:
-        ValueError: nothing matches, or the steps are too few.
+        ValueError: nothing matches, the steps are too few, or ``samples`` is passed with ``urls``.
+        ShardError: a shard does not exist.
         WdsError: the training failed.
     """
     start, folder = time.perf_counter(), Path(out)
+    if urls and samples is not None:
+        raise ValueError("--samples is how many images are made, and --data names shards instead: pass one of the two")
     folder.mkdir(parents=True, exist_ok=True)
+    samples = samples or 3072
     if urls:
         shards, label = expand(urls, {}), "__key__"
+        marks(shards, None)  # whether all of them exist
         steps = expected = steps or STEPS_WITH_DATA
         _say(say, "data", f"{plural(len(shards), 'shard')}: labels are made of the keys")
     else:
@@ -75,25 +84,25 @@ def demo(
         _say(say, "data", f"{plural(samples, 'JPEG')} of {CLASSES} classes in {plural(len(shards), 'shard')}")
     numbers = {"batch_size": batch_size, "workers": workers, "epochs": epochs, "steps": steps}
     plan = {"urls": shards, "label": label, **numbers, "checkpoint_every": checkpoint_every}
-    unequal = _compare(plan, folder, expected, say, show)
+    unequal = _compare(plan, folder, expected, say, progress)
     if not urls:
         _say(say, "shards", str(folder / "shards" / f"shapes-{{000000..{len(shards) - 1:06d}}}.tar"))
     _say(say, "took", f"{time.perf_counter() - start:.0f} s")
     return unequal
 
 
-def _compare(plan: dict[str, Any], out: Path, expected: int, say: Say, show: bool | None) -> str | None:
+def _compare(plan: dict[str, Any], out: Path, expected: int, say: Say, progress: bool | None) -> str | None:
     """Train without interruption, until killed, and resumed; return the first difference."""
     whole_file, file = out / "uninterrupted.pt", out / "interrupted.pt"
     for left in (whole_file, file):
         left.unlink(missing_ok=True)
-    whole = run_trainer({**plan, "checkpoint": str(whole_file)}, expected, show)
+    whole = run_trainer({**plan, "checkpoint": str(whole_file)}, expected, progress)
     first, last, samples = whole[0], whole[-1], sum(len(step["keys"]) for step in whole)
     _say(say, "uninterrupted", f"{plural(len(whole), 'step')}, loss {first['loss']:.2f} to {last['loss']:.2f}")
     kill_at, plan = choose_kill(whole, plan["checkpoint_every"]), {**plan, "checkpoint": str(file)}
-    killed = run_trainer(plan, len(whole), show, kill_at=kill_at)
+    killed = run_trainer(plan, len(whole), progress, kill_at=kill_at)
     _say(say, "killed", f"with SIGKILL after step {kill_at}, in epoch {killed[-1]['epoch'] + 1}")
-    resumed = run_trainer(plan, len(whole), show)
+    resumed = run_trainer(plan, len(whole), progress)
     saved = resumed[0]["step"] - 1
     again = plural(killed[-1]["step"] - saved, "step")
     _say(say, "resumed", f"went on from the checkpoint of step {saved}: {again} done again")
@@ -111,7 +120,7 @@ def _compare(plan: dict[str, Any], out: Path, expected: int, say: Say, show: boo
     return unequal
 
 
-def run_trainer(plan: dict[str, Any], total: int, show: bool | None, *, kill_at: int | None = None) -> list[Step]:
+def run_trainer(plan: dict[str, Any], total: int, progress: bool | None, *, kill_at: int | None = None) -> list[Step]:
     """Train in a separate process, and return its steps.
 
     ``kill_at``: the step after which the training process and its workers are killed; None: never.
@@ -126,7 +135,7 @@ def run_trainer(plan: dict[str, Any], total: int, show: bool | None, *, kill_at:
     command = [sys.executable, "-m", "wds_pipes.tools.demo.train", json.dumps(plan)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as trainer:
         try:
-            with progress(total, "step", show=show) as advance:
+            with shown_progress(total, "step", show=progress) as advance:
                 for line in trainer.stdout or ():
                     if not line.endswith("\n"):
                         break  # it was killed while it wrote this
@@ -181,3 +190,29 @@ def difference(whole: Sequence[Step], killed: Sequence[Step], resumed: Sequence[
 def _say(say: Say, what: str, text: str) -> None:
     """Report a fact, in two columns."""
     say(f"{what:{_COLUMN}}{text}")
+
+
+def write_images(directory: Path, samples: int) -> list[str]:
+    """Write images of ten kinds of shapes into at most 12 shards, always the same, and return their
+    paths.
+    """
+    rng = np.random.default_rng(0)
+    directory.mkdir(exist_ok=True)
+    with ShardWriter(directory / "shapes-%06d.tar", max_samples=-(-samples // 12), overwrite=True) as writer:
+        for number in range(samples):
+            label = int(rng.integers(CLASSES))
+            writer.write({"__key__": f"{number:06d}", "jpg": draw_shape(label, rng), "cls": label})
+    return list(writer.shards)
+
+
+def draw_shape(label: int, rng: np.random.Generator, size: int = 32) -> Image.Image:
+    """Draw a polygon of 3 to 7 sides, filled or not, with a random colour at a random place on a
+    noisy background.
+    """
+    image = Image.fromarray(rng.integers(0, 160, (size, size, 3), dtype="uint8"))
+    colour = tuple(rng.integers(96, 256, 3).tolist())
+    radius = int(rng.integers(size // 5, size // 3))
+    x, y = rng.integers(radius, size - radius, 2).tolist()
+    fill = colour if label < CLASSES // 2 else None
+    ImageDraw.Draw(image).regular_polygon((x, y, radius), 3 + label % 5, fill=fill, outline=colour)
+    return image
