@@ -10,14 +10,11 @@ Prints the figures beside their bars; exits with 1 if one is missed.
 import gc
 import itertools
 import statistics
-import sys
-import tempfile
 import time
 import warnings
-from pathlib import Path
 
 import psutil
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed
 from peers.data import tiny
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -89,8 +86,8 @@ def processor(processes) -> float:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as temporary:
-        urls = tiny(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=8)
+    with directory() as place:
+        urls = tiny(place, shards=8)
 
         print(f"tiny samples, batches of {BATCH}, {WORKERS} workers")
         spent: dict[str, list[float]] = {make.__name__: [] for make in (plain, stateful, ours)}

@@ -15,16 +15,12 @@ Rounds alternate; the figures are medians of their ratios. Exits with 1 if a bar
 import os
 import random
 import statistics
-import sys
-import tempfile
 import time
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-
 import wids
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed
 from peers.data import images, tiny
 from servers import paced_web
 
@@ -111,9 +107,8 @@ def round_trips(requests) -> int:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        for name, urls, least in (("tiny", tiny(directory), 2.0), ("images", images(directory), 1.5)):
+    with directory() as place:
+        for name, urls, least in (("tiny", tiny(place), 2.0), ("images", images(place), 1.5)):
             index = str(Path(urls[0]).parent / "index.json")
             index_shards(urls, index, offsets=True)
             access(name, urls, index, least)

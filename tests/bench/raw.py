@@ -13,15 +13,12 @@ import itertools
 import json
 import os
 import statistics
-import sys
-import tempfile
 import time
 import warnings
-from pathlib import Path
 
 import psutil
 import webdataset
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed
 from peers.adapters.limits import shuffled_by_hand, walk
 from peers.data import images, tiny
 
@@ -93,9 +90,8 @@ def state_seconds(urls) -> tuple[float, float, float]:
 
 def main() -> None:
     warnings.simplefilter("ignore")  # of webdataset, which leaves files open
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        small, large = tiny(directory), images(directory)
+    with directory() as place:
+        small, large = tiny(place), images(place)
 
         print("tiny samples (200-byte text, class)")
         shuffles = {
