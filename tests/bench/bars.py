@@ -35,6 +35,15 @@ def exit_if_missed():
         sys.exit(f"missed: {', '.join(MISSED)}")
 
 
+def in_turn(ways, rounds):
+    """Call each function once a round, in turn, forwards and backwards; return what they return."""
+    found = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in reversed(ways) if number % 2 else ways:
+            found[name].append(ways[name]())
+    return found
+
+
 def median_ratio(ones, others):
     """The median of the ratios of measurements that followed each other."""
     return statistics.median(one / other for one, other in zip(ones, others, strict=True))

@@ -30,11 +30,12 @@ import time
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 import webdataset
-from bars import bar, directory, exit_if_missed, median_ratio, processor_seconds
+from bars import bar, directory, exit_if_missed, in_turn, median_ratio, processor_seconds
 from peers.data import images
 from peers.pictures import resize_with_pillow
 
@@ -165,46 +166,41 @@ def main() -> None:
         ]
 
         def alone(run):
-            def seconds():
-                start = time.perf_counter()
-                run(photographs)
-                return (time.perf_counter() - start) / len(photographs)
-
-            return seconds
+            start = time.perf_counter()
+            run(photographs)
+            return (time.perf_counter() - start) / len(photographs)
 
         def epoch(make, **options):
-            def seconds():
-                loader = make(urls * 2, **options)
-                found = seconds_of_a_sample(loader)
-                getattr(loader, "close", lambda: None)()
-                return found
+            loader = make(urls * 2, **options)
+            found = seconds_of_a_sample(loader)
+            getattr(loader, "close", lambda: None)()
+            return found
 
-            return seconds
+        def measured(way, *what, **options):
+            gc.collect()
+            before = processor_seconds()
+            seconds = way(*what, **options)
+            samples = len(photographs) * (1 if way is alone else 2)
+            return seconds, (processor_seconds() - before) / samples
 
         ways = {
-            "alone in threads": alone(alone_in_threads),
-            "alone again": alone(alone_in_threads),
-            "alone in processes": alone(alone_in_processes),
-            "by hand in threads": epoch(by_hand_in_threads),
-            "by hand in processes": epoch(by_hand_in_processes),
-            "threads": epoch(ours, threads=CORES),
-            "workers": epoch(ours, num_workers=CORES),
-            "webdataset, same function": epoch(webdataset_loader, decoder=decode),
-            "webdataset and Pillow": epoch(webdataset_loader, decoder=resize_with_pillow),
+            "alone in threads": partial(measured, alone, alone_in_threads),
+            "alone again": partial(measured, alone, alone_in_threads),
+            "alone in processes": partial(measured, alone, alone_in_processes),
+            "by hand in threads": partial(measured, epoch, by_hand_in_threads),
+            "by hand in processes": partial(measured, epoch, by_hand_in_processes),
+            "threads": partial(measured, epoch, ours, threads=CORES),
+            "workers": partial(measured, epoch, ours, num_workers=CORES),
+            "webdataset, same function": partial(measured, epoch, webdataset_loader, decoder=decode),
+            "webdataset and Pillow": partial(measured, epoch, webdataset_loader, decoder=resize_with_pillow),
         }
-        clock: dict[str, list[float]] = {name: [] for name in ways}
-        used: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(ROUNDS):
-            for name in ways if number % 2 else reversed(ways):
-                gc.collect()
-                before = processor_seconds()
-                clock[name].append(ways[name]())
-                samples = len(photographs) * (1 if "alone" in name else 2)
-                used[name].append((processor_seconds() - before) / samples)
+        found = in_turn(ways, ROUNDS)
+    clock = {name: [seconds for seconds, _ in rounds] for name, rounds in found.items()}
+    used = {name: [seconds for _, seconds in rounds] for name, rounds in found.items()}
     print(f"load {os.getloadavg()[0]:.1f} at the end; decoded 224 x 224, batches of {BATCH}, {CORES} cores")
-    for name, found in clock.items():
+    for name, seconds in clock.items():
         print(
-            f"  {name:<27}{1 / statistics.median(found):>8,.0f} samples/s"
+            f"  {name:<27}{1 / statistics.median(seconds):>8,.0f} samples/s"
             f"{statistics.median(used[name]) * 1e6:>8,.0f} us of a processor"
         )
     limit = min(("alone in threads", "alone in processes"), key=lambda name: statistics.median(clock[name]))

@@ -30,11 +30,12 @@ import pickle
 import statistics
 import time
 import warnings
+from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 
 import torch
-from bars import bar, directory, exit_if_missed, median_ratio
+from bars import bar, directory, exit_if_missed, in_turn, median_ratio
 from peers.data import images as make_images
 from peers.data import tiny
 from torch.utils.data import DataLoader
@@ -106,19 +107,17 @@ def collated():
 
 def measure(sources):
     """Return the milliseconds per batch, and those of the main process, of each slice."""
+
+    def read(items):
+        start, own = time.perf_counter(), time.process_time()
+        assert sum(1 for _ in islice(items, SLICE)) == SLICE
+        return (time.perf_counter() - start) * 1e3 / SLICE, (time.process_time() - own) * 1e3 / SLICE
+
     running = {name: iter(source) for name, source in sources.items()}
-    found = {name: ([], []) for name in running}
     for items in running.values():
         assert sum(1 for _ in islice(items, 5)) == 5
-    order = list(running)
-    for _ in range(SLICES):
-        for name in order:
-            start, own = time.perf_counter(), time.process_time()
-            assert sum(1 for _ in islice(running[name], SLICE)) == SLICE
-            found[name][0].append((time.perf_counter() - start) * 1e3 / SLICE)
-            found[name][1].append((time.process_time() - own) * 1e3 / SLICE)
-        order.reverse()
-    return found
+    found = in_turn({name: partial(read, items) for name, items in running.items()}, SLICES)
+    return {name: tuple(zip(*slices, strict=True)) for name, slices in found.items()}
 
 
 def copies(place, batches=6):
