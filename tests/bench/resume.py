@@ -39,6 +39,8 @@ def measure(job) -> None:
     """Resume as ``job`` says, and print the figures as JSON."""
     import fsspec
 
+    from wds_pipes.core.chain import Chain
+
     pipeline(job["urls"], job["offsets"])  # what takes time to import does not count
     fsspec.get_filesystem_class("http")
     start, begun = time.perf_counter(), time.time()
@@ -47,7 +49,7 @@ def measure(job) -> None:
     items = iter(resumed)
     first = next(items)
     seconds, until = time.perf_counter() - start, time.time()
-    read = resumed._stream._live()._running.bytes_so_far
+    read = Chain(resumed._stream._live()._running).bytes_so_far
     size, keys = len(json.dumps(resumed.state_dict())), [sample["__key__"] for sample in first]
     for _ in itertools.islice(items, SIZE // BATCH):
         pass
