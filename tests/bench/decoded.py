@@ -25,22 +25,19 @@ import itertools
 import mmap
 import multiprocessing
 import os
-import resource
 import statistics
-import sys
-import tempfile
 import time
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
 import webdataset
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed, in_turn, median_ratio, processor_seconds
 from peers.data import images
-from PIL import Image, ImageOps
+from peers.pictures import resize_with_pillow
 
 import wds_pipes as wp
 from wds_pipes.codecs.decoding import Decoding
@@ -53,10 +50,6 @@ FIRST, LAST = 4, 32  # of the 40 batches of an epoch, which reads the shards twi
 decode = Decoding(("rgb8",), allow_pickle=False, max_image_pixels=1 << 26, resize=read_resize(SIDE, "cover")).decoder(
     "jpg"
 )
-
-
-def by_pillow(image):
-    return np.asarray(ImageOps.fit(image, (SIDE, SIDE), Image.Resampling.BILINEAR))
 
 
 def decode_all(photographs) -> None:
@@ -150,10 +143,8 @@ def ours(urls, **options):
 
 def webdataset_loader(urls, decoder):
     raw = webdataset.WebDataset(urls, shardshuffle=False, empty_check=False)
-    if decoder is decode:
-        pipe = raw.to_tuple("jpg", "cls").map_tuple(decode, int)
-    else:
-        pipe = raw.decode("pil").to_tuple("jpg", "cls").map_tuple(decoder, int)
+    raw = raw if decoder is decode else raw.decode("pil")
+    pipe = raw.to_tuple("jpg", "cls").map_tuple(decoder, int)
     return webdataset.WebLoader(pipe.batched(BATCH), batch_size=None, num_workers=CORES)
 
 
@@ -165,69 +156,58 @@ def seconds_of_a_sample(loader) -> float:
     return (times[LAST] - times[FIRST]) / (LAST - FIRST) / BATCH
 
 
-def processor() -> float:
-    """Processor seconds of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
-
-
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as temporary:
-        urls = images(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=SHARDS, samples=SAMPLES)
+    with directory() as place:
+        urls = images(place, shards=SHARDS, samples=SAMPLES)
         photographs = [
             sample["jpg"] for sample in wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["jpg"])
         ]
 
         def alone(run):
-            def seconds():
-                start = time.perf_counter()
-                run(photographs)
-                return (time.perf_counter() - start) / len(photographs)
-
-            return seconds
+            start = time.perf_counter()
+            run(photographs)
+            return (time.perf_counter() - start) / len(photographs)
 
         def epoch(make, **options):
-            def seconds():
-                loader = make(urls * 2, **options)
-                found = seconds_of_a_sample(loader)
-                getattr(loader, "close", lambda: None)()
-                return found
+            loader = make(urls * 2, **options)
+            found = seconds_of_a_sample(loader)
+            getattr(loader, "close", lambda: None)()
+            return found
 
-            return seconds
+        def measured(way, *what, **options):
+            gc.collect()
+            before = processor_seconds()
+            seconds = way(*what, **options)
+            samples = len(photographs) * (1 if way is alone else 2)
+            return seconds, (processor_seconds() - before) / samples
 
         ways = {
-            "alone in threads": alone(alone_in_threads),
-            "alone again": alone(alone_in_threads),
-            "alone in processes": alone(alone_in_processes),
-            "by hand in threads": epoch(by_hand_in_threads),
-            "by hand in processes": epoch(by_hand_in_processes),
-            "threads": epoch(ours, threads=CORES),
-            "workers": epoch(ours, num_workers=CORES),
-            "webdataset, same function": epoch(webdataset_loader, decoder=decode),
-            "webdataset and Pillow": epoch(webdataset_loader, decoder=by_pillow),
+            "alone in threads": partial(measured, alone, alone_in_threads),
+            "alone again": partial(measured, alone, alone_in_threads),
+            "alone in processes": partial(measured, alone, alone_in_processes),
+            "by hand in threads": partial(measured, epoch, by_hand_in_threads),
+            "by hand in processes": partial(measured, epoch, by_hand_in_processes),
+            "threads": partial(measured, epoch, ours, threads=CORES),
+            "workers": partial(measured, epoch, ours, num_workers=CORES),
+            "webdataset, same function": partial(measured, epoch, webdataset_loader, decoder=decode),
+            "webdataset and Pillow": partial(measured, epoch, webdataset_loader, decoder=resize_with_pillow),
         }
-        clock: dict[str, list[float]] = {name: [] for name in ways}
-        used: dict[str, list[float]] = {name: [] for name in ways}
-        for number in range(ROUNDS):
-            for name in ways if number % 2 else reversed(ways):
-                gc.collect()
-                before = processor()
-                clock[name].append(ways[name]())
-                samples = len(photographs) * (1 if "alone" in name else 2)
-                used[name].append((processor() - before) / samples)
+        found = in_turn(ways, ROUNDS)
+    clock = {name: [seconds for seconds, _ in rounds] for name, rounds in found.items()}
+    used = {name: [seconds for _, seconds in rounds] for name, rounds in found.items()}
     print(f"load {os.getloadavg()[0]:.1f} at the end; decoded 224 x 224, batches of {BATCH}, {CORES} cores")
-    for name, found in clock.items():
+    for name, seconds in clock.items():
         print(
-            f"  {name:<27}{1 / statistics.median(found):>8,.0f} samples/s"
+            f"  {name:<27}{1 / statistics.median(seconds):>8,.0f} samples/s"
             f"{statistics.median(used[name]) * 1e6:>8,.0f} us of a processor"
         )
     limit = min(("alone in threads", "alone in processes"), key=lambda name: statistics.median(clock[name]))
     print(f"the limit: {limit}")
 
-    def ratio(times, one: str, other: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
+    def ratio(times, one, other):
+        return median_ratio(times[one], times[other])
 
     for one, least in ((limit, 0.95), ("webdataset, same function", 1.15), ("webdataset and Pillow", 1.9)):
         for other in ("workers", "threads"):

@@ -28,16 +28,14 @@ Prints the figures beside their bars; exits with 1 if one is missed.
 import os
 import pickle
 import statistics
-import sys
-import tempfile
 import time
 import warnings
+from functools import partial
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 
 import torch
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed, in_turn, median_ratio
 from peers.data import images as make_images
 from peers.data import tiny
 from torch.utils.data import DataLoader
@@ -109,24 +107,22 @@ def collated():
 
 def measure(sources):
     """Return the milliseconds per batch, and those of the main process, of each slice."""
+
+    def read(items):
+        start, own = time.perf_counter(), time.process_time()
+        assert sum(1 for _ in islice(items, SLICE)) == SLICE
+        return (time.perf_counter() - start) * 1e3 / SLICE, (time.process_time() - own) * 1e3 / SLICE
+
     running = {name: iter(source) for name, source in sources.items()}
-    found = {name: ([], []) for name in running}
     for items in running.values():
         assert sum(1 for _ in islice(items, 5)) == 5
-    order = list(running)
-    for _ in range(SLICES):
-        for name in order:
-            start, own = time.perf_counter(), time.process_time()
-            assert sum(1 for _ in islice(running[name], SLICE)) == SLICE
-            found[name][0].append((time.perf_counter() - start) * 1e3 / SLICE)
-            found[name][1].append((time.process_time() - own) * 1e3 / SLICE)
-        order.reverse()
-    return found
+    found = in_turn({name: partial(read, items) for name, items in running.items()}, SLICES)
+    return {name: tuple(zip(*slices, strict=True)) for name, slices in found.items()}
 
 
-def copies(directory, batches=6):
+def copies(place, batches=6):
     """Print the processor time of decoding batches, stacking them, and copying them into blocks."""
-    urls = make_images(directory, shards=1)
+    urls = make_images(place, shards=1)
     pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext("rgb8", size=(224, 224))
     samples = iter(pipe.to_tuple("jpg", "cls"))
     inbox = Inbox(100)
@@ -151,9 +147,8 @@ def copies(directory, batches=6):
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        urls = tiny(directory, shards=2)
+    with directory() as place:
+        urls = tiny(place, shards=2)
         for make, least in ((small, 1.3), (images, 1.2), (encoded, 1.0)):
             print(f"{make.__doc__} The load of the machine is {os.getloadavg()[0]:.1f}.")
             sources = {"torch": torchs(urls, make), "ours": ours(urls, make), "numbers": ours(urls, nothing)}
@@ -168,8 +163,7 @@ def main() -> None:
                 )
             for name in ("torch", "collated"):
                 if name in found:
-                    ratios = [other / own for own, other in zip(found["ours"][0], found[name][0], strict=True)]
-                    bar(f"ours against {name}", statistics.median(ratios), least, least=True)
+                    bar(f"ours against {name}", median_ratio(found[name][0], found["ours"][0]), least, least=True)
             if make is images:
                 for other in ("made", "copied", "numbers"):
                     beyond = statistics.median(found["ours"][1]) - statistics.median(found[other][1])
@@ -177,7 +171,7 @@ def main() -> None:
                         bar("ms of the main process beyond 'made'", beyond, 0.1)
                     else:
                         print(f"  ms of the main process beyond {other!r} {beyond:.3f}")
-        copies(directory)
+        copies(place)
     exit_if_missed()
 
 

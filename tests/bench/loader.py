@@ -10,14 +10,12 @@ Prints the figures beside their bars; exits with 1 if one is missed.
 import gc
 import itertools
 import statistics
-import sys
-import tempfile
 import time
 import warnings
-from pathlib import Path
+from functools import partial
 
 import psutil
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed, in_turn
 from peers.data import tiny
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -56,29 +54,29 @@ def ours(urls):
 
 
 def alternate(sources, spent, busy) -> None:
-    """Take slices of batches from each source in turn, of one epoch; note the seconds of each
-    slice, without those of starting workers.
+    """Take slices of batches from each source in turn, of one epoch; note the seconds of a batch of
+    each slice, without those of starting workers.
 
     The workers of the others rest meanwhile, for they have read ahead what they may; so what the
     machine does besides hits all alike. ``busy`` gets the processor seconds of each source: of its
     workers, and of this process while it reads from it.
     """
-    running, workers = {}, {}
+
+    def read(name, items):
+        start, own = time.perf_counter(), time.process_time()
+        assert sum(1 for _ in itertools.islice(items, SLICE)) == SLICE
+        busy[name] += time.process_time() - own
+        return (time.perf_counter() - start) / SLICE
+
+    ways, workers = {}, {}
     for name, source in sources.items():
-        before = set(psutil.Process().children())
-        running[name] = iter(source)
-        next(running[name])
+        before, items = set(psutil.Process().children()), iter(source)
+        next(items)
         workers[name] = set(psutil.Process().children()) - before
         busy[name] -= processor(workers[name])
-    order = list(running)
-    for _ in range(SLICES):
-        for name in order:
-            start, own = time.perf_counter(), time.process_time()
-            assert sum(1 for _ in itertools.islice(running[name], SLICE)) == SLICE
-            spent[name].append((time.perf_counter() - start) / SLICE)
-            busy[name] += time.process_time() - own
-        order.reverse()
-    for name in running:
+        ways[name] = partial(read, name, items)
+    for name, seconds in in_turn(ways, SLICES).items():
+        spent[name] += seconds
         busy[name] += processor(workers[name])
 
 
@@ -89,8 +87,8 @@ def processor(processes) -> float:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as temporary:
-        urls = tiny(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary), shards=8)
+    with directory() as place:
+        urls = tiny(place, shards=8)
 
         print(f"tiny samples, batches of {BATCH}, {WORKERS} workers")
         spent: dict[str, list[float]] = {make.__name__: [] for make in (plain, stateful, ours)}

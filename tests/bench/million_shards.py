@@ -16,16 +16,15 @@ Exits with 1 if a bar is missed.
 
 import argparse
 import json
-import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from hashlib import md5
 from pathlib import Path
 
-from bars import bar, exit_if_missed
+import psutil
+from bars import bar, exit_if_missed, in_new_process
 
 LINKS = 1000  # of each kind
 RUNS = 3
@@ -92,8 +91,7 @@ def workers(index: str, kind: str, context: str) -> list[float]:
     batches = iter(loader)
     for _ in range(8):
         next(batches)
-    started = {child.pid for child in multiprocessing.active_children()}
-    found = sorted(map(own_mb, started))[-2:]
+    found = sorted(own_mb(child.pid) for child in psutil.Process().children())[-2:]
     del batches
     return found
 
@@ -104,32 +102,26 @@ def own_mb(process: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
 
 
-def measured(name: str, *options: str) -> list[float]:
-    """Return the figures that a new process measures."""
-    ran = subprocess.run([sys.executable, __file__, "--measure", name, *options], check=True, capture_output=True)
-    return json.loads(ran.stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--shards", type=int, default=10**6)
-    parser.add_argument("--measure", nargs="+")
+    parser.add_argument("--job", action="store_true")
     options = parser.parse_args()
-    if options.measure:
-        name, *rest = options.measure
+    if options.job:
+        name, *rest = json.load(sys.stdin)
         print(json.dumps({"chain": chain, "workers": workers}[name](*rest)))
         return
     with tempfile.TemporaryDirectory() as folder:
         few, many = (write(Path(folder), shards) for shards in (LINKS, options.shards))
         print(f"{options.shards:,} shards, {os.path.getsize(many) >> 20} MB of index.json")
-        seconds, states, memory = zip(*(measured("chain", many) for _ in range(RUNS)), strict=True)
+        seconds, states, memory = zip(*(in_new_process(__file__, ["chain", many]) for _ in range(RUNS)), strict=True)
         bar("seconds to the first sample", min(seconds), 3)
         bar("MB of the process", max(memory), 400)
         bar("ms of the first state_dict()", max(states) * 1000, 1)
         for kind in ("PipeLoader", "DataLoader"):
             for context in ("fork", "spawn"):
-                own, usual = measured("workers", many, kind, context), measured("workers", few, kind, context)
-                bar(f"MB more in a worker of {kind}, {context}", max(own) - max(usual), 50)
+                own, usual = (max(in_new_process(__file__, ["workers", index, kind, context])) for index in (many, few))
+                bar(f"MB more in a worker of {kind}, {context}", own - usual, 50)
     exit_if_missed()
 
 

@@ -15,16 +15,13 @@ Rounds alternate; the figures are medians of their ratios. Exits with 1 if a bar
 import os
 import random
 import statistics
-import sys
-import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-
 import wids
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed, in_turn, median_ratio
 from peers.data import images, tiny
 from servers import paced_web
 
@@ -40,13 +37,10 @@ def seconds(run) -> float:
     return time.perf_counter() - start
 
 
-def ratios(one, other) -> list[float]:
-    """How many times as long as ``one`` ``other`` takes, in rounds."""
-    found = []
-    for number in range(ROUNDS):
-        took = {run: seconds(run) for run in ((one, other) if number % 2 else (other, one))}
-        found.append(took[other] / took[one])
-    return found
+def times_as_long(one, other) -> float:
+    """How many times as long as ``one`` ``other`` takes."""
+    took = in_turn({run: partial(seconds, run) for run in (one, other)}, ROUNDS)
+    return median_ratio(took[other], took[one])
 
 
 def access(name: str, urls: list[str], index: str, least: float) -> None:
@@ -76,8 +70,8 @@ def access(name: str, urls: list[str], index: str, least: float) -> None:
             [data[number] for number in numbers[start : start + 64]]
 
     print(f"{name}: {seconds(ours) / SAMPLES * 1e6:.1f} us for a sample")
-    bar("wids over ours", statistics.median(ratios(ours, theirs)), least, least=True)
-    bar("64 times [i] over __getitems__ of 64", statistics.median(ratios(together, one_by_one)), 1.0, least=True)
+    bar("wids over ours", times_as_long(ours, theirs), least, least=True)
+    bar("64 times [i] over __getitems__ of 64", times_as_long(together, one_by_one), 1.0, least=True)
 
 
 def far(paths: list[str]) -> None:
@@ -111,9 +105,8 @@ def round_trips(requests) -> int:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        for name, urls, least in (("tiny", tiny(directory), 2.0), ("images", images(directory), 1.5)):
+    with directory() as place:
+        for name, urls, least in (("tiny", tiny(place), 2.0), ("images", images(place), 1.5)):
             index = str(Path(urls[0]).parent / "index.json")
             index_shards(urls, index, offsets=True)
             access(name, urls, index, least)

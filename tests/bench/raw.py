@@ -13,15 +13,13 @@ import itertools
 import json
 import os
 import statistics
-import sys
-import tempfile
 import time
 import warnings
-from pathlib import Path
+from functools import partial
 
 import psutil
 import webdataset
-from bars import bar, exit_if_missed
+from bars import bar, directory, exit_if_missed, in_turn
 from peers.adapters.limits import shuffled_by_hand, walk
 from peers.data import images, tiny
 
@@ -31,20 +29,16 @@ SHUFFLED = 10_000  # the buffer
 BATCHES, STATES = 800, 2_000  # of 64 tiny samples, about half of the epoch; how often its state is taken
 
 
-def rate(source) -> float:
-    """Samples per second of one epoch."""
-    start = time.perf_counter()
-    count = sum(1 for _ in source)
-    return count / (time.perf_counter() - start)
-
-
 def measure(makers, rounds: int) -> dict[str, float]:
-    """The median rate of each reader, measured in turn."""
-    rates = {name: [] for name in makers}
-    for _ in range(rounds):
-        for name, make in makers.items():
-            gc.collect()
-            rates[name].append(rate(make()))
+    """The median samples per second of an epoch of each reader, measured in turn."""
+
+    def rate(make):
+        gc.collect()
+        start = time.perf_counter()
+        count = sum(1 for _ in make())
+        return count / (time.perf_counter() - start)
+
+    rates = in_turn({name: partial(rate, make) for name, make in makers.items()}, rounds)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, value in medians.items():
         print(f"  {name:<22}{value:>12,.0f} samples/s")
@@ -93,9 +87,8 @@ def state_seconds(urls) -> tuple[float, float, float]:
 
 def main() -> None:
     warnings.simplefilter("ignore")  # of webdataset, which leaves files open
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(temporary)
-        small, large = tiny(directory), images(directory)
+    with directory() as place:
+        small, large = tiny(place), images(place)
 
         print("tiny samples (200-byte text, class)")
         shuffles = {

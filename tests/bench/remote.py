@@ -15,15 +15,11 @@ Exits with 1 if a bar is missed.
 import argparse
 import json
 import os
-import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-
-from bars import beside_bar, exit_if_missed
+from bars import beside_bar, exit_if_missed, in_new_process, processor_seconds
 
 RATE_MB, LATENCY = 50, 0.05
 
@@ -55,23 +51,17 @@ def measure(job) -> None:
         pipe = pipe.interleave_shards(len(urls) // max(1, workers)) if len(urls) > 1 else pipe
         pipe = pipe.map_samples(volume)
         items = wp.PipeLoader(pipe.batch_samples(64, collate="list"), num_workers=workers) if workers else pipe
-    before, idle = memory(fresh=True), processor()
+    before, idle = memory(fresh=True), processor_seconds()
     count = sum(sum(item) if isinstance(item, list) else item for item in items)
     end, grew = time.time(), memory() - before
     if workers and name != "webdataset":
         items.close()
-    print(json.dumps({"bytes": count, "end": end, "cpu": processor() - idle, "grew_mb": grew}))
+    print(json.dumps({"bytes": count, "end": end, "cpu": processor_seconds() - idle, "grew_mb": grew}))
 
 
 def volume(sample) -> int:
     """How many bytes of data a sample has."""
     return sum(len(value) for value in sample.values() if isinstance(value, bytes))
-
-
-def processor() -> float:
-    """Seconds of processors that this process and its workers have used."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def memory(*, fresh: bool = False) -> float:
@@ -88,16 +78,7 @@ def memory(*, fresh: bool = False) -> float:
 def once(web, job) -> dict:
     """``measure`` in a new process; the time counts from when ``web`` got the first request."""
     start = time.time()
-    done = subprocess.run(
-        [sys.executable, __file__, "--job", json.dumps(job)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = in_new_process(__file__, job, AWS_EC2_METADATA_DISABLED="true")
     first = min(request.started for request in web.requests() if request.started > start)
     return {**found, "mb_per_s": found["bytes"] / 1e6 / (found["end"] - first)}
 
@@ -152,12 +133,12 @@ def compare(name, web, urls, peers, options) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--job")
+    parser.add_argument("--job", action="store_true")
     parser.add_argument("--s3", action="store_true")
     parser.add_argument("--data", type=int, default=800, help="MB of the one shard; several have an eighth of it each")
     asked = parser.parse_args()
     if asked.job:
-        measure(json.loads(asked.job))
+        measure(json.load(sys.stdin))
         return
     from servers import Servers, paced_web
 
@@ -190,8 +171,6 @@ def main() -> None:
                     compare("S3", slow, there, peers, options)
     exit_if_missed()
 
-
-ENVIRONMENT = {"AWS_EC2_METADATA_DISABLED": "true"}
 
 if __name__ == "__main__":
     main()

@@ -15,15 +15,11 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-
-from bars import bar, exit_if_missed
+from bars import bar, exit_if_missed, in_new_process
 
 RATE_MB, LATENCY = 50, 0.05
 SHARDS, SAMPLES, SIZE, BATCH, BYTES = 20, 1000, 10_000, 64, 107_000
@@ -43,6 +39,8 @@ def measure(job) -> None:
     """Resume as ``job`` says, and print the figures as JSON."""
     import fsspec
 
+    from wds_pipes.core.chain import Chain
+
     pipeline(job["urls"], job["offsets"])  # what takes time to import does not count
     fsspec.get_filesystem_class("http")
     start, begun = time.perf_counter(), time.time()
@@ -51,32 +49,13 @@ def measure(job) -> None:
     items = iter(resumed)
     first = next(items)
     seconds, until = time.perf_counter() - start, time.time()
-    read = resumed._stream._live()._running.bytes_so_far
+    read = Chain(resumed._stream._live()._running).bytes_so_far
     size, keys = len(json.dumps(resumed.state_dict())), [sample["__key__"] for sample in first]
     for _ in itertools.islice(items, SIZE // BATCH):
         pass
     window = time.perf_counter() - start
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "begun": begun,
-                "until": until,
-                "read": read,
-                "size": size,
-                "keys": keys,
-                "window": window,
-            }
-        )
-    )
-
-
-def once(urls, offsets, state) -> dict:
-    job = json.dumps({"urls": urls, "offsets": offsets, "state": state})
-    done = subprocess.run([sys.executable, __file__, "--job"], input=job, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    times = {"seconds": seconds, "begun": begun, "until": until, "window": window}
+    print(json.dumps({**times, "read": read, "size": size, "keys": keys}))
 
 
 def states_of(urls):
@@ -92,7 +71,8 @@ def compare(where, urls, states, web, most_seconds) -> None:
     for name, cut in CUTS.items():
         runs, sent = {}, {}
         for offsets in (True, False):
-            tries = [once(urls, offsets, states[cut]) for _ in range(3 if offsets else 1)]
+            job = {"urls": urls, "offsets": offsets, "state": states[cut]}
+            tries = [in_new_process(__file__, job) for _ in range(3 if offsets else 1)]
             runs[offsets] = run = min(tries, key=lambda run: run["seconds"])
             if web is not None:
                 time.sleep(1)  # the server writes its log

@@ -13,6 +13,7 @@ there are any.
 """
 
 import io
+import logging
 import random
 import sys
 import tarfile
@@ -30,30 +31,10 @@ from wds_pipes.tar.members import pass_link
 
 MOST = 1 << 16  # max_member_bytes
 KINDS = [b"0", b"\0", b"7", b"S", b"x", b"g", b"L", b"K", b"1", b"2", b"5", b"Z", b"V"]
-NUMBERS = [
-    b"",
-    b"0",
-    b"1",
-    b"9",
-    b"-1",
-    b"7777777",
-    b"99999999999999999999",
-    b"1e3",
-    b" 5",
-    b"\x80" + b"\xff" * 11,
-    b"\xff" * 12,
-]
-WORDS = [
-    b"path",
-    b"size",
-    b"GNU.sparse.size",
-    b"GNU.sparse.map",
-    b"GNU.sparse.major",
-    b"GNU.sparse.minor",
-    b"GNU.sparse.realsize",
-    b"GNU.sparse.offset",
-]
-WORDS += [b"GNU.sparse.numbytes", b"GNU.sparse.name", b"comment", b"mtime"]
+NUMBERS = [b"", b"0", b"1", b"9", b"-1", b"7777777", b"9" * 20, b"1e3", b" 5", b"\x80" + b"\xff" * 11, b"\xff" * 12]
+WORDS = [b"path", b"size", b"comment", b"mtime"]
+WORDS += [b"GNU.sparse." + word for word in (b"size", b"map", b"major", b"minor", b"realsize", b"offset")]
+WORDS += [b"GNU.sparse.numbytes", b"GNU.sparse.name"]
 VALUES = [*NUMBERS[:9], b"0,1", b"0,1,5,2", b"1,0,", b"a.txt", b"x" * 200, b"1\n2", b"\xff\xfe"]
 
 
@@ -76,37 +57,28 @@ def member(rng: random.Random) -> bytes:
     """A member, often with extended headers."""
     name = b"%d.%s" % (rng.randrange(9), rng.choice([b"txt", b"jpg", b"cls"]))
     data = rng.randbytes(rng.choice([0, 1, 100, 511, 512, 513, 2000]))
-    sort = rng.randrange(8)
-    if sort == 0:
-        return (
-            pax(*((rng.choice(WORDS), rng.choice(VALUES)) for _ in range(rng.randrange(1, 4))))
-            + header(name, len(data))
-            + padded(data)
-        )
-    if sort == 1:
-        long = name * rng.randrange(10, 60)
-        return header(b"L", len(long), kind=b"L") + padded(long) + header(name, len(data)) + padded(data)
-    if sort == 2:
-        inner = tar([("in/a.txt", data), ("in/b.txt", b"b")])
-        return header(name, len(inner)) + inner
-    if sort == 3:
-        text = b"%d\n" % rng.randrange(4) + b"".join(rng.choice(NUMBERS[:5]) + b"\n" for _ in range(rng.randrange(8)))
-        content = padded(text) + data
-        return (
-            pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % rng.randrange(5000)))
-            + header(name, len(content))
-            + padded(content)
-        )
-    if sort == 4:
-        pieces = b"".join(
-            b"%011o\0%011o\0" % (rng.randrange(3000), rng.randrange(600)) for _ in range(rng.randrange(5))
-        )
-        return header(
-            name, len(data), kind=b"S", at_386=pieces, at_482=rng.choice([b"\0", b"\1"]), at_483=b"%011o\0" % 4000
-        ) + padded(data)
-    if sort == 5:
-        return header(name, rng.choice([0, len(data)]), kind=rng.choice(KINDS)) + padded(data)
-    return header(name, len(data)) + padded(data)
+    plain = header(name, len(data)) + padded(data)
+    match rng.randrange(8):
+        case 0:
+            return pax(*((rng.choice(WORDS), rng.choice(VALUES)) for _ in range(rng.randrange(1, 4)))) + plain
+        case 1:
+            long = name * rng.randrange(10, 60)
+            return header(b"L", len(long), kind=b"L") + padded(long) + plain
+        case 2:
+            inner = tar([("in/a.txt", data), ("in/b.txt", b"b")])
+            return header(name, len(inner)) + inner
+        case 3:
+            numbers = b"".join(rng.choice(NUMBERS[:5]) + b"\n" for _ in range(rng.randrange(8)))
+            content = padded(b"%d\n" % rng.randrange(4) + numbers) + data
+            extended = pax((b"GNU.sparse.major", b"1"), (b"GNU.sparse.realsize", b"%d" % rng.randrange(5000)))
+            return extended + header(name, len(content)) + padded(content)
+        case 4:
+            pieces = (b"%011o\0%011o\0" % (rng.randrange(3000), rng.randrange(600)) for _ in range(rng.randrange(5)))
+            places = {"at_386": b"".join(pieces), "at_482": rng.choice([b"\0", b"\1"]), "at_483": b"%011o\0" % 4000}
+            return header(name, len(data), kind=b"S", **places) + padded(data)
+        case 5:
+            return header(name, rng.choice([0, len(data)]), kind=rng.choice(KINDS)) + padded(data)
+    return plain
 
 
 def mend(block: bytearray) -> None:
@@ -118,37 +90,34 @@ def mend(block: bytearray) -> None:
 
 def change(data: bytearray, rng: random.Random) -> None:
     """One change of the structure."""
-    blocks = max(1, len(data) // 512)
-    place = rng.randrange(blocks) * 512
-    sort = rng.randrange(9)
-    if sort == 0:
-        del data[rng.randrange(len(data) + 1) :]
-    elif sort == 1:
-        data[place : place + 512 * rng.choice([1, 8, 20])] = bytes(
-            len(data[place : place + 512 * rng.choice([1, 8, 20])])
-        )
-    elif sort == 2 and data:
-        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    elif sort == 3:
-        data[place:place] = data[place : place + 512 * rng.randrange(1, 4)]
-    elif sort == 4:
-        del data[place : place + rng.choice([1, 511, 512, 1024])]
-    elif sort == 5:
-        data += bytes(rng.choice([0, 512, -len(data) % 10240])) + tar([("appended.txt", b"x")])
-    elif sort == 6:
-        start = data.find(b"=", place)
-        if start > 0:
+    place = rng.randrange(max(1, len(data) // 512)) * 512
+    block = bytearray(data[place : place + 512].ljust(512, b"\0"))
+    match rng.randrange(9):
+        case 0:
+            del data[rng.randrange(len(data) + 1) :]
+        case 1:
+            end = min(len(data), place + 512 * rng.choice([1, 8, 20]))
+            data[place:end] = bytes(end - place)
+        case 2 if data:
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        case 3:
+            data[place:place] = data[place : place + 512 * rng.randrange(1, 4)]
+        case 4:
+            del data[place : place + rng.choice([1, 511, 512, 1024])]
+        case 5:
+            data += bytes(rng.choice([0, 512, -len(data) % 10240])) + tar([("appended.txt", b"x")])
+        case 6 if (start := data.find(b"=", place)) > 0:
             data[start - rng.randrange(1, 9)] = rng.choice(b"0123456789 =\n")
-    elif len(data) >= 512:
-        block = bytearray(data[place : place + 512].ljust(512, b"\0"))
-        if sort == 7:
+        case 7 if len(data) >= 512:
             number = rng.choice(NUMBERS)[:12]
             block[124 : 124 + len(number)] = number
             block[156:157] = rng.choice([block[156:157], *KINDS])
-        else:
+            mend(block)
+            data[place : place + 512] = block
+        case 8 if len(data) >= 512:
             block[rng.randrange(512)] = rng.randrange(256)
-        mend(block)
-        data[place : place + 512] = block
+            mend(block)
+            data[place : place + 512] = block
 
 
 def make(rng: random.Random) -> bytes:
@@ -167,7 +136,7 @@ def read(data: bytes, *, skip: bool, joined: bool = False) -> tuple[list[tuple[s
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            for name_and_data in TarReader(
+            for _, name, content, *_ in TarReader(
                 stream,
                 max_member_bytes=MOST,
                 on_error=errors.append if skip else None,
@@ -175,12 +144,12 @@ def read(data: bytes, *, skip: bool, joined: bool = False) -> tuple[list[tuple[s
                 on_link=pass_link,
                 named=False,
             ):
-                if name_and_data[1]:
-                    found.append((name_and_data[1], name_and_data[2]))
+                if len(content or b"") > MOST:
+                    raise RuntimeError(f"a member of {len(content)} bytes")
+                if name:
+                    found.append((name, content))
                 else:
                     errors.append(None)
-                if len(name_and_data[2] or b"") > MOST:
-                    raise RuntimeError(f"a member of {len(name_and_data[2])} bytes")
         except ShardError as error:
             errors.append(error)
     if stream.largest > 1 << 20:
@@ -199,33 +168,29 @@ def headers(data: bytes) -> list[bytes]:
 
 
 def oracle(data: bytes) -> list[tuple[str, bytes]] | None:
-    """The members by tarfile; None if it refuses, or where it reads otherwise: sparse maps that
-    make no sense, sizes in pax headers, several extended headers of one member, a GNU long name (it
-    ignores its size), or no name.
-    """
+    """The members by tarfile; None if it refuses, or where it reads otherwise."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), encoding="utf-8", errors="surrogateescape") as archive:
             infos = list(archive)
-            if any(
-                info.sparse is not None
-                or any(key == "size" or key.startswith("GNU.sparse") for key in info.pax_headers)
-                for info in infos
-            ):
+            if any(reads_otherwise(info, data) for info in infos):
                 return None
-            if any(len(info.name) > 100 and not info.pax_headers for info in infos):
-                return None
-            if any(len(headers(data[info.offset : info.offset_data])) > 2 for info in infos) or not all(
-                info.name for info in infos
-            ):
-                return None
-            return [(info.name, archive.extractfile(info).read()) for info in infos if info.isreg() and info.name]
+            return [(info.name, archive.extractfile(info).read()) for info in infos if info.isreg()]
     except Exception:
         return None
 
 
-def main() -> None:
-    import logging
+def reads_otherwise(info: tarfile.TarInfo, data: bytes) -> bool:
+    """Whether tarfile reads a member otherwise: sparse maps that make no sense, sizes in pax
+    headers, several extended headers of one member, a GNU long name (it ignores its size), or no
+    name.
+    """
+    sizes = any(key == "size" or key.startswith("GNU.sparse") for key in info.pax_headers)
+    long_name = len(info.name) > 100 and not info.pax_headers
+    several = len(headers(data[info.offset : info.offset_data])) > 2
+    return info.sparse is not None or sizes or long_name or several or not info.name
 
+
+def main() -> None:
     logging.disable()
     options = parser(__doc__, 30_000).parse_args()
     rng, start, findings, sorts = random.Random(options.seed), time.monotonic(), [], Counter()

@@ -37,28 +37,29 @@ OPERATORS |= {ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.LShift: ast.RShi
 
 def changed(node):
     """What may stand for a node, or None; annotations and texts are not changed."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        node.ops[0] = COMPARISONS[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        if isinstance(node.left, ast.Name | ast.Constant | ast.JoinedStr) and not isinstance(
-            node.op, ast.Add | ast.Sub
+    match node:
+        case ast.Compare(ops=[op, *_]) if type(op) in COMPARISONS:
+            node.ops[0] = COMPARISONS[type(op)]()
+        case ast.BinOp(left=ast.Name() | ast.Constant() | ast.JoinedStr(), op=op) if not isinstance(
+            op, ast.Add | ast.Sub
         ):
             return None
-        node.op = OPERATORS[type(node.op)]()
-    elif isinstance(node, ast.BoolOp):
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        node.value = not node.value
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        node.value += 1
-    elif isinstance(node, ast.If | ast.While | ast.IfExp):
-        node.test = ast.UnaryOp(ast.Not(), node.test)
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        node = ast.Pass()
-    elif isinstance(node, ast.AugAssign):
-        node.op = ast.Sub() if isinstance(node.op, ast.Add) else ast.Add()
-    else:
-        return None
+        case ast.BinOp(op=op) if type(op) in OPERATORS:
+            node.op = OPERATORS[type(op)]()
+        case ast.BoolOp(op=op):
+            node.op = ast.Or() if isinstance(op, ast.And) else ast.And()
+        case ast.Constant(value=bool()):
+            node.value = not node.value
+        case ast.Constant(value=int()):
+            node.value += 1
+        case ast.If() | ast.While() | ast.IfExp():
+            node.test = ast.UnaryOp(ast.Not(), node.test)
+        case ast.Expr(value=ast.Call()):
+            return ast.Pass()
+        case ast.AugAssign(op=op):
+            node.op = ast.Sub() if isinstance(op, ast.Add) else ast.Add()
+        case _:
+            return None
     return node
 
 

@@ -9,18 +9,27 @@ no checkpoint is there, a process is left, or a sample was lost or came twice.
 """
 
 import os
-import pathlib
 import random
-import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 
 from amount import rounds
-from kill import SAMPLES, SHARDS, SIZE, STEP_SECONDS, command, keys_of, start
+from training import (
+    SAMPLES,
+    SHARDS,
+    STEP_SECONDS,
+    TOTAL,
+    command,
+    loader_of_rank,
+    logged,
+    mistakes,
+    new_folder,
+    resume,
+    start,
+)
 
 # What each rank runs
 
@@ -33,17 +42,13 @@ def train(directory, urls):
     import torch
     import torch.distributed as dist
 
-    import wds_pipes as wp
     from wds_pipes import checkpoint
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(50)
-    loader = wp.PipeLoader(pipe, batch_size=SIZE, collate=keys_of, num_workers=2, epoch_end="exact")
     saved = f"{directory}/checkpoints"
-    if os.path.exists(saved):
-        checkpoint.load(saved, loader)
-    with open(f"{directory}/log-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}", "a") as log:
+    own_log = f"{directory}/log-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}"
+    with loader_of_rank(urls) as loader, open(own_log, "a") as log:
+        if os.path.exists(saved):
+            checkpoint.load(saved, loader)
         batches = iter(loader)
         while True:
             batch = next(batches, ())
@@ -56,17 +61,9 @@ def train(directory, urls):
             if stop or not going:
                 break
             time.sleep(STEP_SECONDS)
-    loader.close()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 # Who starts and ends them
-
-
-def logged(directory):
-    """All keys in the logs."""
-    return [key for log in pathlib.Path(directory).glob("log-*") for key in log.read_text().split()]
 
 
 def end(process, directory, target):
@@ -88,19 +85,15 @@ def end(process, directory, target):
 
 def play(directory, urls, rng):
     """One round: how many keys were logged when the job had ended, and what went wrong, as text."""
-    first = pathlib.Path(directory) / "ended"
-    first.mkdir()
-    left, printed = end(start(2, first, urls, __file__), first, rng.randrange(1, SHARDS * SAMPLES * 9 // 10))
+    first = new_folder(directory, "ended")
+    left, printed = end(start(2, first, urls, __file__), first, rng.randrange(1, TOTAL * 9 // 10))
     wrong = [f"{left} processes are left"] if left else []
     if not list(first.glob("checkpoints/**/*.json")):
         return len(logged(first)), [*wrong, f"there is no checkpoint:\n{printed}"]
     for ranks in (1, 3):
-        again = pathlib.Path(directory) / f"on-{ranks}"
-        shutil.copytree(first, again)
-        process = start(ranks, again, urls, __file__)
+        process, again = resume(ranks, first, urls, __file__)
         _, printed = process.communicate(timeout=300)
-        counts = Counter(logged(again))
-        lost, repeated = SHARDS * SAMPLES - len(counts), counts.total() - len(counts)
+        lost, repeated = mistakes(again)
         if process.returncode or lost or repeated:
             wrong.append(
                 f"on {ranks} ranks {lost} samples were lost and {repeated} repeated, exit code "
@@ -112,22 +105,15 @@ def play(directory, urls, rng):
 def main(options):
     from wds_pipes.testing import make_shards
 
-    rng, bad, done = random.Random(options.seed), 0, []
+    rng, bad, count = random.Random(options.seed), 0, 0
     with tempfile.TemporaryDirectory() as directory:
         urls = make_shards(f"{directory}/data", shards=SHARDS, samples=SAMPLES)
         for number in rounds(options):
-            (place := pathlib.Path(directory) / f"round-{number}").mkdir()
-            trained, wrong = play(place, urls, rng)
-            done.append(trained)
-            bad += bool(wrong)
-            print(
-                f"round {number}: ended with {trained} of {SHARDS * SAMPLES} samples trained on",
-                *wrong,
-                sep="\n  ",
-                file=sys.stderr,
-                flush=True,
-            )
-    print(f"rounds={len(done)} bad={bad} seed={options.seed}")
+            trained, wrong = play(new_folder(directory, f"round-{number}"), urls, rng)
+            count, bad = count + 1, bad + bool(wrong)
+            what = f"round {number}: ended with {trained} of {TOTAL} samples trained on"
+            print(what, *wrong, sep="\n  ", file=sys.stderr, flush=True)
+    print(f"rounds={count} bad={bad} seed={options.seed}")
     return int(bad > 0)
 
 

@@ -28,11 +28,6 @@ def taller(data, height, width):
     return data[:place] + struct.pack(">HH", height, width) + data[place + 4 :]
 
 
-def segment(marker, content):
-    """A segment of a JPEG's header."""
-    return b"\xff" + bytes([marker]) + (len(content) + 2).to_bytes(2, "big") + content
-
-
 def turned(orientation):
     """EXIF that says how a picture was turned."""
     return b"Exif\0\0MM\0*\0\0\0\x08\0\1\1\x12\0\3\0\0\0\1\0" + bytes([orientation, *bytes(6)])

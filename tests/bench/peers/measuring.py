@@ -1,7 +1,7 @@
 """One measurement, in a process of its own: ``python -m peers.measuring JOB RESULT``.
 
-Both are JSON files. RESULT has ``value``, with more about a resume, or ``reason``, why there is no
-value.
+JOB is JSON. RESULT is a file of JSON: ``value``, with more about a resume, or ``reason``, why there
+is no value.
 """
 
 import importlib
@@ -151,14 +151,12 @@ def last_line(error):
     return lines[-1 if any(line.startswith("Traceback") for line in lines[1:]) else 0][:200]
 
 
-def main(job_path, result_path):
+def main(job, result_path):
     """Measure what a job says, and write the result."""
     from peers.adapters.base import adapter_of
     from peers.data import Data
 
     warnings.simplefilter("ignore")
-    with open(job_path) as file:
-        job = json.load(file)
     try:
         versions = {package: importlib.metadata.version(package) for package in job["packages"]}
         kind = adapter_of(job["adapter"])
@@ -178,4 +176,4 @@ def main(job_path, result_path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(json.loads(sys.argv[1]), sys.argv[2])

@@ -126,8 +126,7 @@ def run(job, work, folder, python, timeout_seconds):
     """Run a measurement with the packages of a folder; the result has ``value`` and ``peak_bytes``,
     or ``reason``.
     """
-    job_path, result_path, log = (Path(work, name) for name in ("job", "result", "log"))
-    job_path.write_text(json.dumps(job))
+    result_path, log = Path(work, "result"), Path(work, "log")
     result_path.unlink(missing_ok=True)
     paths = [folder]
     if python == sys.executable and "PYTHONPATH" in os.environ:
@@ -138,7 +137,7 @@ def run(job, work, folder, python, timeout_seconds):
     environment = {**kept, **own, "PYTHONPATH": os.pathsep.join(paths)}
     with open(log, "wb") as output:
         process = psutil.Popen(
-            [python, "-m", "peers.measuring", job_path, result_path],
+            [python, "-m", "peers.measuring", json.dumps(job), result_path],
             env=environment,
             cwd=work,
             stdin=subprocess.DEVNULL,
