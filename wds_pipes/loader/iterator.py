@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -242,6 +243,7 @@ class LoaderIterator:
     def __init__(self, progress: Progress, join: Joining, bar: Callable[..., Any] | None) -> None:
         self._progress, self._plan, self._join, self._new_bar = progress, progress.plan, join, bar
         self._error: Exception | None = None
+        self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
         self._at: LoaderPosition | None = None  # None: not started
         self._run = Run()
         self._bar: Any = None
@@ -253,7 +255,7 @@ class LoaderIterator:
     def __next__(self) -> Any:
         progress, thread = self._progress, threading.get_ident()
         if self._error is not None:
-            raise _again(self._error)
+            raise self._again(self._error)
         if progress.inside:
             if progress.inside != thread:
                 raise RuntimeError(
@@ -290,7 +292,7 @@ class LoaderIterator:
             raise
         if isinstance(found, Exception):
             progress.inside = 0
-            raise _again(found)
+            raise self._again(found)
         # From here to the return no signal handler runs. So an interrupt comes either before the
         # loader adopts the position, or after the caller has the batch.
         batch, self._at = found
@@ -462,7 +464,7 @@ class LoaderIterator:
             the error that ``next()`` will raise.
         """
         if self._error is None:
-            self._error, progress = error, self._progress
+            self._error, self._trace, progress = error, error.__traceback__, self._progress
             self._tally.end()
             if self._bar is not None:
                 self._bar.close()
@@ -473,14 +475,13 @@ class LoaderIterator:
             self._run = Run()
         return self._error
 
+    def _again(self, error: Exception) -> Exception:
+        """Return the error to raise: the error itself, but a new StopIteration each time.
 
-def _again(error: Exception) -> Exception:
-    """Return the error to raise: the error itself, but a new StopIteration each time.
-
-    The traceback of a kept StopIteration would keep its iterator, and so the workers, until the
-    garbage collector runs.
-    """
-    return StopIteration() if isinstance(error, StopIteration) else error
+        The traceback of a kept StopIteration would keep this iterator, and so the workers, until
+        the garbage collector runs.
+        """
+        return StopIteration() if isinstance(error, StopIteration) else error.with_traceback(self._trace)
 
 
 class Joining:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import Any
 
@@ -193,9 +192,13 @@ def _torchcodec(who: str) -> Any:
 
 def _read_device(device: str | torch.device) -> torch.device:
     """Raises ValueError: it is neither the CPU nor a CUDA device."""
-    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", str(device)):
+    try:
+        read = torch.device(device)
+    except RuntimeError:  # of a name that torch does not know
+        read = torch.device("meta")
+    if read.type not in ("cpu", "cuda"):
         raise ValueError(f"device is 'cuda', such as 'cuda:1', or 'cpu', not {str(device)!r:.80}")
-    return torch.device(device)
+    return read
 
 
 def _columns(batch: Any, fields: tuple[Any, ...]) -> dict[Any, Any]:

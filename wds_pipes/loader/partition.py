@@ -62,7 +62,7 @@ class Terms(NamedTuple):
         return self.inner.dump(None)
 
 
-@lru_cache(maxsize=4096)  # a packed state is one object while its lane stands there
+@lru_cache(maxsize=512)  # a packed state is one object while its lane stands there
 def counts_in(lane: bytes) -> dict[str, int]:
     """Return the counts in the packed state of a lane, not to be changed."""
     counts: dict[str, int] = unpack(lane)["counts"]

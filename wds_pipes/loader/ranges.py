@@ -403,7 +403,7 @@ class Ranges:
         spread, partitions = last - first, list[Ranges]()
         if spread * lanes <= MOST_LANES:
             known = [one.samples() for one in (self, *self.later)]
-            whole = self.of_epoch(len(known), terms.chain.root, epoch).samples() if spread else None
+            whole = self.of_epoch(len(known), terms.chain.root, epoch).samples()
             for place in range(first, last + 1):
                 # of each lane, how many samples it has in the epochs before this one
                 before = {

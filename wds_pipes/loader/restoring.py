@@ -241,20 +241,40 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
             "the lanes of this state are in several epochs of the data, as epoch_end='loop' lets them: pass "
             f"epoch_end='loop' to this loader, too, which has {plan.mode!r}."
         )
-    added = plan.source.branches.keys() - saved.sources.keys()
-    if added and (old.start or any(ended)):
-        logger.warning(
-            "source %s of mix() was added in the middle of an epoch: its share in lanes that have ended comes with the "
-            "next epoch", ", ".join(map(repr, sorted(added))),
-        )  # fmt: skip
+    going = [(number, lane["position"]) for number, lane in lanes.items() if not lane["ended"]]
     if kind is not plan.kind:
         old, lanes = old.divided_otherwise(lanes, terms)
+    _warn_of_added(plan, saved, old, going, whole=whole)
     if old.stays(lanes, terms, alike=alike, fits=fits):
         mine = range(plan.rank.number, count, plan.rank.of)
         return LoaderPosition(saved.epoch, old, {number: pack(lanes[number]) for number in mine}, saved.step)
     count = max(new, count // unit * unit) if more else new
     epoch, partition = old.repartitioned(count, lanes, saved.epoch, terms)
     return plan.beginning(epoch, count)._replace(partition=partition)
+
+
+def _warn_of_added(
+    plan: Plan, saved: Saved, partition: Partition, going: list[tuple[int, Any]], *, whole: bool
+) -> None:
+    """Warn if sources were added to a mix in an epoch in which some of its lanes have ended.
+
+    ``going`` are the lanes that have not, with their positions.
+    """
+    added = plan.source.branches.keys() - saved.sources.keys()
+    if not added or not any(position is not None for _, position in going):
+        return
+    # of each segment of a lane that goes on, the number of all lanes of the epoch
+    left: list[int] = []
+    for number, position in going:
+        done = 0 if position is None else position[0].get("segment", 0)
+        left += [lane.of for lane, _ in partition.segments(number, plan.source, saved.epoch)[done:]]
+    of = max(left, default=0)
+    ended = of - len(left) if whole else len(saved.lanes) - len(going)
+    if ended > 0:
+        logger.warning(
+            "source %s of mix() was added in the middle of an epoch in which %d of the %d lanes have ended: "
+            "its share in these comes with the next epoch", ", ".join(map(repr, sorted(added))), ended, of,
+        )  # fmt: skip
 
 
 def _is_alike(plan: Plan, saved: Saved, kind: type[Partition], *, whole: bool) -> bool:

@@ -39,15 +39,16 @@ _ALIGNED = 64  # bytes; also the size of the head of a block, whose first byte i
 _SLACK = 1.25  # a block is by this factor larger than the batch for which it is made
 _TOO_LARGE = 4  # times the size of recent batches: such a block is closed
 _IDLE = 64  # a block that was not needed for so many batches is closed
-_FREE, _IN_USE, _SPENT, _CLOSED = 0, 1, 2, 3  # the marks
+_FREE, _IN_USE, _SPENT = 0, 1, 2  # the marks
 
 # Where a buffer is in a block, in bytes: its beginning and its end; and whether it is read-only.
 _Span = tuple[int, int, bool]
 
 # What goes through the connection: a pickle, or of a batch in a block: the number of the block;
-# with its first batch, what gives its descriptor; where the buffers are; and the pickle (None: it
-# is the last of the buffers). Plain tuples, because to unpickle a class costs more than they do.
-Sent = bytes | tuple[int, Any, list[_Span], bytes | None]
+# with its first batch, what gives its descriptor; the numbers of blocks that the worker has closed;
+# where the buffers are; and the pickle (None: it is the last of the buffers). Plain tuples, because
+# to unpickle a class costs more than they do.
+Sent = bytes | tuple[int, Any, list[int], list[_Span], bytes | None]
 
 
 # ----------------------------------------------------------------------------- the worker's side
@@ -58,6 +59,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
+        self._gone: list[int] = []  # the numbers of blocks that were closed since the last batch in a block
         self._numbers = itertools.count()
         self._packed = 0  # batches in blocks
         self._recent = 0.0  # bytes of the largest recent batch
@@ -134,7 +136,8 @@ class Outbox:
             for part in chunks.parts:
                 block.memory[place : place + len(part)] = part
                 place += len(part)
-        return block.number, block.ticket(), spans, header
+        gone, self._gone = self._gone, []
+        return block.number, block.ticket(), gone, spans, header
 
     def _block(self, size: int) -> _Block:
         """Return a block of at least this size for the next batch, and close free ones that are not
@@ -146,25 +149,27 @@ class Outbox:
                 return begun
             begun.memory[0] = _FREE
         found: _Block | None = None
-        spare: _Block | None = None  # free and too small
         kept: list[_Block] = []
+        spare: list[_Block] = []  # free and too small
         for block in self._blocks:
-            mark, idle = block.memory[0], self._packed - block.used > _IDLE
-            if mark == _SPENT or (mark == _FREE and (idle or len(block) > _TOO_LARGE * self._recent)):
-                block.memory[0] = _CLOSED
+            mark = block.memory[0]
+            if mark == _SPENT or (
+                mark == _FREE and (len(block) > _TOO_LARGE * self._recent or self._packed - block.used > _IDLE)
+            ):
+                self._gone.append(block.number)
                 continue
             kept.append(block)
-            if mark == _FREE and len(block) >= size:
-                found = found or block
-            elif mark == _FREE:
-                spare = spare or block
+            if mark == _FREE and len(block) < size:
+                spare.append(block)
+            elif mark == _FREE and found is None:
+                found = block
+        self._blocks = kept
         if found is None:
-            if spare is not None:
-                spare.memory[0] = _CLOSED
-                kept.remove(spare)
+            if spare:
+                self._gone.append(spare[0].number)
+                kept.remove(spare[0])
             found = _Block(next(self._numbers), int(_SLACK * size))
             kept.append(found)
-        self._blocks = kept
         found.used, found.memory[0] = self._packed, _IN_USE
         return found
 
@@ -325,9 +330,9 @@ class Inbox:
         """Return the batch that was sent."""
         if isinstance(sent, bytes):
             return pickle.loads(sent)
-        number, ticket, spans, header = sent
-        for old in [old for old, block in self.blocks.items() if block[0] == _CLOSED]:
-            del self.blocks[old]
+        number, ticket, gone, spans, header = sent
+        for old in gone:
+            self.blocks.pop(old, None)
         if ticket is not None:
             descriptor = ticket.detach()
             try:

@@ -265,10 +265,11 @@ def _portable(error: Exception) -> Any:
     """
     story = hide("".join(traceback.format_exception(error))).rstrip()
     try:
+        portable = _Portable(error, [f"In the worker:\n{story}", *getattr(error, "__notes__", [])])
         Inbox(1).open(Outbox().pack(error))
     except Exception:  # it holds what is not sent, such as a tensor with a gradient
         return RuntimeError(f"{type(error).__name__} in a worker:\n{story}")
-    return _Portable(error, [f"In the worker:\n{story}", *getattr(error, "__notes__", [])])
+    return portable
 
 
 class _Portable(NamedTuple):
