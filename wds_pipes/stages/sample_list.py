@@ -191,8 +191,8 @@ class SampleList(ShardSource[SampleRef]):
         """Return the order of an epoch; None: the samples come in the order of the list."""
         return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
 
-    def _places(self, lane: Lane, done: int, inside: int, block: int = _BLOCK) -> _Blocks:
-        """Yield the places of a lane, from a position on, so many at a time.
+    def _places(self, lane: Lane, done: int, inside: int) -> _Blocks:
+        """Yield the places of a lane, from a position on.
 
         Raises:
             StateError: the lane has no such position.
@@ -203,11 +203,9 @@ class SampleList(ShardSource[SampleRef]):
             raise damaged(
                 f"it stands at sample {inside} of range {done} of lane {lane.number} of {lane.of}, which has fewer"
             )
-        return (
-            self._slice_places(lane, inside, block) if shards is None else self._range_places(lane, done, inside, block)
-        )
+        return self._slice_places(lane, inside) if shards is None else self._range_places(lane, done, inside)
 
-    def _range_places(self, lane: Lane, done: int, inside: int, block: int) -> _Blocks:
+    def _range_places(self, lane: Lane, done: int, inside: int) -> _Blocks:
         """Yield the places of a lane with ranges of blocks."""
         size = self._block
         ranges = ShardRanges.of((lane.shards or ())[done:])
@@ -216,17 +214,17 @@ class SampleList(ShardSource[SampleRef]):
         firsts[:1] += inside
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
-        for start in range(0, total, block):
-            taken = np.arange(start, min(start + block, total))
+        for start in range(0, total, _BLOCK):
+            taken = np.arange(start, min(start + _BLOCK, total))
             of = np.searchsorted(ends, taken, side="right")  # the range of each place
             insides = taken - (ends - counts)[of]
             yield firsts[of] + insides, ((insides == 0) & (of > 0)).tolist(), itertools.repeat(lane.padding)
 
-    def _slice_places(self, lane: Lane, inside: int, block: int) -> _Blocks:
+    def _slice_places(self, lane: Lane, inside: int) -> _Blocks:
         """Yield the places of a lane that is a slice."""
         part = self._slice(lane)
-        for first in range(inside, part.count, block):
-            turns, insides = np.divmod(np.arange(first, min(first + block, part.count)), part.size)
+        for first in range(inside, part.count, _BLOCK):
+            turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, part.count)), part.size)
             places = part.start + (turns * part.of + part.number) * part.size + insides
             repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
             yield places % self.count, itertools.repeat(False), repeats
@@ -269,11 +267,24 @@ class SampleList(ShardSource[SampleRef]):
 
     def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
         done, inside, _ = own or (0, 0, 0)
-        for places, *_ in self._places(lane, done, inside, 1):
-            order, place = self.order(lane.seed, lane.epoch), int(places[0])
-            number = int(self._view[place if order is None else order.number_at(place)])
-            return shortened_url(redact(self.urls[self._located.place(number)[0]]))
-        return None
+        place = self._place(lane, done, inside)
+        if place is None:
+            return None
+        order = self.order(lane.seed, lane.epoch)
+        number = int(self._view[place if order is None else order.number_at(place)])
+        return shortened_url(redact(self.urls[self._located.place(number)[0]]))
+
+    def _place(self, lane: Lane, done: int, inside: int) -> int | None:
+        """Return the next place at a position, in a time that does not grow with the lane; None:
+        there is none.
+        """
+        if lane.shards is None:
+            part = self._slice(lane)
+            return None if inside >= part.count else part.place(inside) % self.count
+        if done >= len(lane.shards):
+            return None
+        number, start, stop = lane.shards[done]
+        return number * self._block + min(start + inside, stop - 1)
 
     def size_shown(self) -> str:
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"
