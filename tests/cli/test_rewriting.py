@@ -236,7 +236,7 @@ def test_tables_of_shards_of_one_name(here, tmp_path):
         ("--keep functions:odd --decode rgb9", "unknown spec 'rgb9'"),
         ("--fields cls --drop-fields cls", "pass one of the two"),
         ("--where @keys.txt", "a file of keys is for --keys"),
-        ("--where nope>1", "over table d/s0.jsonl: Referenced column"),
+        ("--where nope>1", "over table d/s0.jsonl, whose columns are"),
         ("--where n>1 --metadata no.jsonl", "table no.jsonl does not exist"),
         ("--where n>1 --metadata keys.txt", "is no table"),
     ],

@@ -466,6 +466,6 @@ def test_a_source_added_to_a_mix_where_lanes_have_ended_is_told(lanes, caplog, t
     first = [next(items) for _ in range(3)]
     after.load_state_dict(through_json(before.state_dict()))
     assert (
-        "source 'new' of mix() was added in the middle of an epoch: its share in lanes that have ended" in caplog.text
+        "source 'new' of mix() was added in the middle of an epoch in which 1 of the 2 lanes have ended" in caplog.text
     )
     assert len(first) + len(list(after)) == 14
