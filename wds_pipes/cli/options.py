@@ -134,7 +134,7 @@ concatenated = click.option(
 engine = click.option(
     "--engine",
     type=click.Choice(["ray"]),
-    help="Run on the Ray cluster of RAY_ADDRESS.",
+    help="Instead of -j: run on the Ray cluster of RAY_ADDRESS, else on one that is started here.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
@@ -232,11 +232,9 @@ def shares(name: str, argument: str, text: str, *, required: bool = False) -> Ca
         try:
             found = {split.strip(): float(share) for split, _, share in pairs}
         except ValueError:
-            found = {}
+            raise click.UsageError(f"{name} is written as train=0.9,val=0.1, not {value!r}") from None
         if len(found) != len(pairs):
-            raise click.UsageError(
-                f"{name} is written as train=0.9,val=0.1, and splits have different names: {value!r}"
-            )
+            raise click.UsageError(f"{name} names a split twice: {value!r}")
         return found
 
     return click.option(name, argument, metavar="NAME=SHARE,...", callback=parse, required=required, help=text)

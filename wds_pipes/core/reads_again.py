@@ -261,4 +261,11 @@ class FlatMap(Calls[Out]):
         raise NotImplementedError
 
     def call(self, items: PutBackIterator[Any]) -> Iterable[Out]:
-        return self.expand(next(items))
+        item = next(items)
+        self.check_again()
+        return self.expand(item)
+
+    def problem(self, at: Any) -> str | None:
+        if at.taken != bool(at.yielded) or at.ahead or at.ended:
+            return "it takes one item at a time"
+        return None

@@ -132,7 +132,7 @@ class Methods(Generic[T_co]):
         threads: int | None = None,
         on_error: OnError = "raise",
         max_errors: int | None = None,
-    ) -> WdsPipe[T_co]:
+    ) -> WdsPipe[Any]:
         """Apply a function to each sample."""
 
     def open_shards(
@@ -229,7 +229,7 @@ class LoadTar(WdsPipe[TarMember]):
 class MapFields(WdsPipe[Any]):
     """Apply functions to single fields of each sample, or to places of tuples."""
 
-class MapSamples(WdsPipe[T_co]):
+class MapSamples(WdsPipe[Any]):
     """Apply a function to each sample."""
 
 class Mix(WdsPipe[Any]):

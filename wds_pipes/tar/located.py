@@ -274,8 +274,8 @@ class Located:
             ShardError: an index is of another shard.
         """
         with ThreadPoolExecutor(_CHECKED) as pool:
-            for shard, found in zip(self.with_samples, pool.map(self.keys, self.with_samples), strict=True):
-                for error in self._stale_keys(shard, found):
+            for stale in pool.map(lambda shard: self._stale_keys(shard, self.keys(shard)), self.with_samples):
+                for error in stale:
                     raise error
 
     def _stale_keys(self, shard: int, keys: Keys) -> list[ShardError]:

@@ -198,7 +198,6 @@ class ShardWriter:
         if self._writer is None:
             path = self.path(self._number)
             self._writer = TarWriter(path, overwrite=self.overwrite, storage_options=self._options)
-            self._writer._offsets = self._offsets
             self._writer._digest = None if self._index is None else Md5()
         self._writer._write(encoded)
 
@@ -245,6 +244,9 @@ class ShardWriter:
             self.shards[path] = self._writer.samples
             if self._index is not None:
                 self._entries[name_in(self._index, path)] = path, Entry(self._writer._facts())
+            if self._offsets:  # after an error the next call tries again
+                starts = self._writer._starts
+                write_offsets(path, starts, [*starts.values(), self._writer.size], self._options)
             self._writer, self._told = None, False
             self._number += 1
         self._tell()

@@ -138,7 +138,9 @@ class Selector:
         if isinstance(wanted, (bytes, Mapping)) or single:
             raise TypeError(f"{option} must be {KINDS}, not {wanted!r:.80}")
         if isinstance(wanted, (set, frozenset)):
-            wanted = sorted(wanted, key=lambda one: (isinstance(one, str), one))
+            is_of_numbers = all(isinstance(one, (int, np.integer)) for one in wanted)
+            is_of_keys = all(isinstance(one, str) for one in wanted)
+            wanted = sorted(wanted) if is_of_numbers or is_of_keys else list(wanted)
         elif not hasattr(wanted, "__len__"):
             wanted = list(wanted)
         if len(wanted) > 0 and isinstance(next(iter(wanted)), str):

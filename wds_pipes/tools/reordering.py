@@ -2,8 +2,8 @@
 mix.
 
 Rules of sorting:
-1. A first pass writes the values of each input shard to a file. SQLite sorts them, in a temporary
-   file, so only the values of one shard are in memory.
+1. A first pass writes the values of each input shard to a file, sorted, with the numbers of their
+   samples in the shard. The files are merged, so only the values of one shard are in memory.
 2. Values are all numbers or all texts. Texts are compared by their code points. Samples with equal
    values keep their order.
 """
@@ -11,16 +11,15 @@ Rules of sorting:
 from __future__ import annotations
 
 import contextlib
-import errno
+import heapq
 import json
 import math
 import os
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Unpack
+from itertools import accumulate, islice, pairwise
+from typing import IO, Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +32,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.cache.shard_cache import parse_size
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.expand import items_of
-from wds_pipes.io.outputs import exists, target_of
+from wds_pipes.io.outputs import exists, open_output, target_of
 from wds_pipes.io.urls import Urls, local_path, redact
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
@@ -65,7 +64,10 @@ from wds_pipes.tools.outputs import (
 )
 from wds_pipes.tools.reading import Sample, Source
 
-_MOST_BITS = 100  # of whole numbers to sort by
+_MOST_OPEN = 64  # files that are merged at a time
+_BLOCK = 1 << 13
+
+Line = list[Any]  # a value, and the number of its sample
 
 
 # The numbers of samples in some order: those that cannot be computed are listed (int64).
@@ -286,31 +288,37 @@ def sorted_numbers(
             f"{by} is a {one} in {here} and a {other} in {there}: sort by a field that is the same kind of value in "
             "all samples"
         )
-    with tempfile.NamedTemporaryFile() as file, contextlib.closing(sqlite3.connect(file.name)) as database:
-        try:
-            database.execute("CREATE TABLE samples (value, rest, number)")
-            for task, start in zip(tasks, inputs.located.starts, strict=False):
-                values = json.loads(place.read(task.name) or b"[]")
-                rows = ((_bytes(value), rest, start + number) for number, (value, rest) in enumerate(values))
-                database.executemany("INSERT INTO samples VALUES (?, ?, ?)", rows)
-            numbers = database.execute("SELECT number FROM samples ORDER BY value, rest, number")
-            return np.fromiter((number for (number,) in numbers), np.int64, inputs.count)
-        except sqlite3.OperationalError as error:
-            raise OSError(errno.ENOSPC, f"values cannot be sorted ({error})", tempfile.gettempdir()) from error
+    with tempfile.TemporaryDirectory() as temporary:
+        files = [_local(place, task.name, temporary) for task in tasks]
+        starts = inputs.located.starts
+        lines = _merged(list(zip(files, starts, strict=False)), temporary)
+        return np.fromiter((number for _, number in lines), np.int64, inputs.count)
 
 
-def _bytes(value: str | float) -> bytes | float:
-    """A value as SQLite compares it like Python; of a text the bytes, also if it is no Unicode."""
-    return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+def _local(place: Place, name: str, temporary: str) -> str:
+    """The path of a file of the first pass; one in a store is copied to a temporary directory."""
+    path = local_path(place.at(name))
+    if path is None:
+        path = os.path.join(temporary, name)
+        with open(path, "wb") as file:
+            file.write(place.read(name) or b"")
+    return path
 
 
 def _write_values(inputs: Inputs, by: str | None, memory: int, task: Task, place: Place) -> Facts:
-    """Write the values of a shard; return of which kind they are."""
+    """Write the sorted values of a shard; return of which kind they are."""
     starts, values = inputs.located.starts, _Values(by)
+    reader = Reader(inputs, memory // 4, values.fields)
     part = Part(range(inputs.count), starts[task.arguments], starts[task.arguments + 1])
-    with contextlib.closing(Reader(inputs, memory // 4, values.fields)) as reader:
-        found = [values.of(sample) for sample in reader.read(part.blocks())]
-    place.write(task.name, json.dumps(found).encode())
+    with contextlib.closing(reader):
+        lines = sorted([values.of(sample), number] for number, sample in enumerate(reader.read(part.blocks())))
+        output = open_output(place.at(task.name), overwrite=True, wait=True, storage_options=place.storage_options)
+        try:
+            for text in _texts(lines):
+                output.write(text)
+            output.commit()
+        finally:
+            output.discard()
     return {"kind": values.kind}
 
 
@@ -333,14 +341,14 @@ class _Values:
         decoding = Decoding((), allow_pickle=False, max_image_pixels=1)
         self._decode = decoding.decoder(self._field) if by else None
 
-    def of(self, sample: Sample) -> tuple[str | float, int]:
-        """Return the value of a sample: a text and 0, or the nearest float and the rest to it.
+    def of(self, sample: Sample) -> str | float:
+        """Return the value of a sample.
 
         Raises:
             SampleError: it has none, or of another kind than those before.
         """
         if self._by is None:
-            return str(sample["__key__"]), 0
+            return str(sample["__key__"])
         if self._field not in sample:
             mend = "name another field, or leave the sample out with wds-pipes filter"
             raise self._error(sample, f"has no field {self._field!r}: {mend}")
@@ -352,8 +360,7 @@ class _Values:
             if not isinstance(value, dict) or name not in value:
                 raise self._error(sample, f"has no value {self._by!r}: leave it out with wds-pipes filter")
             value = value[name]
-        whole = isinstance(value, int) and value.bit_length() <= _MOST_BITS
-        if not isinstance(value, str) and not whole and (not isinstance(value, float) or math.isnan(value)):
+        if not isinstance(value, (str, int, float)) or (isinstance(value, float) and math.isnan(value)):
             raise self._error(
                 sample,
                 f"has a value {self._by!r} that is neither a text nor a number: {value!r:.80}. Name a value in JSON as "
@@ -363,12 +370,47 @@ class _Values:
         if kind != (self.kind or kind):
             raise self._error(sample, f"has a {kind} as {self._by!r}, and samples before it a {self.kind}")
         self.kind = kind
-        return (float(value), value - int(float(value))) if whole else (value, 0)
+        return value
 
     @staticmethod
     def _error(sample: Sample, what: str) -> SampleError:
         key, url = named = identity(sample)
         return SampleError(f"{named.name()} {what}", key=key, url=url)
+
+
+def _merged(files: Sequence[tuple[str, int]], temporary: str) -> Iterator[Line]:
+    """Yield the lines of sorted files in order; a number is added to the places in each."""
+    files = list(files)
+    while len(files) > _MOST_OPEN:
+        group, files = files[:_MOST_OPEN], files[_MOST_OPEN:]
+        files.append((_spill(_merged(group, temporary), temporary), 0))
+    with contextlib.ExitStack() as stack:
+        opened = [(stack.enter_context(open(path, "rb")), start) for path, start in files]
+        yield from heapq.merge(*(_lines(file, start) for file, start in opened))
+
+
+def _lines(file: IO[bytes], start: int) -> Iterator[Line]:
+    for text in file:
+        value, place = json.loads(text)
+        yield [value, start + place]
+
+
+def _spill(lines: Iterable[Line], temporary: str) -> str:
+    """Write lines to a temporary file, and return its path."""
+    descriptor, path = tempfile.mkstemp(dir=temporary)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(_texts(lines))
+    except OSError as error:
+        error.filename = path
+        raise
+    return path
+
+
+def _texts(lines: Iterable[Line]) -> Iterator[bytes]:
+    lines = iter(lines)
+    while block := list(islice(lines, _BLOCK)):
+        yield b"".join(json.dumps(line, separators=(",", ":")).encode("ascii") + b"\n" for line in block)
 
 
 def is_weighted(text: str) -> bool:

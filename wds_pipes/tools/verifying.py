@@ -13,9 +13,9 @@ import multiprocessing
 import shlex
 import signal
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -188,10 +188,14 @@ def _each(
     # not forked: other threads of this process may hold locks
     spawn = multiprocessing.get_context("spawn")  # Ctrl-C ends these processes without a word
     pool = executor or ProcessPoolExecutor(jobs, spawn, signal.signal, (signal.SIGINT, signal.SIG_DFL))
+    waiting = deque[Future[Checked]]()
     try:
-        with without_interrupts():  # which the processes that start now inherit
-            found = pool.map(check_shard, shards, known, repeat(options))
-        yield from found
+        for url, facts in zip(shards, known, strict=True):
+            with without_interrupts():  # which a process that starts now inherits
+                waiting.append(pool.submit(check_shard, url, facts, options))
+            if len(waiting) > 2 * jobs:
+                yield waiting.popleft().result()
+        yield from (each.result() for each in waiting)
     except BrokenProcessPool as error:
         raise WorkerError(
             "a process that read shards died, maybe because memory is short: try again with fewer, -j 1"
