@@ -242,6 +242,22 @@ def test_workers_that_are_not_forked(urls, monkeypatch, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def which_worker(sample):
+    info = torch.utils.data.get_worker_info()
+    return info.id, info.num_workers
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_steps_know_their_worker_and_persistent_workers_stay(persistent, urls):
+    """As in DataLoader."""
+    before, pipe = psutil.Process().children(recursive=True), samples(urls).map_samples(which_worker)
+    source = wp.PipeLoader(pipe, num_workers=2, persistent_workers=persistent, multiprocessing_context="fork")
+    assert set(source) == {(0, 2), (1, 2)}
+    first = worker_processes(before)
+    next(iter(source))
+    assert (worker_processes(before) == first != []) == persistent
+
+
 def test_worker_init_fn_that_fails_or_is_no_function(urls):
     """Without workers it is not called, as in DataLoader."""
     source = loader(urls, num_workers=1, worker_init_fn=partial(note_start, "/no/such/folder"))
