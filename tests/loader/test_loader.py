@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from functools import cache, partial
 from pathlib import Path
@@ -453,6 +454,16 @@ def test_an_error_of_a_function_is_raised_again_and_the_state_is_before_it(worke
     source.close()
     assert source.state_dict() == state
     assert batches + list(loaded(make(dict), state)) == list(loader(urls, lanes=2))
+
+
+def test_an_error_that_is_raised_again_does_not_grow(urls):
+    _, error, items = until_error(wp.PipeLoader(samples(urls).map_samples(fragile)))
+    lengths = []
+    for _ in range(50):
+        with pytest.raises(KeyError):
+            next(items)
+        lengths.append(len(traceback.extract_tb(error.__traceback__)))
+    assert len(set(lengths)) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's, which does not say which function
