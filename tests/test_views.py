@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import FIFTY, after, keys_of, loaded, samples, through_json
+from pipelines import FIFTY, after, keys_of, loaded, resumed, samples, through_json
 from remote import bare, content
 from tars import fill, put, tar
 
@@ -283,6 +283,16 @@ def test_a_state_of_another_view_is_refused(indexed):
     everything = pipe(where=slice(None))
     after(everything, 7)
     pipe().load_state_dict(everything.state_dict())
+
+
+def test_a_state_does_not_fit_other_numbers_of_samples(tmp_path):
+    def write(*counts):
+        urls = make_shards(tmp_path, shards=len(counts), samples=counts)
+        index_shards(urls, offsets=True)
+        return wp.SampleList(urls, shuffle=True).fetch_samples()
+
+    with pytest.raises(wp.StateError, match="other numbers of samples"):
+        resumed(lambda: write(5, 5, 5), 1, lambda: write(5, 5, 8))
 
 
 # Bytes

@@ -84,6 +84,13 @@ def test_files_of_one_name_are_a_sample(source, whole, tmp_path):
     assert indexed.by_key(found[33])["__key__"] == found[33]
 
 
+def test_shares_write_the_same_bytes(source, whole, tmp_path):
+    """In any order."""
+    for share in (2, 0, 1):
+        run(source, tmp_path, "--max-samples", 7, "--tasks", 3, "--task", share)
+    assert outputs(tmp_path) == whole
+
+
 def test_a_random_order_depends_on_the_seed_and_the_keys(source, tmp_path):
     def order(path, *options):
         run(path, tmp_path / "out", "--overwrite", *options)

@@ -114,6 +114,18 @@ def here(source, monkeypatch):
     return source
 
 
+@pytest.mark.parametrize(
+    "call", ["dedup d OUT --by txt", "join d OUT --with captions", "filter d OUT --exclude keys.txt"]
+)
+def test_shares_write_the_same_bytes(call, here, tmp_path):
+    """In any order."""
+    whole, shares = (call.replace("OUT", str(tmp_path / name)).split() for name in ("whole", "shares"))
+    run(*whole)
+    for share in (1, 0):
+        run(*shares, "--tasks", 2, "--task", share)
+    assert outputs(tmp_path / "shares") == outputs(tmp_path / "whole")
+
+
 def test_a_filter_by_metadata_and_keys(here, tmp_path):
     """A condition, whose keys ``select`` writes, and lists of keys, as IndexedShards selects."""
     pytest.importorskip("duckdb")

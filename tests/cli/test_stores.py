@@ -12,6 +12,7 @@ import time
 
 import pytest
 from commands import outputs, run_command
+from fsspec.implementations.memory import MemoryFile
 from tars import tar
 from waiting import wait_for
 
@@ -211,6 +212,30 @@ def test_an_upload_that_is_interrupted_is_aborted(s3, monkeypatch, made):
     file.discard()
     thread.join()
     assert "interrupted.bin" not in uploads(s3)
+
+
+def test_a_signal_while_the_thread_of_a_request_starts(monkeypatch):
+    """The upload is aborted after it."""
+    events, start, write = [], threading.Thread.start, MemoryFile.write
+
+    def slow(file, data):
+        time.sleep(0.3)
+        events.append("sent")
+        return write(file, data)
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(MemoryFile, "write", slow)
+    monkeypatch.setattr(MemoryFile, "discard", lambda file: events.append("aborted"))
+    file = open_output("memory://interrupted.bin")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            file.write(bytes(writing._AT_ONCE))
+    file.discard()
+    assert events == ["sent", "aborted"]
 
 
 def test_parts_are_small_and_grow(s3, monkeypatch):

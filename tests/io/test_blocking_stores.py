@@ -5,6 +5,8 @@ ends, and threads that are replaced.
 
 import asyncio
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -158,6 +160,20 @@ def test_whatever_a_file_system_returns_or_raises(slow, local, odd, words):
     assert finishes(samples("slow://x/0.tar")) == wanted
 
 
+@pytest.mark.parametrize("kind", [SilentError, StopIteration])
+def test_whatever_a_file_system_raises_when_it_is_asked_for_a_file(slow, local, kind):
+    """The same."""
+
+    def fails(self, path, **options):
+        raise kind
+
+    info, slow.info = slow.info, fails
+    (error,) = finishes(samples("slow://x/0.tar", retries=0, timeout_seconds=4))
+    slow.info = info
+    assert "shard slow://x/0.tar cannot be read" in str(error)
+    assert finishes(samples("slow://x/0.tar")) == list(map(bare, samples(local[0])))
+
+
 @pytest.mark.parametrize("problem", [OSError("gone"), None])
 def test_a_store_that_says_nothing_of_a_file(slow, local, problem):
     """In the end, or not even how long it is: the bytes have come, and are those of the shard."""
@@ -223,6 +239,34 @@ def test_shards_in_one_tar(outer, local, monkeypatch):
     urls = [f"tar://{number}.tar::file://{outer}" for number in range(len(local))]
     assert finishes(samples(urls, connections=8)) == list(map(bare, samples(local)))
     assert most == [1]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_while_a_call_runs(outer, local, monkeypatch):
+    """The child does not wait for it."""
+    read, runs, goes_on = TarFileSystem.cat_file, threading.Event(), threading.Event()
+
+    def cat_file(self, path, start=None, end=None, **options):
+        runs.set()
+        assert goes_on.wait(60)
+        return read(self, path, start, end, **options)
+
+    monkeypatch.setattr(TarFileSystem, "cat_file", cat_file)
+    pipe, wanted, found = samples(f"tar://0.tar::file://{outer}"), list(map(bare, samples(local[0]))), []
+    reader = threading.Thread(target=lambda: found.extend(finishes(pipe)), daemon=True)
+    reader.start()
+    assert runs.wait(60)
+    if not (child := os.fork()):
+        try:
+            signal.alarm(60)
+            goes_on.set()
+            found = finishes(pipe)
+        finally:
+            os._exit(found != wanted)
+    assert os.waitpid(child, 0)[1] == 0
+    goes_on.set()
+    reader.join(60)
+    assert found == wanted
 
 
 # Calls that hang

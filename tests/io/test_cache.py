@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import hashlib
 import io
 import json
@@ -25,9 +26,11 @@ from remote_store import Known, Store
 from waiting import wait_for
 
 from wds_pipes import CacheError, ShardError
+from wds_pipes.io.cache import files as files_module
 from wds_pipes.io.cache import stream as stream_module
 from wds_pipes.io.cache.files import CacheDirectory
 from wds_pipes.io.cache.shard_cache import ShardCache
+from wds_pipes.io.locks import open_locked
 
 MB = 1_000_000
 
@@ -272,6 +275,15 @@ def test_a_fetch_that_fails_leaves_nothing(cache, store):
 # Names
 
 
+def test_equal_base_names(cache):
+    """Shards of different URLs never share a file."""
+    for stored in (False, True):
+        for url in ("s3://a/x.tar", "s3://b/x.tar", "https://h/x.tar", "https://h/x.tar?id=1", "https://h/x.tar?id=2"):
+            data = noise(3) + url.encode()
+            with cache.open(url, Gate(b"", 0, KeyError()) if stored else opened(data)) as stream:
+                assert stream.read() == data
+
+
 def test_names_have_no_secrets(cache):
     """Signed again, a URL means the same shard; the store makes a difference where it is given."""
     signed = "https://me:{0}@h/x.tar?X-Amz-Credential=c{0}&X-Amz-Date={1}&X-Amz-Expires=9&X-Amz-Signature={0}&part=1"
@@ -483,9 +495,9 @@ def test_a_limit_smaller_than_the_data(tmp_path):
     for process in processes:
         process.start()
     most = 0
-    while answers.qsize() < 3:
+    while answers.qsize() < 3 and any(process.is_alive() for process in processes):
         most = max(most, kept(cache))
-    assert [answers.get() for _ in processes] == [[]] * 3
+    assert [answers.get(timeout=60) for _ in processes] == [[]] * 3
     for process in processes:
         process.join()
     assert MB < most <= cache.max_bytes + len(processes) * 420_000
@@ -521,6 +533,37 @@ def test_what_is_open_stays(tmp_path):
     )
     read(cache, store, missing)
     assert first in {entry.url.rpartition("/")[2] for entry in CacheDirectory(cache.directory).entries()}
+
+
+def test_a_download_that_ends_while_the_files_are_counted(tmp_path, monkeypatch):
+    """It counts in full: the next shard does not exceed the limit."""
+    cache = ShardCache(tmp_path / "cache", max_bytes=300_000)
+    first, second = noise(250_000), noise(150_000)
+    gate = Gate(first, 100_000)
+    stream = cache.open("s3://bucket/0.tar", gate)
+    wait_for(lambda: part_size(cache) == 100_000)
+    listed = os.scandir
+
+    def entries():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", listed)
+            return CacheDirectory(cache.directory).entries()
+
+    @contextlib.contextmanager
+    def until_it_ends(path):
+        with listed(path) as items:
+            yield items
+        gate.open.set()
+        wait_for(lambda: [entry.state for entry in entries()] == ["complete"])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", until_it_ends)
+        CacheDirectory(cache.directory).reserve(0, 1)
+    with stream:
+        assert stream.read() == first
+    with cache.open("s3://bucket/1.tar", opened(second)) as stream:
+        assert stream.read() == second
+    check(cache, {"0.tar": first, "1.tar": second})
 
 
 FORKS = """
@@ -658,7 +701,50 @@ def test_a_stored_shard_is_read_where_nothing_can_be_written(tmp_path, cache, st
     assert open_files(store) == before
 
 
+def test_what_cannot_be_opened_for_once_stays_unlocked(cache, store, monkeypatch):
+    """As where a process has no descriptor left: the next to come downloads the shard."""
+    data, looked = noise(200_000), []
+    store.put("a.tar", data)
+    before = open_files(store)
+
+    def open_sometimes(path, *args, **options):
+        if path.endswith(".shard"):
+            looked.append(path)
+            if len(looked) > 2:  # when it has the lock
+                raise OSError(errno.EMFILE, "too many open files")
+        return open_locked(path, *args, **options)
+
+    for _ in range(2):
+        looked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(files_module, "open_locked", open_sometimes)
+            with pytest.raises(CacheError, match="too many open files"):
+                read(cache, store, "a.tar")
+    assert open_files(store) == before
+    assert read(cache, store, "a.tar") == data
+
+
 # Options, and what stays
+
+
+def test_nothing_stays_open(cache, store):
+    """Threads and descriptors are as before, also where a stream is dropped instead of closed."""
+    for number in range(3):
+        store.put(f"{number}.tar", noise(300_000, number))
+    read(cache, store, "0.tar")
+    gc.collect()
+    before, descriptors = open_files(store), len(os.listdir("/proc/self/fd"))
+    for number in range(30):
+        name = f"{number % 3}.tar"
+        stream = cache.open(f"s3://bucket/{name}", store.fetch(name), start=number % 2 * 1000)
+        stream.read(1000)
+        if number % 5:
+            stream.close()
+        del stream
+    gc.collect()
+    assert open_files(store) == before
+    assert len(os.listdir("/proc/self/fd")) < descriptors + 10  # of any kind
+    assert not [thread for thread in threading.enumerate() if "wds_pipes-cache" in thread.name]
 
 
 @pytest.mark.parametrize(

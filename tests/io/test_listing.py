@@ -8,6 +8,7 @@ import socket
 import fsspec
 import pytest
 from remote import content, put_all, samples
+from scripts import run_code
 
 import wds_pipes as wp
 from wds_pipes import ShardError, nodes
@@ -105,6 +106,22 @@ def test_what_does_not_match_in_a_store(remote):
         assert f"bucket or directory '{missing[:-6]}' does not exist" in str(caught.value)
         with pytest.raises(ValueError, match=r"no shard matches '.*/there/b\*.tar': check the pattern") as caught:
             expand(f"{url}/there/b*.tar", options)
+
+
+def test_without_the_package():
+    """In a process where s3fs cannot be imported."""
+    script = """
+        import sys
+        sys.modules["s3fs"] = None
+        import wds_pipes as wp
+        try:
+            wp.ShardList("s3://b/*.tar")
+        except wp.ShardError as error:
+            print(error)
+    """
+    said = run_code(script, has_torch=True)
+    assert "needs a package that is not installed" in said
+    assert "pip install 'wds_pipes[s3]'" in said
 
 
 def test_no_shards_are_left_out_with_a_page_that_does_not_come(web, monkeypatch):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import aiohttp
 import fsspec.config
 import pytest
+from commands import run_command
 from remote import content, samples
 from serving import Site, certified, serving
 
@@ -234,6 +235,18 @@ def test_credentials_of_each_reader_stay_with_the_origin_of_the_index(two, read,
     monkeypatch.setenv("PLACE", str(tmp_path / "cache"))
     with pytest.warns(UserWarning, match=f"not sent to {second.address}, which only an index"):
         read(f"{first.address}/index.json", storage_options={"headers": HEADERS})
+    assert first.leaked()
+    assert second.came
+    assert not second.leaked()
+
+
+@pytest.mark.filterwarnings("default:storage_options are not sent")
+def test_credentials_of_a_command_stay_with_the_origin_of_the_index(two, tmp_path, monkeypatch):
+    first, second = two
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.txt").write_text(f"{first.address}/index.json\n")
+    done = run_command("ls", "@list.txt", "--storage-options", json.dumps({"headers": HEADERS}))
+    assert f"warning: storage_options are not sent to {second.address}" in done.stderr
     assert first.leaked()
     assert second.came
     assert not second.leaked()

@@ -4,6 +4,7 @@ becomes of a reader.
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 
@@ -205,3 +206,17 @@ def test_a_reader_that_is_closed_while_it_waits(web, large):
     threading.Timer(0.2, shard.close).start()
     with pytest.raises(ValueError, match="closed"):
         in_time(shard.wait)
+
+
+def test_two_threads_look_at_the_blocks(web, large):
+    """The loop looks at them while the consumer takes them away; threads take turns as often as
+    they can.
+    """
+    url = web.put("large.tar", content(large))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        found = in_time(lambda: list(map(bare, samples([url] * 4, connections=2, readahead_bytes=2 * MIB))))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == list(map(bare, samples(large))) * 4

@@ -4,6 +4,7 @@ where, why and what to do, without secrets.
 
 import os
 import re
+import socket
 import traceback
 
 import pytest
@@ -13,6 +14,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import ShardError, StateError
+from wds_pipes.io.open import Opener
+from wds_pipes.io.remote.budget import Reading
 
 
 def fails(pipe, error=ShardError):
@@ -79,6 +82,16 @@ def test_nobody_answers(kind, host):
     assert f"shard {url} cannot be read (" in str(error)
     assert "; 4 requests in" in str(error)
     assert host in str(error)
+
+
+@pytest.mark.parametrize(("start", "size"), [(0, 0), (1000, 1000)])
+def test_a_server_that_accepts_and_never_answers(start, size):
+    """Is not the end of the shard where nothing of it should be left."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x.tar"
+        opener = Opener(Reading(timeout_seconds=1, retries=0))
+        with pytest.raises(ShardError, match="x.tar cannot be read"):
+            opener.open(url, start, size=size).read()
 
 
 def test_a_state_behind_the_end(remote, local):

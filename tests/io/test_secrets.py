@@ -131,6 +131,7 @@ COMMANDS = {
     "filter": "filter URL out --keep canary_functions:broken",
     "sort": "sort URL out --by nothing",
     "sort by text": "sort URL out --by txt",
+    "demo": "demo --data URL --workers 1",
     "info": "info --json URL",
     "ls": "ls --json URL",
     "get": "get nothing URL",

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from functools import cache, partial
 from pathlib import Path
@@ -242,6 +243,22 @@ def test_workers_that_are_not_forked(urls, monkeypatch, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def which_worker(sample):
+    info = torch.utils.data.get_worker_info()
+    return info.id, info.num_workers
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_steps_know_their_worker_and_persistent_workers_stay(persistent, urls):
+    """As in DataLoader."""
+    before, pipe = psutil.Process().children(recursive=True), samples(urls).map_samples(which_worker)
+    source = wp.PipeLoader(pipe, num_workers=2, persistent_workers=persistent, multiprocessing_context="fork")
+    assert set(source) == {(0, 2), (1, 2)}
+    first = worker_processes(before)
+    next(iter(source))
+    assert (worker_processes(before) == first != []) == persistent
+
+
 def test_worker_init_fn_that_fails_or_is_no_function(urls):
     """Without workers it is not called, as in DataLoader."""
     source = loader(urls, num_workers=1, worker_init_fn=partial(note_start, "/no/such/folder"))
@@ -437,6 +454,16 @@ def test_an_error_of_a_function_is_raised_again_and_the_state_is_before_it(worke
     source.close()
     assert source.state_dict() == state
     assert batches + list(loaded(make(dict), state)) == list(loader(urls, lanes=2))
+
+
+def test_an_error_that_is_raised_again_does_not_grow(urls):
+    _, error, items = until_error(wp.PipeLoader(samples(urls).map_samples(fragile)))
+    lengths = []
+    for _ in range(50):
+        with pytest.raises(KeyError):
+            next(items)
+        lengths.append(len(traceback.extract_tb(error.__traceback__)))
+    assert len(set(lengths)) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's, which does not say which function

@@ -398,6 +398,22 @@ def test_lanes_that_are_far_apart(tmp_path):
         make(5).load_state_dict(state)
 
 
+@pytest.mark.parametrize("steps", [60, 90])
+def test_lanes_that_all_stand_in_a_later_epoch(steps, urls):
+    """On other lanes, what is left of it is divided evenly: all begin the next one in the same
+    round.
+    """
+    source = loader(urls, "counted", batch_size=2)
+    seen = Counter(itertools.chain(*taken(source, steps)))
+    state = source.state_dict()
+    first = min(epochs_of(state))
+    assert set(epochs_of(state)) == {first}
+    again = loaded(loader(urls, "counted", batch_size=2, lanes=3), state)
+    seen.update(itertools.chain(*taken(again, 3 * 8)))  # at most 15 samples of each lane were left
+    assert set(seen.values()) == {1}
+    assert set(epochs_of(again.state_dict())) == {first + 1}
+
+
 def test_a_loop_of_counted_samples_that_ends_as_drop(urls):
     """What is left of a remainder is known, though the counts of a lane are of all its epochs."""
 

@@ -533,15 +533,17 @@ def test_a_block_that_is_closed_before_it_was_sent_leaves_no_descriptor():
 
 @needs_blocks
 def test_a_block_that_cannot_be_replaced_is_closed_nevertheless(monkeypatch):
-    """The worker has closed the one that was too small when the system refuses a larger one."""
+    """The worker has closed the one that was too small when the system refuses a larger one; again
+    and again.
+    """
     inbox = Inbox(2)
     outbox = Outbox()
-    cross(torch.zeros(LARGE), outbox, inbox)
-    with monkeypatch.context() as refused:
-        refused.setattr(os, "memfd_create", no_block)
-        cross(torch.zeros(4 * LARGE), outbox, inbox)
-    cross(torch.zeros(4 * LARGE), outbox, inbox)
-    assert len(inbox.blocks) == 1
+    for size in range(LARGE, 6 * LARGE, LARGE):
+        with monkeypatch.context() as refused:
+            refused.setattr(os, "memfd_create", no_block)
+            cross(torch.zeros(size), outbox, inbox)
+        cross(torch.zeros(size), outbox, inbox)
+        assert len(inbox.blocks) == len(outbox._blocks) == 1
 
 
 # Without blocks

@@ -1,7 +1,9 @@
 """Members to samples: grouping, fields, repeated keys, and what is counted."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import tarfile
 from pathlib import Path
@@ -19,7 +21,7 @@ from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
 def test_resume_is_exact(tmp_path, compress):
     """Cut behind every sample, with fields of any number, members of no sample, an empty shard
     and a shard twice in the list.
@@ -34,7 +36,7 @@ def test_resume_is_exact(tmp_path, compress):
     assert len(epoch) == 2 + 2 + 2 + 2
 
 
-@pytest.mark.parametrize(("first", "several"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(("first", "several"), [(False, False), (True, False), (False, True), (True, True)])
 def test_numbers_of_samples_may_come_later(tmp_path, first, several):
     """A state of a pipe without ``samples_per_shard`` goes on in one with it, also a second
     time, and the other way round.

@@ -146,6 +146,13 @@ def test_a_lane_that_had_written_ahead_goes_on(urls, tmp_path):
         list(again)
 
 
+def test_the_epoch_goes_on_on_other_lanes(urls, tmp_path):
+    """Each lane continues its own shards, as one whole."""
+    make = lambda lanes: wp.PipeLoader(lanes_of(urls, tmp_path / "out"), lanes=lanes)  # noqa: E731
+    list(resumed(lambda: make(1), 2, lambda: make(2))[1])
+    assert sorted(keys_in(tmp_path / "out")) == sorted(keys_of(samples(urls)))
+
+
 def test_lanes_with_the_same_names_are_refused(urls, tmp_path):
     with pytest.raises(ValueError, match=r"2 lanes .* add a place for the lane to the pattern, such as 'train-{lane}"):
         list(wp.PipeLoader(writing(urls, tmp_path / "out"), lanes=2))

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory import memory_below
 from pipelines import after, loaded
+from scripts import run_proof
 from tars import (
     END,
     Reads,
@@ -593,6 +594,11 @@ def test_one_changed_byte_of_the_structure_never_makes_up_a_sample(scratch, plac
     found, reported = read(put(path, bytes(data)), on_error=on_error, max_member_bytes=4096)
     assert all(sample == original[sample["__key__"]] for sample in found)
     assert reported or len(found) == len(original)
+
+
+def test_hostile_tars():
+    run = run_proof("fuzz_tar.py", "--rounds", 300)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 # Resuming beside damage

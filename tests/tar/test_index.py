@@ -331,14 +331,22 @@ def test_only_new_and_changed_shards_are_read(tmp_path, opened):
         return [name.removesuffix(".tar") for name in names]
 
     everything = [f"shard-{number:06d}" for number in range(4)]
-    assert read(*urls) == everything
+    put(Path(urls[3]), tar([("a.txt", bytes(999)), *pairs(2)]))
+    read(*urls)
+    before = content(f"{urls[3]}.idx")
+    put(Path(urls[3]), tar(pairs(3)))
+    settle(urls[3])
+    assert read(*urls, force=True) == everything
     whole = indexes(tmp_path)
+    assert before != content(f"{urls[3]}.idx")
+    assert len(before) == len(whole["shard-000003.tar.idx"])
     assert read(*urls) == []
     os.unlink(f"{urls[0]}.idx")
     put(Path(f"{urls[1]}.keys"), b"x" * 36)
     put(tmp_path / "shard-000002.idx", b"v1.2 1\n")
-    assert read(*urls, dali=False) == everything[:2]
-    assert read(*urls) == everything[:3]  # their indexes of DALI are not known any more
+    put(Path(f"{urls[3]}.idx"), before)
+    assert read(*urls, dali=False) == [*everything[:2], everything[3]]
+    assert read(*urls) == everything  # their indexes of DALI are not known any more
     assert indexes(tmp_path) == whole
     put(Path(urls[1]), tar(pairs(30)))
     put(Path(urls[2]), OTHER)

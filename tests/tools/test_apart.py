@@ -5,7 +5,10 @@ from pathlib import Path
 
 import wds_pipes
 
-OF_TOOLS = r"^\s*(?:import|from) (?:wds_pipes\.tools|wds_pipes\.cli|click|duckdb|lmdb|pyarrow|ray)\b"
+OF_TOOLS = (
+    r"^\s*(?:(?:import|from) (?:wds_pipes\.tools|wds_pipes\.cli|click|duckdb|lmdb|pyarrow|ray|tqdm)\b"
+    r"|from (?:wds_pipes|\.+) import (?!tools as tools$)[^#\n]*\b(?:tools|cli)\b)"  # but for type checkers
+)
 
 
 def test_only_the_tools_import_the_tools_and_their_libraries():
