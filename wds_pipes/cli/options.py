@@ -134,7 +134,7 @@ concatenated = click.option(
 engine = click.option(
     "--engine",
     type=click.Choice(["ray"]),
-    help="Instead of -j: run on the Ray cluster of RAY_ADDRESS, else on one that is started here.",
+    help="Instead of -j: on RAY_ADDRESS or a new cluster.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 as_json_lines = click.option("--json", "as_json", is_flag=True, help="Print JSON Lines, for programs.")
