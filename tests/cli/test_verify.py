@@ -8,6 +8,7 @@ import shlex
 import shutil
 import tarfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from wds_pipes import SampleError, ShardError, ShardWarning
 from wds_pipes.cli import main
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
+from wds_pipes.tools import verify
 from wds_pipes.tools.findings import KINDS
 
 
@@ -335,3 +337,20 @@ def test_many_findings_are_counted(tmp_path):
     report = json.loads(run(path, "--decode", "--json").stdout)
     assert (len(report["findings"]), report["counts"]) == (100, {"undecodable": 150})
     assert "150 findings, of which 50 are not shown" in run(path, "--decode").stdout
+
+
+def test_only_a_few_shards_wait_for_an_executor(tmp_path):
+    """Each waiting call holds the names of all shards."""
+    urls, waiting, most = make_shards(tmp_path, shards=30, samples=1), [], []
+
+    class Watched(ThreadPoolExecutor):
+        def submit(self, *call, **options):
+            waiting[:] = [one for one in waiting if not one.done()]
+            most.append(len(waiting))
+            waiting.append(super().submit(*call, **options))
+            return waiting[-1]
+
+    with Watched(2) as executor:
+        assert not verify(urls, jobs=2, executor=executor).findings
+    assert len(most) == 30
+    assert max(most) <= 5

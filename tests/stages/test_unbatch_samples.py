@@ -97,6 +97,16 @@ def test_an_item_must_expand_in_the_same_way_after_a_resume(given):
         list(again)
 
 
+@pytest.mark.parametrize("entry", [{"taken": 3}, {"yielded": 1}, {"yielded": 1, "taken": 1, "ahead": 1 << 40}])
+def test_a_position_takes_one_item_at_a_time(entry):
+    """Else a damaged state would read all items."""
+    stream = Stream(Repeat(Given([3])))
+    state = stream.state_dict()
+    state["lanes"]["0"]["position"][-1] |= entry
+    with pytest.raises(wp.StateError, match="it takes one item at a time"):
+        stream.load_state_dict(state)
+
+
 def test_rows_of_a_batch_count_as_samples(tmp_path):
     """Not as the batches that they came in."""
     urls = make_shards(tmp_path, shards=3, samples=11)
