@@ -21,12 +21,13 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
+import tempfile
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.context import BaseContext
-from multiprocessing.util import get_temp_dir
 from typing import Any, NoReturn
 
 from wds_pipes.core.stage import Stage
@@ -68,9 +69,14 @@ class _Worker:
             read, and one for each batch.
     """
 
-    def __init__(self, context: BaseContext, most: int, *arguments: Any) -> None:
-        """Start it with the arguments of ``run_worker``; ``most``: how many blocks a caller may
-        keep.
+    def __init__(self, context: BaseContext, most: int, directory: str | None, *arguments: Any) -> None:
+        """Start it with the arguments of ``run_worker``.
+
+        Args:
+            context: of multiprocessing.
+            most: how many blocks a caller may keep.
+            directory: where it has its sockets.
+            arguments: those of ``run_worker``.
         """
         self._inbox = Inbox(most)
         self.connection, theirs = context.Pipe()
@@ -79,6 +85,9 @@ class _Worker:
             self.process = context.Process(  # type: ignore[attr-defined]
                 target=run_worker, args=(theirs, self.connection if forks(context) else None, *arguments), daemon=True
             )
+            # Else it makes one, which stays if it is killed. One that multiprocessing has in this
+            # process may be gone: that of a parent, which has ended, or one that was cleaned away.
+            self.process._config["tempdir"] = directory
             self.process.start()
         # Else multiprocessing would end it, by a signal that workers ignore, before the functions
         # that are registered to run at the end, and also when a forked child of this process ends.
@@ -168,6 +177,7 @@ class Workers:
         self._prefetch = min(prefetch, _MOST_ASKED) if count else 1
         multiprocessing.get_context(method)  # raises ValueError
         self._workers: list[_Worker] = []
+        self._directory: str | None = None  # for their sockets
         self._host: LaneHost | None = None  # the lanes in this process
         self._places: dict[int, int] = {}  # of each lane of the run, the number of its worker
         self._ended: set[int] = set()  # lanes
@@ -175,7 +185,7 @@ class Workers:
         self._asked: deque[int] = deque()  # lanes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_workers": [], "_host": None}
+        return {**self.__dict__, "_workers": [], "_directory": None, "_host": None}
 
     @property
     def running(self) -> bool:
@@ -212,14 +222,14 @@ class Workers:
     def _start_workers(self, seed: int) -> None:
         check_guarded()
         context = multiprocessing.get_context(self._method)
-        with contextlib.suppress(OSError):
-            get_temp_dir()  # else each worker has one, which stays if the worker is killed
         for _ in range(_STARTS):
             with uninterrupted():
                 _with_workers.add(self)
+                with contextlib.suppress(OSError):
+                    self._directory = tempfile.mkdtemp(prefix="pymp-")
                 try:
                     for number in range(self.count):
-                        arguments = self._stage, (number, self.count, seed), self._on_start
+                        arguments = self._directory, self._stage, (number, self.count, seed), self._on_start
                         self._workers.append(_Worker(context, self._prefetch + _KEPT, *arguments))
                 except BaseException as error:
                     self.end(interrupted=True)
@@ -292,6 +302,9 @@ class Workers:
                 process.join(max(0, end - time.monotonic()))
                 process.kill()  # perhaps it waits for a store
                 process.join()
+            if self._directory is not None:
+                shutil.rmtree(self._directory, ignore_errors=True)
+                self._directory = None
             if self._host is not None:
                 self._host.close()
 
@@ -309,6 +322,7 @@ def _forget_all() -> None:
     """
     for workers in list(_with_workers):
         workers._workers.clear()
+        workers._directory = None
     _with_workers.clear()
 
 
