@@ -398,7 +398,7 @@ def test_another_file_of_one_size_and_time_is_another_one(tmp_path):
         (["t.csv", "out", "--ignore", "x"], "--ignore is for files, classes, and SOURCE is csv"),
         ([".", "out", "--split", "train"], "--split is written as train=0.9,val=0.1"),
         ([".", "out", "--split", "train=0.9,val=0.2"], "sum to 1"),
-        ([".", "out", "--split", "a=0.5,a=0.5"], "have different names"),
+        ([".", "out", "--split", "a=0.5,a=0.5"], "names a split twice"),
         ([".", "out", "--storage-options", "[]"], "--storage-options is not JSON like"),
     ],
 )
