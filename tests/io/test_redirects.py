@@ -246,7 +246,7 @@ def test_credentials_of_a_command_stay_with_the_origin_of_the_index(two, tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.txt").write_text(f"{first.address}/index.json\n")
     done = run_command("ls", "@list.txt", "--storage-options", json.dumps({"headers": HEADERS}))
-    assert f"warning: storage_options are not sent to {second.address}" in done.stderr
+    assert f"warning: storage_options are not sent to {second.address}" in done.output
     assert first.leaked()
     assert second.came
     assert not second.leaked()
