@@ -162,14 +162,7 @@ def create(
     if split:
         splits_of(split)  # whether they fit
     source, root = os.fspath(source), None if root is None else os.fspath(root)
-    if source != "-" and "://" not in source and not os.path.exists(source):
-        raise ValueError(f"SOURCE {source!r} does not exist")
-    kind = kind or _kind(source)
-    if source == "-" and kind in _FOLDERS:
-        raise ValueError(f"standard input is a list or a table, and --from {kind} reads a directory")
-    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS):
-        what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
-        raise ValueError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
+    kind = _kind(source, kind)
     for option, kinds in _FOR.items():
         if given[option] and kind not in kinds:
             raise ValueError(f"{option} is for {', '.join(kinds)}, and SOURCE is {kind}")
@@ -204,8 +197,25 @@ def create(
     )
 
 
-def _kind(source: str) -> str:
-    """What a source is, if the command does not say it."""
+def _kind(source: str, given: str | None) -> str:
+    """Return what a source is; ``given``: what the caller says.
+
+    Raises:
+        ValueError: it does not exist, or is something else.
+    """
+    if source != "-" and "://" not in source and not os.path.exists(source):
+        raise ValueError(f"SOURCE {source!r} does not exist")
+    kind = given or _guessed(source)
+    if source == "-" and kind in _FOLDERS:
+        raise ValueError(f"standard input is a list or a table, and --from {kind} reads a directory")
+    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS):
+        what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
+        raise ValueError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
+    return kind
+
+
+def _guessed(source: str) -> str:
+    """Return what a source is, if the caller does not say it."""
     if source == "-":
         raise ValueError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
