@@ -84,6 +84,16 @@ def test_a_slow_link_is_read_in_pieces_that_come_in_time(slow, local):
     assert max(count for _, count in slow.reads) < 1 << 19
 
 
+def test_a_link_that_becomes_slow(slow, local):
+    """Pieces that were right before are too long now: they are asked for again in smaller ones."""
+    pipe = samples(["slow://x/0.tar"] * 3, timeout_seconds=4, connections=2, readahead_bytes=1 << 20)
+    items = iter(pipe)
+    found = [bare(next(items)) for _ in range(60)]
+    slow.rate = 400_000
+    found += finishes(items)
+    assert found == list(map(bare, samples(local[0]))) * 3
+
+
 def test_a_fast_link_is_read_in_long_ranges(slow, local):
     """After the first pieces, whole ranges: each request may cost a long way there and back."""
     fsspec.filesystem("memory").pipe("/x/1.tar", content(local[0]) * 8)
