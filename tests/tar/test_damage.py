@@ -118,6 +118,11 @@ BROKEN = {
         0,
     ),
     "absurd long name": (header(b"x", 1 << 30, kind=b"L") + END, "extended headers of", 0),
+    "long name longer than its size": (
+        header(b"x", 60, kind=b"L") + padded(b"n" * 120 + b".txt\0") + header(b"a.txt", 1) + padded(b"x") + END,
+        "a long name that is longer than its size",
+        0,
+    ),
     "absurdly many extended headers": (
         pax((b"comment", b"c" * 60_000)) * 20 + tar(TWO),
         "extended headers of",

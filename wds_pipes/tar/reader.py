@@ -204,7 +204,10 @@ class TarReader:
                     f"{MAX_HEADER_BYTES} that a name and attributes may take"
                 )
                 raise Damage(f"{what}. Write or fetch it again, with shorter names", start, passed=size)
-            content = source.take(size + (-size & 511), "an extended header", start)[:size]
+            padded = source.take(size + (-size & 511), "an extended header", start)
+            content = padded[:size]
+            if kind == 76 and b"\0" not in content and padded[size : size + 1] not in (b"", b"\0"):
+                raise Damage("has a long name that is longer than its size. Write or fetch it again", start)
             self._extend(extra, kind, content, start)
             return None
         extra, self._extra = self._extra or Extra(start), None
