@@ -11,6 +11,7 @@ import os
 import sqlite3
 import tempfile
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
@@ -207,14 +208,17 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 
 # %% [markdown]
 # If each output depends on one sample alone, `wp.FlatMap` does all of this: `RepeatSamples` would be
-# a `FlatMap` with `expand(self, item)` that returns `[item] * self.times`.
+# a `FlatMap` with `expand(self, item)` that returns `[item] * self.times`. Use it wherever you can. It
+# also sees what `RepeatSamples` does not: that a step before, with `on_error="skip"`, skips other data
+# when they are read again, so that `given` would be that of another sample. It refuses such a state.
 #
 # ## A stage that remembers several samples
 #
-# The same rule holds for a window. Here is a stage that leaves out a sample whose key was among the
-# last `window` samples. The keys are data, so they are not in the position. Instead, the stage
-# keeps the mark of its source from before the oldest sample in the window, and the position says how
-# many samples have been read since. A resume reads these again, only to fill the window.
+# A `FlatMap` may remember the last samples. Here is one that leaves out a sample whose key was among
+# those of the last `window` samples. `__init__` makes what it remembers, a list, dict, set or deque,
+# and sets `self.lookback`: from how many samples before the current one all of this follows. The keys
+# are data, so no position has them. A resume begins with an empty deque, reads the last samples again,
+# at most twice `lookback`, and calls `expand` on them only to fill it.
 #
 # This works because the window follows from the last `window` samples that were **read**. If it
 # held the last keys that were *yielded*, no bounded number of samples would be enough to fill it.
@@ -224,50 +228,34 @@ print("exact at every cut of", len(epochs[0]), "items; and of what was resumed t
 
 
 # %%
-class DropRepeats(wp.Stage):
+class DropRepeats(wp.FlatMap):
     """Leave out samples whose key was among the last ones (functional name: ``drop_repeats``).
 
     Args:
         source: a pipe of dict samples.
         window: how many samples are remembered.
 
-    Checkpoint: two numbers, and an earlier position of the source. A resume reads at most ``window``
-    samples again.
+    Checkpoint: a few numbers, and an earlier position of the source. A resume reads at most
+    ``2 * window`` samples again.
     """
 
     @dataclass(slots=True)
-    class At:
-        again: int = 0  # samples from the saved position of the source to here
+    class At(wp.FlatMap.At):  # only to count: otherwise that of FlatMap is enough
         filtered: int = 0
 
-    tallies = ("filtered",)  # this field only counts: it appears in pipe.counts(), and run() never reads it
+    tallies = ("filtered",)  # this field only counts: it appears in pipe.counts(), and nothing reads it
     order_options = ("window",)
-    scope = "window"
 
     def __init__(self, source, window):
         super().__init__(source)
-        self.window = window
+        self.window = self.lookback = window
+        self.keys = deque(maxlen=window)
 
-    def run(self):
-        source, at = self.source, self.at
-        keys = deque(maxlen=self.window)
-        marks = deque([source.mark()], maxlen=self.window + 1)  # before each of these keys, and after the last
-        self.earlier = marks[0]
-        for sample in islice(source.items, at.again):  # after a resume
-            keys.append(sample["__key__"])
-            marks.append(source.mark())
-        for sample in source.items:
-            new = sample["__key__"] not in keys
-            keys.append(sample["__key__"])
-            marks.append(source.mark())
-            at.again, self.earlier = len(keys), marks[0]
-            if new:
-                yield sample
-            else:
-                at.filtered += 1
-
-    def problem(self, at):
-        return None if at.again <= self.window else f"the window is {self.window}"
+    def expand(self, sample):
+        repeated = sample["__key__"] in self.keys
+        self.keys.append(sample["__key__"])
+        self.at.filtered += repeated
+        return [] if repeated else [sample]
 
 
 wp.register_stage(DropRepeats)
@@ -370,9 +358,10 @@ assert by_epoch[0] != by_epoch[1]
 # Data that are not in shards, such as the rows of a table, need a first stage. `wp.RowSource` does
 # all but two things: you count the rows, and read a range of them. `register_stage` returns the class
 # of its pipes. `read` is called very often, so it must find its first row quickly, here by SQLite's
-# rowid: `LIMIT ? OFFSET ?` would walk over all rows before it, each time. Connections are opened in
-# `read`, which runs in the workers, not in `__init__`. `order_options` names what decides which rows
-# there are: a state is refused if the name of the table differs, or the number of rows.
+# rowid: `LIMIT ? OFFSET ?` would walk over all rows before it, each time. If the numbers have gaps, see
+# `help(wp.RowSource)`. Connections are opened in `read`, which runs in the workers, not in `__init__`.
+# `order_options` names what decides which rows there are: a state is refused if the name of the table
+# differs, or the number of rows.
 
 
 # %%
@@ -383,13 +372,15 @@ class Rows(wp.RowSource):
 
     def __init__(self, path, table, *, seed=0):
         self.path, self.table = path, table
-        [(count,)] = sqlite3.connect(path).execute(f"SELECT count(*) FROM {table}")
+        with closing(sqlite3.connect(path)) as connection:
+            [(count,)] = connection.execute(f"SELECT count(*) FROM {table}")
         super().__init__(count, seed=seed)
 
     def read(self, start, stop):
         query = f"SELECT key, txt FROM {self.table} WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
-        for key, text in sqlite3.connect(self.path).execute(query, (start + 1, stop)):
-            yield {"__key__": key, "txt": text}
+        with closing(sqlite3.connect(self.path)) as connection:
+            for key, text in connection.execute(query, (start + 1, stop)):
+                yield {"__key__": key, "txt": text}
 
 
 with sqlite3.connect("texts.sqlite") as table:

@@ -215,7 +215,8 @@ def _resume(
 _SEE = "See RepeatSamples in tutorial 09."
 _HELP = (
     "What the stage needs to continue is not in its position: was something made in __init__ changed, or "
-    "mark() taken after it had read ahead? Does a function of a step, as in then(fn) or filter_samples(fn), remember "
+    "mark() taken after it had read ahead? A FlatMap that remembers earlier items sets self.lookback. Does a function "
+    "of a step, as in then(fn) or filter_samples(fn), remember "
     "anything from one call to the next, change an item that it puts back, or draw random numbers of its own? "
     f"{_SEE}"
 )

@@ -4,7 +4,7 @@ description. check_resume finds its mistakes.
 
 import copy
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 
 import pytest
 from pipelines import after
@@ -122,13 +122,14 @@ def test_it_is_shown_and_described(urls):
         wp.ShardList(urls).open_shards().load_tar().group_by_key().tag_samples(1).load_state_dict(source.state_dict())
 
 
-def test_an_attribute_with_the_name_of_a_method_is_refused(urls):
+@pytest.mark.parametrize("name", ["start", "items"])  # a method, and what only a running copy has
+def test_an_attribute_with_a_name_of_the_package_is_refused(urls, name):
     class SetName(TagSamples):
         def __init__(self, source):
             super().__init__(source)
-            self.start = 1
+            setattr(self, name, 1)
 
-    with pytest.raises(TypeError, match="sets self.start, which is a method of Stage"):
+    with pytest.raises(TypeError, match=f"sets self.{name}, which the package uses itself"):
         wp.register_stage(SetName)(wp.ShardList(urls))
 
 
@@ -149,12 +150,13 @@ class WithList:
         (WithList, "the field 'keys' has a default_factory"),
         (type("At", (), {"number": 0}), r"is not a dataclass: write @dataclass\(slots=True\) above it"),
         (type("At", (wp.FlatMap.At,), {"number": 0}), "is not a dataclass"),  # also if only its base is one
+        (make_dataclass("At", [("number", int, 0)]), "must derive from FlatMap.At, whose fields it lacks"),
     ],
 )
 def test_a_position_is_checked_when_the_class_is_defined(at, said):
     """Its defaults are the beginning, so each field has one, which is no container."""
     with pytest.raises(TypeError, match=rf"Wrong.At.* {said}"):
-        type(wp.Stage)("Wrong", (wp.Stage,), {"At": at})
+        type(wp.FlatMap)("Wrong", (wp.FlatMap,), {"At": at})
 
 
 class NotRegistered(wp.Stage):
@@ -181,6 +183,7 @@ class NotRegisteredRows(wp.RowSource):
             r"needs a stage as its source, not TagSamples: .* pipe.then\(...\)$",
         ),
         (lambda pipe: pipe.not_registered(), AttributeError, r"'not_registered' yet: call register_stage\(NotReg"),
+        (lambda pipe: pipe.not_registered_rows(3), AttributeError, "a source: call the class that register_stage"),
         (lambda pipe: NotRegisteredRows(3).shuffle_buffer(2), AttributeError, "the class that register_stage"),
         (lambda pipe: NotRegisteredRows(3).path, AttributeError, "object has no attribute 'path'$"),
         (lambda pipe: wp.PipeLoader(NotRegisteredRows(3)), TypeError, "the class that register_stage"),

@@ -4,6 +4,8 @@ refuse."""
 import itertools
 import json
 import os
+from collections import deque
+from dataclasses import dataclass
 
 import pytest
 from pipelines import keys_of, through_json
@@ -11,6 +13,7 @@ from tars import put, tar
 
 import wds_pipes as wp
 from wds_pipes.errors import StateError
+from wds_pipes.testing import check_resume, make_shards
 
 
 def unchanged(item):
@@ -35,7 +38,35 @@ def mixed(urls, step):
     return step(wp.mix(parts, weights={"a": 1, "b": 1}, exhausted="drop"))
 
 
+class TwiceUnlessNear(wp.FlatMap):
+    """Each sample twice, but none whose key ends as that of one of the last samples."""
+
+    @dataclass(slots=True)
+    class At(wp.FlatMap.At):
+        filtered: int = 0
+
+    tallies = ("filtered",)
+    order_options = ("window", "letters")
+
+    def __init__(self, source, window=3, letters=1):
+        super().__init__(source)
+        self.window = self.lookback = window
+        self.letters = letters
+        self.ends = deque(maxlen=window)
+
+    def expand(self, sample):
+        key = sample["__key__"]
+        near = key[-self.letters :] in self.ends
+        self.ends.append(key[-self.letters :])
+        self.at.filtered += near
+        if not near:
+            yield from [sample, sample | {"__key__": f"{key}again"}]
+
+
+wp.register_stage(TwiceUnlessNear)
+
 STEPS = {
+    "lookback": lambda pipe: pipe.twice_unless_near(letters=2),
     "shuffle": lambda pipe: pipe.shuffle_buffer(4),
     "unbatch": lambda pipe: pipe.batch_samples(3, collate="list").unbatch_samples(),
     "explode": lambda pipe: pipe.explode_records("jsonl"),
@@ -129,3 +160,46 @@ def test_a_state_after_a_resume_knows_what_was_skipped_before(shards):
         for again in range(len(whole) - cut):
             some, later = run(shuffled(shards), state, again)
             assert before + some + run(shuffled(shards), later)[0] == whole
+
+
+@pytest.mark.parametrize("window", [2, 100])
+def test_a_flat_map_that_looks_back(tmp_path, window):
+    """It resumes exactly, and reads at most twice its lookback again; nothing is counted twice."""
+    urls = make_shards(tmp_path, shards=3, samples=[5, 0, 9])
+
+    def make():
+        pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key()
+        return pipe.shuffle_buffer(3).twice_unless_near(window)
+
+    check_resume(lambda: make().shuffle_buffer(2))
+    pipe = make()
+    keys_of(pipe)
+    counts = pipe.counts()
+    assert counts["filtered"] == 14 - counts["delivered"] // 2
+    for cut in range(1, counts["delivered"]):
+        _, state = run(make, stop=cut)
+        assert state["lanes"]["0"]["position"][-1].get("again", 0) < 2 * window
+        resumed = make()
+        resumed.load_state_dict(state)
+        keys_of(resumed)
+        assert resumed.counts() == counts
+
+
+@pytest.mark.parametrize("wrong", [{"again": 6, "yielded": 1, "taken": 1}, {"again": 1}])
+def test_a_position_that_no_lookback_has_is_refused(shards, wrong):
+    def make():
+        return samples(shards).twice_unless_near()
+
+    _, state = run(make, stop=2)
+    state["lanes"]["0"]["position"][-1] = wrong
+    with pytest.raises(StateError, match="twice_unless_near cannot stand at .* it looks back at 3 calls"):
+        run(make, state)
+
+
+def test_an_error_of_expand_names_the_item(shards):
+    pipe = samples(shards).twice_unless_near(letters="all")
+    with pytest.raises(TypeError) as caught:
+        list(pipe)
+    [note] = caught.value.__notes__
+    assert note.startswith("raised by twice_unless_near(), of the item {'__key__': '00', '__url__': ")
+    assert len(note) < 130

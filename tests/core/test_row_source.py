@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 
 import pytest
 import torch
@@ -20,15 +21,15 @@ class Rows(wp.RowSource):
 
     def __init__(self, path, table="texts", *, seed=0):
         self.path, self.table = path, table
-        [(count,)] = sqlite3.connect(path).execute(f"SELECT count(*) FROM {table}")
+        with closing(sqlite3.connect(path)) as connection:
+            [(count,)] = connection.execute(f"SELECT count(*) FROM {table}")
         super().__init__(count, seed=seed)
 
     def read(self, start, stop):
-        found = sqlite3.connect(self.path).execute(
-            f"SELECT key, txt FROM {self.table} ORDER BY key LIMIT ? OFFSET ?", (stop - start, start)
-        )
-        for key, text in found:
-            yield {"__key__": key, "txt": text}
+        query = f"SELECT key, txt FROM {self.table} ORDER BY key LIMIT ? OFFSET ?"
+        with closing(sqlite3.connect(self.path)) as connection:
+            for key, text in connection.execute(query, (stop - start, start)):
+                yield {"__key__": key, "txt": text}
 
 
 rows = wp.register_stage(Rows)

@@ -17,7 +17,8 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.tolerant import Tolerant
-from wds_pipes.errors import StateError
+from wds_pipes.core.words import shown
+from wds_pipes.errors import StateError, WdsError
 
 In = TypeVar("In")
 
@@ -169,17 +170,20 @@ class Calls(ReadsAgain[Out]):
 
     A position inside of a call is the position before its first item, and how often it has yielded.
     So a resume makes the call again and leaves out the first items: no item is lost or comes twice,
-    and the state holds no data.
+    and the state holds no data. If a call may depend on those before it, see ``lookback``, it is
+    the position before an earlier call, and a resume makes the calls between again too.
     """
 
     @dataclass(slots=True)
     class At(ReadsAgain.At):  # noqa: D106 - see Stage
+        again: int = 0  # how many calls were made from ``earlier`` to the current one
         yielded: int = 0  # how often the current call has yielded
         taken: int = 0  # how many items it had taken then, without those that it had put back
         ahead: int = 0  # how many more were read: they are put back, or not taken again yet
         ended: bool = False  # whether the end of the source was met
 
     scope = "window"
+    lookback: int = 0
 
     def had_items(self, at: Any) -> bool:
         return bool(at.yielded)
@@ -192,36 +196,50 @@ class Calls(ReadsAgain[Out]):
         """Add to an error of a call what is known of it; ``last``: the item that it took last."""
 
     def run(self) -> Iterator[Out]:
-        at, items = self.at, PutBackIterator(self.source)
-        while begin := items._call():
-            self.earlier, given = begin, 0
+        at, items, saved = self.at, PutBackIterator(self.source), self._own(self.at)
+        again, step = at.again, max(1, self.lookback)
+        marks = deque[tuple[int, Mark]](maxlen=2 if self.lookback else 1)  # every ``step`` calls: the number, and where
+        for number, begin in enumerate(iter(items._call, None)):
+            if number % step == 0:
+                marks.append((number, begin))
+            (first, self.earlier), given = marks[0], 0
             try:
                 for given, result in enumerate(self.call(items), 1):
                     if items._failed is not None:  # and the function has caught it
                         raise items._failed
+                    if number < again:
+                        continue
                     if given > at.yielded:
-                        at.yielded, at.taken = given, items._taken
+                        at.again, at.yielded, at.taken = number - first, given, items._taken
                         at.ahead, at.ended = len(items._ahead), items._ended
                         yield result
                     elif given == at.yielded:
                         self._compare(items)
+                        for place, name in self._tallies:  # which were counted twice
+                            setattr(at, name, saved[place])
             except Exception as error:
                 if error is not items._failed and not isinstance(error, StateError):
                     self.blame(error, items._item)
                 raise
             if items._failed is not None:
                 raise items._failed
-            if given < at.yielded:
-                raise self._unlike()
             if not items._taken:
                 raise ValueError(
                     "the function of then() returned and took no item, or put all of them back: it would be called on "
                     "the same items without end"
                 )
-            at.yielded, at.taken, at.ahead, at.ended = 0, 0, 0, False
+            if number >= again:
+                if given < at.yielded:
+                    raise self._unlike()
+                at.again, at.yielded, at.taken, at.ahead, at.ended = 0, 0, 0, 0, False
         if at.yielded:
             raise self._unlike()
         self.earlier = None  # for the counts of the whole epoch
+
+    def problem(self, at: Any) -> str | None:
+        if at.again and (not at.yielded or at.again >= 2 * self.lookback):
+            return f"it looks back at {self.lookback} calls"
+        return None
 
     def _compare(self, items: PutBackIterator[Any]) -> None:
         """Read as many items as had been read when the state was saved, or the end of the source,
@@ -235,6 +253,7 @@ class Calls(ReadsAgain[Out]):
         self.check_again()
 
     def _unlike(self) -> StateError:
+        self.check_again()  # which says why, if the steps before skip other data
         return StateError(
             f"the function of {functional_name(type(self))}() does not yield after the same items as it did before the "
             "state was saved. It must yield the same for the same items, and remember nothing from one call to the "
@@ -249,6 +268,28 @@ class FlatMap(Calls[Out]):
     A position inside of an item is the position before that item, and how many items were already
     made of it. So a resume reads the item again, makes its items again and leaves out the first
     ones: no item is lost or comes twice, and the state holds no data.
+
+    ``expand`` may remember something of the last items that it had, such as their keys, in lists,
+    dicts, sets or deques that ``__init__`` makes. Then ``__init__`` sets ``self.lookback``::
+
+        class DropRepeats(wp.FlatMap):  # samples whose key is not among the last 1,000
+            order_options = ()
+
+            def __init__(self, source):
+                super().__init__(source)
+                self.lookback, self.keys = 1000, deque(maxlen=1000)
+
+            def expand(self, sample):
+                repeated = sample["__key__"] in self.keys
+                self.keys.append(sample["__key__"])
+                return [] if repeated else [sample]
+
+    A resume begins with what ``__init__`` made, calls ``expand`` on the last items again and drops
+    what it returns. It reads at most twice ``lookback`` items again. Each lane, and each part of a
+    lane that PipeLoader divides on another number of them, remembers only its own.
+
+    Attributes:
+        lookback: of how many items before the current one what ``expand`` remembers follows.
     """
 
     expands = True
@@ -261,11 +302,13 @@ class FlatMap(Calls[Out]):
         raise NotImplementedError
 
     def call(self, items: PutBackIterator[Any]) -> Iterable[Out]:
-        item = next(items)
-        self.check_again()
-        return self.expand(item)
+        return self.expand(next(items))
+
+    def blame(self, error: Exception, last: Any) -> None:
+        if not isinstance(error, WdsError):  # whose message says it
+            error.add_note(f"raised by {functional_name(type(self))}(), of the item {shown(last)}")
 
     def problem(self, at: Any) -> str | None:
         if at.taken != bool(at.yielded) or at.ahead or at.ended:
             return "it takes one item at a time"
-        return None
+        return super().problem(at)

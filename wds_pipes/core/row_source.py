@@ -33,8 +33,9 @@ class RowSource(Source[Out]):
 
             def read(self, start, stop):
                 query = "SELECT key, txt FROM rows WHERE rowid BETWEEN ? AND ? ORDER BY rowid"
-                for key, text in sqlite3.connect(self.path).execute(query, (start + 1, stop)):
-                    yield {"__key__": key, "txt": text}
+                with closing(sqlite3.connect(self.path)) as connection:
+                    for key, text in connection.execute(query, (start + 1, stop)):
+                        yield {"__key__": key, "txt": text}
 
         pipe = wp.register_stage(Rows)("train.sqlite")
 
@@ -46,8 +47,8 @@ class RowSource(Source[Out]):
     must find the row ``start`` quickly: by a number that has an index, such as SQLite's rowid here.
     ``LIMIT ? OFFSET ?`` walks over all rows before ``start`` at each call, and ``ORDER BY`` a
     column without an index sorts the table at each call. If the numbers have gaps, read them once
-    in ``__init__``, ``self.ids = [...]``, look for those from ``self.ids[start]`` to
-    ``self.ids[stop - 1]``, and name them in ``shared``.
+    in ``__init__``, into an array of 8 bytes for each, ``self.ids = array.array("q", ...)``, and
+    look for those from ``self.ids[start]`` to ``self.ids[stop - 1]``.
 
     Args:
         count: how many rows there are.

@@ -9,7 +9,8 @@ Rules:
    beginning) and in the position of its source. Data is never part of a position.
 3. A stage that has read ahead keeps an ``earlier`` position of its source, which ``mark`` returns,
    and drops the items that it had already yielded when it is opened there again. Its docstring says
-   how much it may read again. ``ReadsAgain`` is the base of such stages.
+   how much it may read again. If its position counts items from there, they must be the same items
+   again: ``ReadsAgain`` refuses others, and ``FlatMap`` and ``then`` derive from it.
 4. A position has three forms. Live: ``at`` of each running stage. A mark: a nest of tuples, ``(own
    values, mark of the source)``, cheap enough to take for each item. JSON: a dict for each stage,
    which ``wds_pipes.core.chain`` makes of a mark when a state is requested.
@@ -44,6 +45,7 @@ from wds_pipes.core.suggest import nearest
 State = dict[str, Any]
 
 _SCOPES = ("item", "window", "lane")
+_RUNNING = ("lane", "at", "items", "earlier")  # what a running copy has, and a recipe never
 _DECLARED = ("order_options", "tallies", "scope", "keeps_count", "counts_items")
 _known: dict[str, type[Stage[Any]]] = {}  # all stages that are defined, by their functional names
 
@@ -178,7 +180,12 @@ class Stage(Generic[Out]):
         if name not in _known or is_built_in(cls) or not is_built_in(_known[name]):
             _known[name] = cls
         if "At" in cls.__dict__:
+            needed = cls._defaults.keys()
             cls._defaults = _read_defaults(cls)
+            if not (is_built_in(cls) or needed <= cls._defaults.keys()):
+                raise TypeError(
+                    f"{cls.__name__}.At must derive from {cls.__mro__[1].__name__}.At, whose fields it lacks"
+                )
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
@@ -330,8 +337,8 @@ def unfinished(stage: Stage[Any]) -> str | None:
         if not hasattr(stage, name):
             return f"{kind.__name__}.order_options names {name!r}, and __init__ sets no self.{name}"
     for name in vars(stage):
-        if callable(getattr(kind, name, None)):
-            return f"{kind.__name__}.__init__ sets self.{name}, which is a method of Stage: give it another name"
+        if name in _RUNNING or callable(getattr(kind, name, None)):
+            return f"{kind.__name__}.__init__ sets self.{name}, which the package uses itself: give it another name"
     return None
 
 

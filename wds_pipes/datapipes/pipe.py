@@ -200,7 +200,12 @@ class WdsPipe(Countable, Base[T_co]):
             lacks = f"{type(self).__name__!r} object has no attribute"
             said = unknown(lacks, name, dir(self))
             if (kind := find_stage(name)) is not None and not is_built_in(kind):
-                said = f"{lacks} {name!r} yet: call register_stage({kind.__name__})"
+                registered = f"register_stage({kind.__name__})"
+                said = (
+                    f"{lacks} {name!r}, which is a source: call the class that {registered} returns"
+                    if issubclass(kind, Source)
+                    else f"{lacks} {name!r} yet: call {registered}"
+                )
             raise AttributeError(said, name=name)
         # torch would return a partial here, whose help shows neither the name nor the arguments
         return (
