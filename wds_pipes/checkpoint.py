@@ -205,6 +205,12 @@ def _check_loader(loader: object) -> None:
         raise TypeError(f"a checkpoint has a directory, and then a PipeLoader, not {type(loader).__name__}")
 
 
+def _check_held(what: str, loader: object) -> None:
+    """Raise TypeError if ``what`` is built with something else than a loader."""
+    if not isinstance(loader, PipeLoader):
+        raise TypeError(f"{what} takes a PipeLoader, not {type(loader).__name__}: PipeLoader(pipe) makes one of a pipe")
+
+
 def gather(loader: PipeLoader, group: Any = None) -> State:
     """Return the states of all ranks as one state, on every rank.
 
@@ -240,6 +246,7 @@ class AllRanks:
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+        _check_held("AllRanks()", loader)
         self._loader, self._group = loader, group
 
     def state_dict(self) -> State:
@@ -259,6 +266,10 @@ class DCPState:
         dcp.save({"model": model, "data": DCPState(loader)}, checkpoint_id=path)
         dcp.load({"model": model, "data": DCPState(loader)}, checkpoint_id=path)
 
+    It also works with ``dcp.async_save``, which takes the position at the moment of the call.
+    Without it, torch refuses the state of a loader, a pipe or a dataset when it saves (``duplicated
+    flatten key data.use checkpoint.DCPState``), since it could not load it.
+
     The states of all ranks are one JSON string under one key, which every rank requests. The
     reason: torch.distributed.checkpoint gives a rank only the keys that the rank names in advance,
     and a new rank cannot know how many ranks there were. So ``state_dict`` is a collective
@@ -268,9 +279,13 @@ class DCPState:
     Args:
         loader: the loader of this rank.
         group: as in ``gather``.
+
+    Raises:
+        TypeError: when built: it is not a PipeLoader.
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+        _check_held("DCPState()", loader)
         self._loader, self._group = loader, group
 
     def state_dict(self) -> dict[str, str]:
