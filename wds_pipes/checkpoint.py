@@ -65,6 +65,7 @@ from wds_pipes.loader.checkpoint_ranks import (
     place_in,
     read_alone,
 )
+from wds_pipes.loader.other_states import datasets_of, place_of_workers
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import merge_states
 
@@ -197,6 +198,31 @@ def load(
     progress_of(loader).go_to(at)
     known.step = number
     return number
+
+
+def load_stateful_dataloader(state: dict[str, Any], loader: PipeLoader) -> None:
+    """Make a loader continue from a state of ``StatefulDataLoader(pipe.as_dataset())``, with any
+    number of workers and ranks.
+
+    Each sample that is left of the epoch comes exactly once, in another order: what is left is
+    repartitioned, as when the lanes of a loader change. From then on, save the state of the loader.
+    ``counts()`` lacks the samples of workers that had ended. To find out which shards each worker
+    had begun, each rank reads here what StatefulDataLoader would read to resume.
+
+    Args:
+        state: what ``StatefulDataLoader.state_dict()`` returned in one process, whose dataset was a
+            pipe that starts with ``ShardList``, or a mix. With several ranks, which each had all
+            samples of their pipe, there is no common state.
+        loader: a loader of the same pipe; batches may be made by the pipe, the old loader or this
+            one.
+
+    Raises:
+        StateError: it is not such a state, it was saved between two snapshots
+            (``snapshot_every_n_steps``), or its pipe is another one. The loader keeps its position.
+    """
+    _check_held("load_stateful_dataloader()", loader)
+    progress = progress_of(loader)
+    progress.go_to(place_of_workers(progress.plan, datasets_of(state)))
 
 
 def _check_loader(loader: object) -> None:
