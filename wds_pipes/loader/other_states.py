@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from wds_pipes.core.chain import PARTS, POSITION, Chain
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.recipe import check_recipe
 from wds_pipes.core.running import close_running
-from wds_pipes.core.stage import State
+from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import SEGMENTS, Saved, are_all, damaged, read_dict, read_state
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import NOT_BEGUN, LaneState
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
-from wds_pipes.stages.shard_list import ShardList
 
 
 def datasets_of(state: object) -> list[State]:
@@ -53,7 +53,7 @@ def place_of_workers(plan: Plan, states: list[State]) -> LoaderPosition:
         StateError: the states do not fit, or a loader cannot divide what the workers have left.
     """
     source, saved = plan.source, [_fitting(plan, state) for state in states]
-    if plan.kind is not Ranges or not (isinstance(source, ShardList) or not source.divides_shards):
+    if plan.kind is not Ranges or source.place_in(Lane(source.seed, 0)) is not None:
         raise StateError(
             f"PipeLoader divides the samples of {type(source).__name__} in another way than workers of "
             "StatefulDataLoader: continue with that until the end of the epoch."
@@ -83,13 +83,13 @@ def _fitting(plan: Plan, state: State) -> Saved:
     make batches itself.
     """
     saved, recipe = read_state(state), plan.recipe
-    if saved.rank is None and _without_batches(saved.graph) == _without_batches(recipe.graph):
+    apart = {SEGMENTS, *(functional_name(type(step)) for step in plan.batching)}
+    then, now = (
+        [step for step in graph if step.partition("(")[0] not in apart] for graph in (saved.graph, recipe.graph)
+    )
+    if saved.rank is None and then == now:
         state = {**state, "graph": list(recipe.graph), "samples": recipe.samples or ""}
     return check_recipe(state, recipe, Move())
-
-
-def _without_batches(graph: tuple[str, ...]) -> list[str]:
-    return [step for step in graph if step.partition("(")[0] not in (SEGMENTS, "batch_samples")]
 
 
 def _lane(plan: Plan, partition: Ranges, number: int, saved: Saved) -> LaneState:
