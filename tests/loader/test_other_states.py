@@ -146,6 +146,7 @@ def test_what_cannot_continue_is_refused(urls):
     refused(
         snapshot | {"_steps_since_snapshot": 2}, pipe(urls), "are 2 batches old: save it with snapshot_every_n_steps=1"
     )
+    refused({"_snapshot": {"_worker_snapshots": {}}}, pipe(urls), "it has no workers")
     two = json.loads(json.dumps(snapshot))
     two["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]["lane_count"] = 2
     refused(two, pipe(urls), r"it has workers \[0\] of 2")

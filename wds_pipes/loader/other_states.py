@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from wds_pipes.core.chain import PARTS, POSITION, Chain
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.recipe import check_recipe
-from wds_pipes.core.running import close_running
 from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import SEGMENTS, Saved, are_all, damaged, read_dict, read_state
 from wds_pipes.core.words import shown
@@ -36,10 +37,12 @@ def datasets_of(state: object) -> list[State]:
             "snapshot_every_n_steps=1, or continue with StatefulDataLoader up to a snapshot."
         )
     workers = read_dict(snapshot.get("_worker_snapshots"), "'_worker_snapshots'")
+    if not workers:
+        raise damaged("it has no workers")
     return [read_dict(read_dict(one, name).get("dataset_state"), name) for name, one in workers.items()]
 
 
-def place_of_workers(plan: Plan, states: list[State]) -> LoaderPosition:
+def place_of_workers(plan: Plan, datasets: list[State]) -> LoaderPosition:
     """Return the position from which this rank continues the epoch of workers of a DataLoader.
 
     What each worker has left of its shards is divided over the lanes of the loader, as when an
@@ -47,12 +50,12 @@ def place_of_workers(plan: Plan, states: list[State]) -> LoaderPosition:
 
     Args:
         plan: that of the loader.
-        states: of the dataset in each worker.
+        datasets: the state of the dataset in each worker.
 
     Raises:
         StateError: the states do not fit, or a loader cannot divide what the workers have left.
     """
-    source, saved = plan.source, [_fitting(plan, state) for state in states]
+    source, saved = plan.source, [_fitting(plan, state) for state in datasets]
     if plan.kind is not Ranges or source.place_in(Lane(source.seed, 0)) is not None:
         raise StateError(
             f"PipeLoader divides the samples of {type(source).__name__} in another way than workers of "
@@ -105,8 +108,8 @@ def _lane(plan: Plan, partition: Ranges, number: int, saved: Saved) -> LaneState
         # A worker does not say how many shards it has begun: read on to its next sample.
         [(of, _)] = partition.segments(number, plan.source, saved.epoch)
         running = plan.segments.source.open(of, mark)
-        next(running.items, None)
-        opened = Chain(running).opened
-        close_running(running)
+        with closing(running):
+            next(running.items, None)
+            opened = Chain(running).opened
     place = {"opened": opened, PARTS: [{POSITION: inner.dump(mark)}]}
     return {**NOT_BEGUN, "position": [place], "counts": dict(saved.counts)}
