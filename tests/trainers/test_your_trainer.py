@@ -14,9 +14,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from documents import ROOT
 from your_trainer import shown_under
 
 import wds_pipes as wp
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore::DeprecationWarning")
@@ -216,3 +218,19 @@ def test_ray_train(urls, tmp_path, monkeypatch):
     runs.append([])
     train_func({"batch_size": 2, "every": 3, "steps": 10})
     assert runs == [expected(urls, 10)[begin:end] for begin, end in ((0, 5), (3, 8), (6, 10))]
+
+
+def test_grain(tmp_path, monkeypatch):
+    """The code of tutorial 12: its iterator goes on from a state."""
+    pytest.importorskip("grain")
+    monkeypatch.chdir(tmp_path)
+    index_shards(make_shards("shards", shards=3, samples=6), offsets=True)
+    chapter = (ROOT / "tutorials" / "12_random_access.py").read_text()
+    data = shown_under("Coming from other libraries", {}, chapter)["data"]
+    whole = [batch["__key__"].tolist() for batch in data]
+    assert sorted(key for keys in whole for key in keys) == [f"{number:08d}" for number in range(18)]
+    batches = iter(data.to_iter_dataset())
+    next(batches)
+    again = iter(data.to_iter_dataset())
+    again.set_state(batches.get_state())
+    assert [batch["__key__"].tolist() for batch in again] == whole[1:]

@@ -15,9 +15,9 @@ def class_of(name, names):
     return names[name]
 
 
-def shown_under(heading, names):
+def shown_under(heading, names, chapter=CHAPTER):
     """Run the code under a heading, where these names are known; returns all names."""
-    text = re.sub(r"(?m)^# ?", "", CHAPTER)
+    text = re.sub(r"(?m)^# ?", "", chapter)
     [section] = re.findall(rf"(?ms)^## {heading}$(.*?)^## ", text)
     [code] = re.findall(r"(?s)```python\n(.*?)```", section)
     names = {"__name__": "shown", **names}
