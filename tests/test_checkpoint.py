@@ -21,6 +21,7 @@ import torch
 import warm
 from pipelines import keys_of, loaded, samples, through_json
 from process_group import on_ranks
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -779,36 +780,78 @@ def test_gather_of_processes_that_share_a_rank(shards, tmp_path):
     assert all("rank 0, 1 is there more than once" in message for _, message in results)
 
 
-def use_dcp(rank, ranks, urls, run, path):
-    """Load if a checkpoint exists, take ``batches`` batches, and save beside a tensor."""
+def save_dcp(rank, ranks, urls, batches, path):
+    """Take batches, save beside a tensor while more are taken, and return the first."""
     import torch.distributed.checkpoint as dcp
 
-    loads, batches = run
-    loader, weight = make_loader(urls, None, None), torch.zeros(3)
-    if loads:
-        take(iter(loader), 1 + rank)  # where a loader stands before does not matter
-        content = {"weight": weight, "data": checkpoint.DCPState(loader)}
-        dcp.load(content, checkpoint_id=path / str(loads))
-        assert weight.tolist() == [float(loads)] * 3
-    given = take(iter(loader), batches)
-    dcp.save(
-        {"weight": torch.full((3,), loads + 1.0), "data": checkpoint.DCPState(loader)},
-        checkpoint_id=path / str(loads + 1),
-    )
+    loader = make_loader(urls, None, None)
+    iterator = iter(loader)
+    given = take(iterator, batches)
+    content = {"weight": torch.full((3,), 1.0), "data": checkpoint.DCPState(loader)}
+    saving = dcp.async_save(content, checkpoint_id=path)
+    take(iterator, 1)
+    saving.result()
     return given
 
 
+def load_dcp(rank, ranks, urls, batches, path):
+    """Load, take batches, and save them where another number of ranks may go on."""
+    import torch.distributed.checkpoint as dcp
+
+    loader, weight = make_loader(urls, None, None), torch.zeros(3)
+    take(iter(loader), 1 + rank)  # where a loader stands before does not matter
+    dcp.load({"weight": weight, "data": checkpoint.DCPState(loader)}, checkpoint_id=path)
+    assert weight.tolist() == [1.0] * 3
+    given = take(iter(loader), batches)
+    dcp.save({"weight": weight, "data": checkpoint.DCPState(loader)}, checkpoint_id=path.with_name(f"on-{ranks}"))
+    return given
+
+
+@pytest.mark.slow
 def test_dcp(shards, tmp_path):
-    """dcp.save and dcp.load of torch, onto the same and another number of ranks: each sample once,
-    and in order where the ranks stay.
+    """async_save on 4 ranks, then load on 4, 2 and 3: each sample once, in order where the ranks
+    stay. And a second load, of what another number of ranks has saved.
     """
-    given = [
-        on_ranks(ranks, use_dcp, shards, (place, 2 if place < 2 else None), tmp_path)
-        for place, ranks in enumerate((2, 2, 3))
-    ]
-    assert sorted(key for run in given for keys in run for key in keys) == KEYS
-    for rank in range(2):
-        assert given[0][rank] + given[1][rank] == take(make_loader(shards, rank, 2), 4)
+    first = on_ranks(4, save_dcp, shards, 1, tmp_path / "first")
+    head = [key for keys in first for key in keys]
+    rests = {
+        ranks: on_ranks(ranks, load_dcp, shards, 1 if ranks == 2 else None, tmp_path / "first") for ranks in (4, 2)
+    }
+    rests[3] = on_ranks(3, load_dcp, shards, None, tmp_path / "on-2")
+    for rank in range(4):
+        assert first[rank] + rests[4][rank] == take(make_loader(shards, rank, 4))
+    for given in (rests[4], rests[2] + rests[3]):
+        assert sorted(head + [key for keys in given for key in keys]) == KEYS
+
+
+STATEFUL = {
+    "loader": lambda loader, pipe: loader,
+    "merged": lambda loader, pipe: checkpoint.AllRanks(loader),
+    "pipe": lambda loader, pipe: pipe,
+    "dataset": lambda loader, pipe: pipe.as_dataset(),
+    "StatefulDataLoader": lambda loader, pipe: StatefulDataLoader(pipe.as_dataset(), batch_size=None),
+}
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:'set_vital' is deprecated")
+def test_dcp_refuses_a_state_that_it_could_not_load(kind, shards, tmp_path):
+    """All of these have state_dict() and load_state_dict(), which is all that torch looks for."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.stateful import Stateful
+
+    held = STATEFUL[kind](make_loader(shards), wp.ShardList(shards).open_shards().load_tar().group_by_key())
+    next(iter(held._loader if kind == "merged" else held))
+    assert isinstance(held, Stateful)
+    for save in (dcp.save, lambda *args, **options: dcp.async_save(*args, **options).result()):
+        with pytest.raises(BaseException, match=r"duplicated flatten key .*use checkpoint\.DCPState"):
+            save({"data": held}, checkpoint_id=tmp_path / "refused")
+
+
+def test_only_loaders_are_saved_for_all_ranks(shards):
+    for kind in (checkpoint.DCPState, checkpoint.AllRanks):
+        with pytest.raises(TypeError, match=rf"{kind.__name__}\(\) takes a PipeLoader, not ShardList"):
+            kind(wp.ShardList(shards))
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

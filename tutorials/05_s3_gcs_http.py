@@ -127,8 +127,9 @@ assert rest_bytes < whole_bytes / 2
 #
 # For `https://...`, pass headers, for example with a token, as
 # `{"headers": {"Authorization": "Bearer ..."}}`. Other stores are `hf://`, `az://` (with the
-# package `adlfs`), `ais://` (with the environment variable `AIS_ENDPOINT`), and all others that
-# fsspec supports.
+# package `adlfs`), `ais://` (with the environment variable `AIS_ENDPOINT`), `msc://profile/path`
+# (NVIDIA's `multi-storage-client`, with its profiles in the file of `MSC_CONFIG`), and all others
+# that fsspec supports.
 #
 # The server below is as slow as a network: each request waits 20 ms, and one connection transfers
 # 16 MB per second. It requires a token in `private/`, and some requests in `flaky/` fail.

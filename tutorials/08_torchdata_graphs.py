@@ -191,9 +191,9 @@ else:
 # `shuffle_buffer`.
 #
 # A bare pipe is also divided over ranks, which all must iterate it then. Pass `as_dataset()` where
-# only rank 0 iterates, such as for validation, and with Hugging Face Accelerate or the Trainer of
-# transformers. Accelerate does not save the number of its epoch: after a resume, call
-# `set_epoch(epoch)` of the loader that it prepared before each epoch.
+# only rank 0 iterates, such as for validation. With Accelerate and the Trainer of transformers, use
+# PipeLoader as `16_your_trainer` shows: they do not resume exactly from other loaders. Workers are
+# processes; those of a future DataLoader that are threads are an error.
 #
 # With several workers that make batches, there may be more batches than `len()` of a DataLoader
 # says, and Lightning stops there: use PipeLoader, whose `len()` is right.

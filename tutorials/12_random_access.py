@@ -184,6 +184,16 @@ print(wp.describe_state(states[0]))
 # | Grain: `ShardByJaxProcess()` | nothing: ranks divide the order |
 # | Grain: `random_map` with `fn(sample, rng)` | `map_samples(fn)` with `fn(sample, rng)` |
 #
+# Grain itself also reads `IndexedShards`, as a source of samples by number, in tars as they are:
+#
+# ```python
+# import grain
+#
+# import wds_pipes as wp
+#
+# data = grain.MapDataset.source(wp.IndexedShards("shards/*.tar")).shuffle(seed=7).batch(8)
+# ```
+#
 # ## What to read next
 #
 # - [The reference](docs/reference/shards) of `IndexedShards`, and of `SampleList` with the steps that

@@ -65,6 +65,7 @@ from wds_pipes.loader.checkpoint_ranks import (
     place_in,
     read_alone,
 )
+from wds_pipes.loader.other_states import datasets_of, place_of_workers
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import merge_states
 
@@ -199,10 +200,41 @@ def load(
     return number
 
 
+def load_stateful_dataloader(state: dict[str, Any], loader: PipeLoader) -> None:
+    """Make a loader continue from a state of ``StatefulDataLoader(pipe.as_dataset())``, with any
+    number of workers and ranks.
+
+    Each sample that is left of the epoch comes exactly once, in another order: what is left is
+    repartitioned, as when the lanes of a loader change. From then on, save the state of the loader.
+    ``counts()`` lacks the samples of workers that had ended. To find out which shards each worker
+    had begun, each rank reads here what StatefulDataLoader would read to resume.
+
+    Args:
+        state: what ``StatefulDataLoader.state_dict()`` returned in one process, whose dataset was a
+            pipe that starts with ``ShardList``, or a mix. With several ranks, which each had all
+            samples of their pipe, there is no common state.
+        loader: a loader of the same pipe; batches may be made by the pipe, the old loader or this
+            one.
+
+    Raises:
+        StateError: it is not such a state, it was saved between two snapshots
+            (``snapshot_every_n_steps``), or its pipe is another one. The loader keeps its position.
+    """
+    _check_held("load_stateful_dataloader()", loader)
+    progress = progress_of(loader)
+    progress.go_to(place_of_workers(progress.plan, datasets_of(state)))
+
+
 def _check_loader(loader: object) -> None:
     """Raise TypeError if ``save`` or ``load`` got something else than a directory and a loader."""
     if not isinstance(loader, PipeLoader):
         raise TypeError(f"a checkpoint has a directory, and then a PipeLoader, not {type(loader).__name__}")
+
+
+def _check_held(what: str, loader: object) -> None:
+    """Raise TypeError if ``what`` is built with something else than a loader."""
+    if not isinstance(loader, PipeLoader):
+        raise TypeError(f"{what} takes a PipeLoader, not {type(loader).__name__}: PipeLoader(pipe) makes one of a pipe")
 
 
 def gather(loader: PipeLoader, group: Any = None) -> State:
@@ -240,6 +272,7 @@ class AllRanks:
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+        _check_held("AllRanks()", loader)
         self._loader, self._group = loader, group
 
     def state_dict(self) -> State:
@@ -259,6 +292,10 @@ class DCPState:
         dcp.save({"model": model, "data": DCPState(loader)}, checkpoint_id=path)
         dcp.load({"model": model, "data": DCPState(loader)}, checkpoint_id=path)
 
+    It also works with ``dcp.async_save``, which takes the position at the moment of the call.
+    Without it, torch refuses the state of a loader, a pipe or a dataset when it saves (``duplicated
+    flatten key data.use checkpoint.DCPState``), since it could not load it.
+
     The states of all ranks are one JSON string under one key, which every rank requests. The
     reason: torch.distributed.checkpoint gives a rank only the keys that the rank names in advance,
     and a new rank cannot know how many ranks there were. So ``state_dict`` is a collective
@@ -268,9 +305,13 @@ class DCPState:
     Args:
         loader: the loader of this rank.
         group: as in ``gather``.
+
+    Raises:
+        TypeError: when built: it is not a PipeLoader.
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+        _check_held("DCPState()", loader)
         self._loader, self._group = loader, group
 
     def state_dict(self) -> dict[str, str]:

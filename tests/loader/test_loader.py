@@ -1155,11 +1155,25 @@ def test_batches_of_what_is_no_sample_are_warned_of(urls):
     assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
 
 
+@pytest.mark.parametrize("method", ["thread", "interpreter"])
 @pytest.mark.parametrize("make", [lambda pipe: pipe, lambda pipe: pipe.as_dataset()], ids=["pipe", "dataset"])
-def test_worker_threads_are_refused(make, urls, monkeypatch):
-    """A future DataLoader may have them; all would share one position."""
-    info = torch_worker.WorkerInfo(id=0, num_workers=2, seed=0, dataset=None, worker_method="thread")
-    source = make(shuffled(urls))
-    monkeypatch.setattr(torch_worker, "_worker_info", info)
-    with pytest.raises(RuntimeError, match="needs worker processes, and this worker of DataLoader is a thread"):
-        next(iter(source))
+def test_worker_threads_are_refused(make, method, urls, monkeypatch):
+    """A future DataLoader may have them, each with a WorkerInfo of its own, and all with one
+    dataset: they would share one position.
+    """
+    own, source, errors = threading.local(), make(shuffled(urls)), []
+    monkeypatch.setattr("wds_pipes.loader.parent.get_worker_info", lambda: getattr(own, "info", None))
+
+    def work(number):
+        own.info = torch_worker.WorkerInfo(id=number, num_workers=2, seed=number, dataset=source, worker_method=method)
+        with pytest.raises(RuntimeError, match=f"needs worker processes, and this worker of DataLoader is a {method}"):
+            next(iter(source))
+        errors.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(errors) == [0, 1]
+    assert len(list(source)) == len(list(shuffled(urls)))  # nothing was taken from the pipe of this thread

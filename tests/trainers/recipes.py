@@ -10,6 +10,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from your_trainer import class_of
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -119,55 +120,13 @@ def accelerate(urls, directory, stop):
     return given
 
 
-# The Trainer of transformers. It would skip batches to resume (ignore_data_skip), and would call
-# set_epoch() by its own count (Batches).
-
-
-class Batches:
-    """A loader as the Trainer sees it."""
-
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __iter__(self):
-        return iter(self.loader)
-
-    def __len__(self):
-        return len(self.loader)
+# The Trainer of transformers, as in the tutorial.
 
 
 def huggingface_classes():
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer
 
-    class SaveData(TrainerCallback):
-        """Saves the data beside the model, on every rank."""
-
-        def __init__(self, loader):
-            self.loader = loader
-
-        def on_save(self, args, state, control, **rest):
-            checkpoint.save(
-                f"{args.output_dir}/checkpoint-{state.global_step}/data", self.loader, step=state.global_step
-            )
-
-    class PipeTrainer(Trainer):
-        """A Trainer that trains on a PipeLoader, and resumes it with the model."""
-
-        def __init__(self, *args, loader, **options):
-            super().__init__(*args, **options)
-            self.loader = loader
-            self.args.ignore_data_skip = True
-            self.add_callback(SaveData(loader))
-
-        def get_train_dataloader(self):
-            return Batches(self.loader)
-
-        def train(self, resume_from_checkpoint=None, **options):
-            if resume_from_checkpoint:
-                checkpoint.load(f"{resume_from_checkpoint}/data", self.loader)
-            return super().train(resume_from_checkpoint, **options)
-
-    return PipeTrainer
+    return class_of("PipeTrainer", {"Trainer": Trainer, "checkpoint": checkpoint, "os": os})
 
 
 def huggingface(urls, directory, stop):

@@ -15,7 +15,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_recipe
 from wds_pipes.core.running import Ended, Mark, Out, close_running
 from wds_pipes.core.stage import Stage, State
-from wds_pipes.core.state import MOST, STATE_VERSION, damaged
+from wds_pipes.core.state import MOST, STATE_VERSION, damaged, not_for_dcp
 from wds_pipes.core.words import some
 from wds_pipes.errors import SampleError, StateError
 
@@ -157,6 +157,7 @@ class Stream(Generic[Out]):
                 }
             },
             "counts": self.counts(position),
+            **not_for_dcp(),
         }
 
     @cached_property

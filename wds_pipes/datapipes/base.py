@@ -15,15 +15,15 @@ from torch.utils.data import IterableDataset
 __all__ = ["IterDataPipe", "torch_kinds"]
 
 if TYPE_CHECKING:
-    from torch.utils.data import IterDataPipe
     from torch.utils.data.datapipes import iter as torch_pipes
+    from torch.utils.data.datapipes.datapipe import IterDataPipe
 else:
     from typing import TypeVar
 
     T_co = TypeVar("T_co", covariant=True)
     try:
-        from torch.utils.data import IterDataPipe
         from torch.utils.data.datapipes import iter as torch_pipes
+        from torch.utils.data.datapipes.datapipe import IterDataPipe
     except ImportError:
         torch_pipes = None
 

@@ -18,7 +18,7 @@ from wds_pipes.core.hosts import is_pipe
 from wds_pipes.display.text import shown
 
 if TYPE_CHECKING:
-    from torch.utils.data import IterDataPipe
+    from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 _ENCODED = frozenset('"#<>&`;%|\\')  # characters that Mermaid's text must encode
 

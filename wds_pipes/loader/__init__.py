@@ -11,7 +11,8 @@ cross).
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
   ``partition``: what they share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
   tries that.
-- ``restoring``: from the states of ranks to the place where a loader continues.
+- ``restoring``: from the states of ranks to the place where a loader continues;
+  ``other_states``: from the state of a StatefulDataLoader.
 - ``parent``: ties workers to their main process.
 - ``on_device``: decodes the images of a batch in the main process.
 - ``lengths``: the number of items of an epoch; ``stats``: where the time goes.

@@ -52,14 +52,15 @@ def worker_info() -> Any:
     """What DataLoader says of the worker process in which this runs; None: it is no worker.
 
     Raises:
-        RuntimeError: the worker is a thread. Threads share the objects of a pipeline, and so its
-            position.
+        RuntimeError: the worker is a thread, or something else than a process. Threads share the
+            objects of a pipeline, and so its position.
     """
     info = get_worker_info()
-    if info is not None and getattr(info, "worker_method", None) == "thread":
+    method = getattr(info, "worker_method", None)  # None: of a torch that has processes only
+    if method not in (None, "multiprocessing"):
         raise RuntimeError(
-            "wds_pipes needs worker processes, and this worker of DataLoader is a thread: all "
-            "would share one position. Use its worker processes."
+            f"wds_pipes needs worker processes, and this worker of DataLoader is a {method}: all "
+            "would share one position. Use its worker processes, or PipeLoader."
         )
     return info
 

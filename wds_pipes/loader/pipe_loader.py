@@ -24,7 +24,7 @@ from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import MOST
+from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
@@ -35,7 +35,7 @@ from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.workers import Workers
 
 if TYPE_CHECKING:
-    from torch.utils.data import IterDataPipe
+    from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 
 class PipeLoader:
@@ -294,6 +294,7 @@ class PipeLoader:
             "step": at.step,
             "lanes": {str(number): lane for number, lane in at.states.items()},
             "counts": plan.counts(at),
+            **not_for_dcp(),
         }
         if self._progress.cut is not None:
             state["given"] = at.given

@@ -341,7 +341,9 @@ class Ranges:
             if source.divides_shards and not remainder.start < (remainder.stop or 0) <= most:
                 raise damaged("its partition continues shards that were not opened")
         counted = source.sample_counts is not None
-        if not all((sizes is not None) == counted for sizes in (self.sizes, *(sizes for sizes, _ in self.history))):
+        of_workers = counted and bool(self.history) and self.history[0][0] is None  # see ``_rest``
+        later = self.history[1:] if of_workers else self.history
+        if not all((sizes is not None) == counted for sizes in (self.sizes, *(sizes for sizes, _ in later))):
             raise damaged(
                 "its partition does not say how many samples each lane has"
                 if counted
@@ -450,6 +452,9 @@ class Ranges:
             return Ranges.of(lanes, epoch, terms)
         source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
         shares, samples, divides = self.shares(source, epoch), self.samples(), source.divides_shards
+        counted = divides and source.sample_counts is not None
+        if counted and samples is None:  # these are lanes of whole shards, as workers of a DataLoader have them
+            samples = [share.samples for share in shares]
         # then each lane counts as having opened its whole share, and continues as a whole
         whole = not divides or any(step.scope == "lane" for step in terms.chain)
         for number, share in enumerate(shares):
@@ -478,7 +483,7 @@ class Ranges:
         untouched = divides and bool(self.history) and not any(opened)
         history = self.history if untouched else (*self.history, (self.sizes, tuple(opened)))
         sizes: Sizes = None
-        if self.sizes is not None:
+        if samples is not None:
             rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
             remainders.sort(key=lambda remainder: -(remainder.samples or 0))
             loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
