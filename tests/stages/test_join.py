@@ -101,7 +101,7 @@ def test_keys_may_be_missing(three, caplog):
     assert absent.counts()["delivered"] == 6
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.lists(st.sets(st.integers(0, 2)), max_size=7), min_size=1, max_size=3),
     on_missing=st.sampled_from(["skip", "none"]),
@@ -134,7 +134,7 @@ def test_any_keys_may_be_missing_anywhere(rows, on_missing, rng, tmp_path_factor
         cut = rng.randrange(len(got) + 1)
         head, rest = resumed(make, cut)
         items = iter(rest)
-        middle = list(itertools.islice(items, rng.randrange(3)))
+        middle = list(itertools.islice(items, rng.randrange(len(got) - cut + 1)))
         assert head + middle + list(loaded(make(), through_json(rest.state_dict()))) == got
 
 
