@@ -92,8 +92,9 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
     for name in (name for name in steps if f"pipe.{name}" in described):
         known.add(id(getattr(wds_pipes.stages, steps[name])))
         known.add(id(getattr(wds_pipes.datapipes, steps[name])))
-    # these are described as wds_pipes.ShardList, SampleList and mix
-    known |= {id(kind) for kind in (wds_pipes.stages.ShardList, wds_pipes.stages.SampleList, wds_pipes.stages.Mix)}
+    # these are described as wds_pipes.ShardList, SampleList, mix and join
+    sources = ("ShardList", "SampleList", "Mix", "Join")
+    known |= {id(getattr(wds_pipes.stages, name)) for name in sources}
     missing = sorted(name for name, value in exported if id(value) not in known)
     assert not missing, (
         f"not in the reference: add it to a page in tutorials/docs/reference/ (a step to a line STEPS): {missing}"

@@ -20,7 +20,7 @@ def test_all_is_sorted_and_complete():
     } == set(wp.__all__)
     assert all(
         part in pydoc.plain(pydoc.render_doc(wp))
-        for part in ("class ShardList(", "mix = class Mix(", "describe_state(state")
+        for part in ("class ShardList(", "mix = class Mix(", "join = class Join(", "rank()", "describe_state(state")
     )
 
 

@@ -121,7 +121,7 @@ def test_every_cut_below_threads(chain, tmp_path):
 
 def test_every_stage_is_in_the_matrix(few):
     """With arguments that make it do something. A chain with the stage differs from one without."""
-    assert {name for names in CHAINS.values() for name in names} | {"ShardList", "Mix"} == set(stages.__all__)
+    assert {name for names in CHAINS.values() for name in names} | {"ShardList", "Mix", "Join"} == set(stages.__all__)
     where = "ARGUMENTS in tests/support/chains.py"
     lacking = {*FIRST, *AFTER, *BY_OFFSETS} - set(ARGUMENTS)
     assert not lacking, f"add to {where}, with arguments that change something on 10 samples: {sorted(lacking)}"
@@ -140,19 +140,23 @@ PAIRED = [name for name in AFTER if name not in ("ToTuple", "WriteShards")]  # n
 KINDS_AFTER = ("ShuffleBuffer", "MapSamples", "BatchSamples", "Then", "InterleaveShards", "Repeat", "SliceSamples")
 
 
-@pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat"])
+@pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat", "join"])
 def test_every_stage_before_every_kind(first, tmp_path):
-    """At every cut, also of the partial batch that check_resume adds. ``first`` is a stage, or a
-    mix that ends before its sources.
+    """At every cut, also of the partial batch that check_resume adds. ``first`` is a stage, a
+    mix that ends before its sources, or a join.
     """
     urls = make_shards(tmp_path, shards=3, samples=[3, 0, 2])
 
     def make(second):
         if first in PAIRED:
             return Stream(build(stages, (*BASE, *NEEDS.get(first, ()), first, second), urls))
+        arguments, options = ARGUMENTS[second]
+        if first == "join":
+            pair = {"a": build(stages, BASE, urls), "b": build(stages, (*BASE, "FilterSamples"), urls, shuffle=False)}
+            joined = stages.Join(pair, on_missing="none", prefix=True)
+            return Stream(getattr(stages, second)(joined, *arguments, **options))
         sources = {"a": build(stages, BASE, urls[:1]), "b": build(stages, (*BASE, "ShuffleBuffer"), urls[1:])}
         mixed = stages.Mix(sources, {"a": 2, "b": 1}, exhausted=first)
-        arguments, options = ARGUMENTS[second]
         return Stream(getattr(stages, second)(mixed, *arguments, **options))
 
     for second in KINDS_AFTER:
@@ -178,6 +182,7 @@ KINDS = {
     "repeat": lambda pipe: pipe.repeat(2),
     "unbatch": lambda pipe: pipe.batch_samples(2).unbatch_samples(),
     "mix": lambda pipe: wp.mix({"a": pipe, "b": pipe.filter_samples(wanted)}, exhausted="drop"),
+    "join": lambda pipe: wp.join({"a": pipe, "b": pipe.rename_fields({"t": "txt", "c": "cls"})}),
     "batch": lambda pipe: pipe.batch_samples(2),
     "batch of columns": lambda pipe: pipe.batch_samples(2, collate="columns", drop_last=True),
     "batch, threads": lambda pipe: pipe.batch_samples(2).map_samples(dict, threads=2),

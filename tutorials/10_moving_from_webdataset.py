@@ -47,9 +47,10 @@
 # | `empty_check=False` | `ShardList(empty_check=False)` | An epoch whose shards have no sample is an error otherwise. |
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `RoundRobin` | `mix` with equal weights | |
+# | `multi_tarfile_samples` of 4M, `merge_in` of WhisperSpeech | `join({"rgb": a, "caption": b})` | Samples of shards with the same keys, as one. A missing key is an error, or is skipped and counted. |
 # | `cache_dir=...` | `.cache_shards("cache", max_bytes="200GB").open_shards()` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
-# | `handler=wds.warn_and_continue` | `on_error="skip", max_errors=100`; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. `map_samples(on_error="skip")` raises a NameError, a TypeError and the like, for a misspelt name would skip every sample. |
+# | `handler=wds.warn_and_continue` | `ShardList(urls, on_error="skip")` for all steps, or `on_error="skip", max_errors=100` of a step; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. `map_samples(on_error="skip")` raises a NameError, a TypeError and the like, for a misspelt name would skip every sample. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |
 # | `TarWriter` | `TarWriter` | The same samples always produce the same bytes. A key that could not be read back is refused. Bytes in `x.gz` must be compressed already, a str in `json` is JSON text, and `.tar.gz` compresses. |
 # | `wids.ShardListDataset("index.json")` | `ShardList("index.json")`; for access by number `IndexedShards(urls)` | The first reads the same index, as a stream. The second needs offsets beside the shards, which `wds-pipes index --offsets` writes; no shard is copied, and remote samples are read with ranged requests. |
@@ -218,15 +219,16 @@ def check_resume(make_loader, steps=24):
 
 # %% [markdown]
 # Three of the four scripts continue after an error in the data (`handler=log_and_continue` or
-# `warn_and_continue`). Two of them have their own copy of `group_by_keys` for this. Here each step
-# has `on_error="skip"`: errors are logged (the first 20 of each step) and counted.
+# `warn_and_continue`). Two of them have their own copy of `group_by_keys` for this. Here the list of
+# shards says `on_error="skip"` for all steps: errors are logged (the first 20 of each step) and
+# counted. Where a script passes no handler, the step says `on_error="raise"`.
 
 
 # %%
 def read(urls, **options):
     """Samples of bytes, without what is broken."""
-    shards = wp.ShardList(urls, **options).open_shards(on_error="skip")
-    return shards.load_tar(on_error="skip", on_truncated="warn").group_by_key(on_error="skip")
+    shards = wp.ShardList(urls, on_error="skip", **options).open_shards()
+    return shards.load_tar(on_truncated="warn").group_by_key()
 
 
 # %% [markdown]
@@ -275,9 +277,9 @@ def get_wds_dataset(
         pipes = {name: pipe.shuffle_buffer(5000) for name, pipe in pipes.items()}
     weights = {name: len(urls) * (factors[name] if factors else 1) for name, urls in sources.items()}
     pipe = wp.mix(pipes, weights, exhausted="repeat" if is_train else "drop")
-    pipe = pipe.decode_by_ext("pilrgb", on_error="skip").rename_fields({"image": "jpg;png;jpeg;webp", "text": "txt"})
-    pipe = pipe.map_fields({"image": preprocess, "text": partial(tokens, tokenize=tokenize)}, seed_all=True)
-    pipe = pipe.to_tuple("image", "text")
+    pipe = pipe.decode_by_ext("pilrgb").rename_fields({"image": "jpg;png;jpeg;webp", "text": "txt"})
+    functions = {"image": preprocess, "text": partial(tokens, tokenize=tokenize)}
+    pipe = pipe.map_fields(functions, seed_all=True, on_error="raise").to_tuple("image", "text")
     loader = wp.PipeLoader(pipe, batch_size=batch_size, epoch_end="loop" if is_train else "exact", **options)
     if not is_train:
         return loader
@@ -333,7 +335,7 @@ assert batches[0] == batches[1] == [8] * 10
 # | `shuffle(bufsize, initial)` | `shuffle_buffer(8192)` |
 # | `map(_decode)`: image, and target from `cls` or `json` | `decode_by_ext("pil")`, `map_samples(with_target)` |
 # | `_decode` returns None for a label below 0 | `return wp.DROP`, with `may_drop=True` |
-# | `log_and_continue` raises a TypeError and a wrong target key | so does `map_samples` without `on_error` |
+# | `log_and_continue` raises a TypeError and a wrong target key | so does `map_samples(on_error="raise")` |
 # | `with_epoch(samples of a worker)` | `PipeLoader(epoch_end="loop").with_epoch(...)` |
 
 
@@ -357,10 +359,10 @@ def reader_wds(root, split, transform, *, is_training, batch_size, seed=42, targ
     pipe = read(urls, samples_per_shard=info["shard_lengths"], shuffle=is_training, seed=seed)
     if is_training:
         pipe = pipe.shuffle_buffer(8192)
-    pipe = pipe.decode_by_ext("pil", on_error="skip").rename_fields({"image": "jpg;png;webp"}, on_error="skip")
+    pipe = pipe.decode_by_ext("pil").rename_fields({"image": "jpg;png;webp"})
     target = partial(with_target, target_key=target_key or info.get("alt_label"), class_map=class_map)
-    pipe = pipe.map_samples(target, may_drop=True)
-    pipe = pipe.map_samples(partial(image_and_target, transform=transform), seed_all=True)
+    pipe = pipe.map_samples(target, may_drop=True, on_error="raise")
+    pipe = pipe.map_samples(partial(image_and_target, transform=transform), seed_all=True, on_error="raise")
     if not is_training:
         return wp.PipeLoader(pipe, batch_size=batch_size, epoch_end="exact", **options)
     loader = wp.PipeLoader(pipe, batch_size=batch_size, epoch_end="loop", **options)
@@ -420,9 +422,8 @@ def text_to_image(urls, num_train_examples, batch_size, prepare, *, min_size=700
     pipe = read(urls, resampled=True, seed=seed)
     wants = partial(wanted, min_size=min_size, max_pwatermark=0.5)
     pipe = pipe.map_samples(wants, may_drop=True, on_error={Exception: "skip"}).shuffle_buffer(1000)
-    pipe = pipe.decode_by_ext("pil", on_error="skip")
-    pipe = pipe.rename_fields({"image": "jpg;png;jpeg;webp", "text": "text;txt;caption"}, on_error="skip")
-    pipe = pipe.map_samples(prepare, seed_all=True)
+    pipe = pipe.decode_by_ext("pil").rename_fields({"image": "jpg;png;jpeg;webp", "text": "text;txt;caption"})
+    pipe = pipe.map_samples(prepare, seed_all=True, on_error="raise")
     loader = wp.PipeLoader(pipe, batch_size=batch_size, collate=default_collate, epoch_end="loop", **options)
     ranks = loader.rank.of
     return loader.with_epoch(batches=math.ceil(num_train_examples / (batch_size * ranks)) * ranks)
@@ -475,13 +476,43 @@ check_resume(resnet)
 # mixes four shards in each worker, and `PipeLoader(..., mix_lanes=4)` would also put samples of four
 # workers into each batch.
 #
+# ### 4M and WhisperSpeech: two sets with the same keys
+#
+# `multi_tarfile_samples` of 4M reads one shard of each modality side by side, and `merge_in` of
+# WhisperSpeech reads derived features beside the audio. Here that is `join`: the first source decides
+# the order, and the shards at the same place of all lists are read together. As with `mix`, the rest of
+# the pipeline and its state are those of one stream. We write captions of these photos as a set of
+# their own; a caption of one photo is missing.
+
+
+# %%
+def read_together(sets, **options):
+    """Samples with the fields of several sets, which are named as their directories."""
+    first, *others = sets
+    pipes = {first: read(f"{first}/*.tar", shuffle=True, **options)} | {name: read(f"{name}/*.tar") for name in others}
+    return wp.join(pipes, on_missing="skip", prefix=True)
+
+
+os.makedirs("captions")
+for url in laion:
+    with wp.TarWriter(f"captions/{os.path.basename(url)}") as writer:
+        for sample in read(url):
+            if sample["__key__"] != "000005":
+                writer.write({"__key__": sample["__key__"], "json": {"caption": f"photo {sample['__key__']}"}})
+
+pipe = read_together(["laion", "captions"]).select_fields("laion.jpg", "captions.json").decode_by_ext()
+sample = next(iter(pipe))
+assert sample["captions.json"]["caption"].endswith(sample["__key__"])
+print([*sample], sum(1 for _ in pipe), pipe.counts())
+
+# %% [markdown]
 # ### Lines of code
 #
 # | script | theirs | here |
 # |---|---|---|
 # | open_clip 3.3.0 | 218 | 34 |
 # | timm 1.0.31 | 287 | 26 |
-# | diffusers | 116 | 25 |
+# | diffusers | 116 | 24 |
 # | ResNet notebook | 12 | 7 |
 #
 # Counted are the functions and classes from the list of shards to the loader, in lines of up to 120

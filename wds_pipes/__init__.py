@@ -32,7 +32,16 @@ if _TYPE_CHECKING:
     from wds_pipes.core.reads_again import FlatMap, PutBackIterator
     from wds_pipes.core.row_source import RowSource
     from wds_pipes.core.stage import Stage
-    from wds_pipes.datapipes import SampleList, ShardList, WdsPipe, load_state_dict, mix, register_stage, state_dict
+    from wds_pipes.datapipes import (
+        SampleList,
+        ShardList,
+        WdsPipe,
+        join,
+        load_state_dict,
+        mix,
+        register_stage,
+        state_dict,
+    )
     from wds_pipes.dataset import as_dataset
     from wds_pipes.display.states import describe_state
     from wds_pipes.errors import (
@@ -49,6 +58,7 @@ if _TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
     from wds_pipes.loader.on_device import DecodeOnDevice
     from wds_pipes.loader.pipe_loader import PipeLoader
+    from wds_pipes.loader.ranks import rank
     from wds_pipes.loader.restoring import merge_states
     from wds_pipes.loader.sample_order import SampleOrder
     from wds_pipes.stages.map_samples import DROP
@@ -90,9 +100,11 @@ __all__ = [
     "audio",
     "describe_state",
     "image_size",
+    "join",
     "load_state_dict",
     "merge_states",
     "mix",
+    "rank",
     "register_codec",
     "register_stage",
     "split_by_key",
@@ -134,9 +146,11 @@ _MODULE_OF = {
     "audio": "codecs.media",
     "describe_state": "display.states",
     "image_size": "codecs.images",
+    "join": "datapipes",
     "load_state_dict": "datapipes",
     "merge_states": "loader.restoring",
     "mix": "datapipes",
+    "rank": "loader.ranks",
     "register_codec": "codecs.table",
     "register_stage": "datapipes",
     "split_by_key": "tar.views",

@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from wds_pipes import stages
-from wds_pipes.core.hosts import build, make_skin, remade
+from wds_pipes.core.hosts import build, make_skin, reads_several, remade, stages_of
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Data
 from wds_pipes.core.running import Mark, begin, own_copy, running_copy
@@ -223,23 +223,16 @@ class _MixedNode(WdsNode):
 
     def __init__(self, sources: Mapping[str, BaseNode[Any]], *args: Any, **options: Any) -> None:
         BaseNode.__init__(self)
-        nodes = sources if isinstance(sources, Mapping) else {}
-        for name, node in nodes.items():
+        written = f"nodes.{self._kind.__name__}"
+        for name, node in sources.items() if isinstance(sources, Mapping) else ():
             if not isinstance(node, BaseNode):
-                raise TypeError(f"nodes.Mix() takes nodes by name, and {name!r} is {node!r:.80}")
-        self._begin(
-            build(
-                stages.Mix,
-                "nodes.Mix",
-                ({name: _stage_for(node, "nodes.Mix()") for name, node in nodes.items()} or sources, *args),
-                options,
-            )
-        )
+                raise TypeError(f"{written}() takes nodes by name, and {name!r} is {node!r:.80}")
+        self._begin(build(self._kind, written, (stages_of(sources, written, _stage_for), *args), options))
 
 
 def _node_class(kind: type[Stage[Any]]) -> type[WdsNode]:
     """Return the class of a stage's nodes: same name, same help."""
-    return make_skin(kind, _MixedNode if kind is stages.Mix else WdsNode, __name__)
+    return make_skin(kind, _MixedNode if reads_several(kind) else WdsNode, __name__)
 
 
 for _name in stages.__all__:

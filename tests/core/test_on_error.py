@@ -1,6 +1,7 @@
 """on_error= by word, by the class of the error, and by a function."""
 
 import pickle
+from functools import partial
 
 import pytest
 from pipelines import keys_of, loaded, samples
@@ -8,6 +9,7 @@ from scripts import run_code
 from servers.process import free_port
 
 import wds_pipes as wp
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 BROKEN = ["00000002", "00000005", "00000008"]
@@ -179,7 +181,7 @@ def test_max_errors_counts_with_each_form(urls):
     ("rule", "error", "message"),
     [
         ("ignore", ValueError, "on_error must be one of 'raise', 'skip', not 'ignore'"),
-        (None, TypeError, "on_error must be 'raise', 'skip', a dict such as"),
+        (3, TypeError, "on_error must be 'raise', 'skip', a dict such as"),
         ({"DecodeError": "skip"}, TypeError, "takes classes of errors, as {DecodeError: 'skip'}, not 'DecodeError'"),
         ({int: "skip"}, TypeError, "takes classes of errors"),
         ({ValueError: "drop"}, ValueError, r"on_error\[ValueError\] must be one of 'raise', 'skip', not 'drop'"),
@@ -202,3 +204,52 @@ def test_classes_of_errors():
     assert str(shard) == "gone"
     field = pickle.loads(pickle.dumps(wp.DecodeError("no", url="a.tar", key="k", field="jpg")))
     assert (str(field), field.url, field.key, field.field) == ("no", "a.tar", "k", "jpg")
+
+
+def chain(first, **each):
+    """A chain of all steps with on_error=, after ``first``; ``each``: the options of each step."""
+    pipe = first.open_shards(**each).load_tar(**each).group_by_key(**each).decode_by_ext(**each)
+    pipe = pipe.map_samples(dict, **each).rename_fields({"label": "cls"}, **each).select_fields("label", "txt", **each)
+    return pipe.map_fields({"txt": str}, **each).to_tuple("label", **each)
+
+
+def rules(pipe):
+    return [step.on_error for step in pipe._stream.chain if hasattr(step, "on_error")]
+
+
+def test_a_source_says_it_for_all_steps(urls):
+    """A step may say another one. A state does not depend on where it was said."""
+    once, each = chain(wp.ShardList(urls, on_error="skip")), chain(wp.ShardList(urls), on_error="skip")
+    assert rules(once) == ["skip"] * 10
+    assert rules(each) == ["raise"] + ["skip"] * 9
+    assert once.state_dict() == each.state_dict()
+    assert rules(chain(wp.ShardList(urls, on_error="skip"), on_error="raise")) == ["skip"] + ["raise"] * 9
+    assert rules(chain(wp.ShardList(urls))) == ["raise"] * 10
+    rule = {wp.DecodeError: "skip"}
+    assert rules(chain(wp.ShardList(urls, on_error=rule))) == [rule] * 10
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'skip'"):
+        wp.ShardList(urls, on_error="ignore")
+
+
+def test_skipped_samples_are_counted_and_limited(urls):
+    failing_on_some = partial(failing, ValueError)
+    pipe = samples(urls, shuffle=False, on_error="skip").map_samples(failing_on_some)
+    assert keys_of(pipe) == KEPT
+    assert pipe.counts()["skipped"] == 3
+    with pytest.raises(wp.SampleError, match="it is odd"):
+        list(samples(urls, shuffle=False, on_error="skip").map_samples(failing_on_some, max_errors=2))
+    assert "on_error='skip'" in repr(pipe).partition(".open_shards()")[0]
+    fetched = wp.SampleList(indexed(urls), on_error="skip").fetch_samples().map_samples(failing_on_some)
+    assert keys_of(fetched) == KEPT
+
+
+@pytest.mark.parametrize(("rule", "then"), [("skip", "skip"), ("raise", "raise")])
+def test_after_several_sources_it_is_theirs_if_all_say_the_same(rule, then, urls):
+    one, other = (wp.ShardList(urls, on_error=said).open_shards().load_tar().group_by_key() for said in ("skip", rule))
+    for both in (wp.mix({"a": one, "b": other}), wp.join({"a": one, "b": other}, prefix=True)):
+        assert both.map_samples(dict)._stream.stage.on_error == then
+
+
+def indexed(urls):
+    index_shards(urls, offsets=True)
+    return urls

@@ -57,6 +57,9 @@ def around(monkeypatch):
 def test_where_a_rank_comes_from(environment, arguments, expected, around):
     around(environment)
     assert find_rank(*arguments) == expected
+    if not arguments:
+        number, of = wp.rank()
+        assert (number, of) == expected == wp.PipeLoader(wp.ShardList("a.tar"), epoch_end="exact").rank
 
 
 def test_a_process_group_comes_before_the_environment(urls, around, group):

@@ -420,7 +420,7 @@ def test_a_state_says_what_its_mix_reads_from(three):
         for name in names:
             entry = entry["sources"][name]
         del entry["sources"]
-        with pytest.raises(wp.StateError, match="the state is damaged: it does not say what its mix reads from"):
+        with pytest.raises(wp.StateError, match="the state is damaged: it does not say what its sources are"):
             pipe.load_state_dict(state)
 
 

@@ -1,5 +1,5 @@
-"""The pipelines of the resume tests. Every registered stage takes part except mix, which has
-several sources and its own tests.
+"""The pipelines of the resume tests. Every registered stage takes part except mix and join,
+which have several sources and their own tests.
 """
 
 import os
@@ -97,7 +97,7 @@ NEEDS = {
     "UnbatchSamples": ("BatchSamples",),
     "ExplodeRecords": ("MapFields",),
 }  # the stages that must be before a stage
-AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", *FIRST, *BASE, *BY_OFFSETS))
+AFTER = tuple(name for name in stages.__all__ if name not in ("ShardList", "Mix", "Join", *FIRST, *BASE, *BY_OFFSETS))
 
 
 def chains() -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from wds_pipes import datapipes, stages
 from wds_pipes.core.stage import Stage, functional_name
 
 PATH = Path(inspect.getsourcefile(datapipes)).parent / "signatures.pyi"
-SOURCES = ("ShardList", "SampleList", "Mix")  # these are built by their classes; the others are methods
+SOURCES = ("ShardList", "SampleList", "Mix", "Join")  # these are built by their classes; the others are methods
 
 
 class _Renamed(ast.NodeTransformer):

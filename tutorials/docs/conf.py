@@ -63,17 +63,17 @@ def shortened(app, what, name, value, *rest):
         step = (
             "wds_pipes.ShardList"
             if value.__name__ == "ShardList"
-            else "wds_pipes.mix"
-            if value.__name__ == "Mix"
+            else f"wds_pipes.{functional_name(value)}"
+            if value.__name__ in ("Mix", "Join")
             else f"pipe.{functional_name(value)}"
         )
         lines[:] = [f"As :py:obj:`{step}`, with a node as its source."]
 
 
 def given(app, what, name, value, *rest):
-    """The return type of ``mix()``, which is a class used as a function."""
+    """The return type of ``mix()`` and ``join()``, which are classes used as functions."""
     _options, signature, _returned = rest
-    return (signature, "WdsPipe") if name == "wds_pipes.mix" else None
+    return (signature, "WdsPipe") if name in ("wds_pipes.mix", "wds_pipes.join") else None
 
 
 def is_field(app, what, name, value, *rest):

@@ -6,10 +6,11 @@ A host is a thin skin around the stages, which do not know it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from wds_pipes.core.stage import Stage, shown_signature, unfinished
+from wds_pipes.core.chain import Composite
+from wds_pipes.core.stage import Source, Stage, shown_signature, unfinished
 from wds_pipes.core.suggest import check_options
 
 Skin = TypeVar("Skin")
@@ -45,6 +46,23 @@ def stage_of(pipe: object, what: str) -> Stage[Any]:
     if isinstance(pipe, Stage):
         hint = f": call the class that register_stage({name}) returns, which makes a pipe"
     raise TypeError(f"{what.removesuffix('()')} takes a pipe, not {name}{hint}")
+
+
+def reads_several(kind: type[Stage[Any]]) -> bool:
+    """Return whether the first argument of a stage is several pipes, by name."""
+    return issubclass(kind, Source) and issubclass(kind, Composite)
+
+
+def stages_of(sources: Any, name: str, stage_for: Callable[[Any, str], Stage[Any]]) -> Any:
+    """Return the stages of several pipes, by name; what is no dict, or empty, as it is.
+
+    Args:
+        sources: the pipes.
+        name: what the caller wrote, to build a stage that reads from them.
+        stage_for: returns the stage of a pipe, for this purpose.
+    """
+    pipes = sources if isinstance(sources, Mapping) else {}
+    return {key: stage_for(pipe, f"source {key!r} of {name}()") for key, pipe in pipes.items()} or sources
 
 
 def build(kind: type[Stage[Any]], name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Stage[Any]:

@@ -22,7 +22,8 @@ class Recipe(NamedTuple):
         steps: a hash of the graph.
         samples: the fingerprint of the numbers of samples, if the epoch is partitioned by them.
         sources: the recipes of the chains that it mixes, by name.
-        without: names of sources that a state may have, and the mix does not.
+        without: names of sources that a state may have, and the mix does not; None: sources never
+            change.
     """
 
     seed: int
@@ -31,14 +32,14 @@ class Recipe(NamedTuple):
     steps: str
     samples: str | None = None
     sources: dict[str, Recipe] = {}  # noqa: RUF012 - never changed
-    without: frozenset[str] = frozenset()
+    without: frozenset[str] | None = None
 
     @classmethod
     def of(cls, chain: Chain, *, counted: bool = False) -> Recipe:
         """Return the recipe of a chain; ``counted``: a step after it counts its items."""
         root, graph = chain.root, tuple(chain.graph(counted=counted))
         sources = {name: cls.of(Chain(branch), counted=True) for name, branch in root.branches.items()}
-        without: frozenset[str] = getattr(root, "without", frozenset())
+        without: frozenset[str] | None = getattr(root, "without", None)
         steps = blake2b("\0".join(graph).encode(), digest_size=4).hexdigest()
         return cls(root.seed, graph, root.which_data(), steps, sources=sources, without=without)
 
@@ -87,14 +88,17 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
 
 
 def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) -> None:
-    """Check that the sources of a mix in a state are those of a recipe. A recipe may have more.
+    """Check that the sources of a mix or join in a state are those of a recipe. The recipe of a mix
+    may have more.
 
     Raises:
         StateError: a source is missing, or was another pipeline.
     """
     if recipe.sources and not saved:
-        raise damaged("it does not say what its mix reads from")
-    if gone := sorted(saved.keys() - recipe.sources.keys() - recipe.without):
+        raise damaged("it does not say what its sources are")
+    if recipe.without is None and saved.keys() != recipe.sources.keys():
+        raise damaged("its graph and its sources have different names")
+    if gone := sorted(saved.keys() - recipe.sources.keys() - (recipe.without or set())):
         raise StateError(
             f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. "
             f"If that is meant, pass mix(..., without={gone!r:.500})."
@@ -111,10 +115,13 @@ def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) 
         if then.steps != now.steps:
             facts.append(f"its steps were others than {' > '.join(now.graph)}")
         if facts:
+            what, mend = "", "."
+            if recipe.without is not None:
+                what = " of this mix"
+                mend = f", or give it another name to begin it at its beginning (and pass without=[{name!r}])."
             raise StateError(
-                f"source {name!r} of this mix is not the one of the state: {'; '.join(facts)}. "
-                "Build it as it was, or give it another name to begin it at its "
-                f"beginning (and pass without=[{name!r}]).{'' if problem is None else f' {MEND}'}"
+                f"source {name!r}{what} is not the one of the state: {'; '.join(facts)}. Build it as it was{mend}"
+                f"{'' if problem is None else f' {MEND}'}"
             )
         check_sources(then.sources, now, move)
 

@@ -388,6 +388,7 @@ class Source(Reports, Stage[Out]):
         seed: from which all random decisions of the chain derive.
         context: the iteration context of the chain.
         storage_options: how to reach the storage; None: nothing was passed.
+        on_error: what the steps after it do with bad data, unless they say it: see ``Tolerant``.
         divides: whether PipeLoader can divide its epochs into lanes.
         divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
         divides_items: whether it divides its items over the lanes itself.
@@ -406,6 +407,7 @@ class Source(Reports, Stage[Out]):
     seed: int = 0
     context: Context
     storage_options: dict[str, Any] | None = None
+    on_error: Any = "raise"
     source: None
 
     def __init__(self, seed: int = 0) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Reports, Stage, functional_name
+from wds_pipes.core.stage import Reports, Source, Stage, functional_name
 from wds_pipes.errors import SampleError, WdsError, causes
 
 LOGGED = 20  # how many skips are logged for each stage and epoch
@@ -28,6 +29,8 @@ class Tolerant(Reports, Stage[Out]):
     to count, and to continue, up to ``max_errors``. ``"skip"`` raises what is not the fault of one
     shard or sample: see ``is_of_data``.
 
+    None is the ``on_error`` of the first stage of the chain. A state does not say which it was.
+
     Here ``max_errors`` limits what one running chain skips. PipeLoader applies it to what all lanes
     of a rank together skip in an epoch.
 
@@ -43,9 +46,9 @@ class Tolerant(Reports, Stage[Out]):
     error_kind: ClassVar[type[WdsError]] = SampleError
     source: Stage[Any]
 
-    def __init__(self, source: Stage[Any], on_error: OnError, max_errors: int | None) -> None:
+    def __init__(self, source: Stage[Any], on_error: OnError | None, max_errors: int | None) -> None:
         super().__init__(source)
-        self.on_error = _checked(on_error)
+        self.on_error: OnError = Chain(source).root.on_error if on_error is None else check_on_error(on_error)
         self.max_errors = None if max_errors is None else check_count("max_errors", max_errors, least=0)
         if self.max_errors is not None and self.may_skip:
             self.limited = f"{LIMITED}{functional_name(type(self))} {self.depth}"
@@ -120,7 +123,15 @@ def is_of_data(error: BaseException) -> bool:
     return not (is_short or isinstance(error, PermissionError)) and bool(getattr(error, "of_data", True))
 
 
-def _checked(on_error: OnError) -> OnError:
+def common_on_error(sources: Iterable[Source[Any]]) -> OnError:
+    """Return the ``on_error`` of the steps after several sources: theirs, or ``"raise"`` if they
+    have different ones.
+    """
+    first, *others = [source.on_error for source in sources]
+    return first if all(other == first for other in others) else "raise"
+
+
+def check_on_error(on_error: OnError) -> OnError:
     """Return ``on_error`` if it is one of what it can be."""
     if isinstance(on_error, str):
         return check_choice("on_error", on_error, *_CHOICES)

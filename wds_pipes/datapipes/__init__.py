@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.hosts import make_skin
+from wds_pipes.core.hosts import make_skin, reads_several
 from wds_pipes.core.stage import Source, Stage, State, functional_name, shown_signature
 from wds_pipes.datapipes.base import IterDataPipe
 from wds_pipes.datapipes.pipe import MixedPipe, WdsPipe, as_stage, find_ours
@@ -26,7 +26,7 @@ from wds_pipes.errors import StateError
 if TYPE_CHECKING:
     from wds_pipes.datapipes.signatures import *  # noqa: F403 - all steps
 
-__all__ = ["WdsPipe", "as_dataset", "load_state_dict", "mix", "register_stage", "state_dict", *stages.__all__]  # noqa: PLE0604
+__all__ = ["WdsPipe", "as_dataset", "join", "load_state_dict", "mix", "register_stage", "state_dict", *stages.__all__]  # noqa: PLE0604
 
 
 def _register(pipe: type[WdsPipe]) -> None:
@@ -75,7 +75,7 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
     """
     if not (isinstance(kind, type) and issubclass(kind, Stage)):
         raise TypeError(_no_stage(kind))
-    pipe = make_skin(kind, MixedPipe if kind is stages.Mix else WdsPipe, __name__)
+    pipe = make_skin(kind, MixedPipe if reads_several(kind) else WdsPipe, __name__)
     if not issubclass(kind, Source):
         _register(pipe)
     return pipe
@@ -86,7 +86,7 @@ if not TYPE_CHECKING:
         _stage = getattr(stages, _name)
         globals()[_name] = register_stage(_stage)
 
-mix = Mix  # noqa: F405
+mix, join = Mix, Join  # noqa: F405
 
 
 def state_dict(pipe: IterDataPipe[Any]) -> State:

@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes import stages
-from wds_pipes.core.hosts import add_pipes, build, remade, stage_of
+from wds_pipes.core.hosts import add_pipes, build, reads_several, remade, stage_of, stages_of
 from wds_pipes.core.lane import Context
 from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
@@ -297,7 +296,7 @@ WdsPipe.__iter__ = _iterate  # type: ignore[method-assign]  # rule 2: torch's me
 
 def _reads_pipes(kind: type[Stage[Any]]) -> bool:
     """Whether a stage's pipe reads from other pipes, which are its first argument."""
-    return not issubclass(kind, Source) or kind is stages.Mix
+    return not issubclass(kind, Source) or reads_several(kind)
 
 
 def _written(kind: type[Stage[Any]]) -> str:
@@ -331,17 +330,11 @@ class MixedPipe(WdsPipe):
     """A pipe over several, by name."""
 
     def __init__(self, sources: Mapping[str, IterDataPipe[Any]], *args: Any, **options: Any) -> None:
-        pipes = sources if isinstance(sources, Mapping) else {}
-        self._sources = list(pipes.values())  # torch's walk over the graph looks for them
-        self._stream = Stream(
-            build(
-                stages.Mix,
-                "mix",
-                ({name: stage_of(pipe, f"source {name!r} of mix()") for name, pipe in pipes.items()} or sources, *args),
-                options,
-            )
-        )
-        self._call = _call(stages.Mix, self._stream.stage, (sources, *args), options)
+        # torch's walk over the graph looks for them
+        self._sources = list(sources.values()) if isinstance(sources, Mapping) else []
+        name = _written(self._kind)
+        self._stream = Stream(build(self._kind, name, (stages_of(sources, name, stage_of), *args), options))
+        self._call = _call(self._kind, self._stream.stage, (sources, *args), options)
 
 
 def as_stage(pipe: IterDataPipe[Any]) -> Stage[Any]:

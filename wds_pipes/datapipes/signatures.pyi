@@ -55,13 +55,13 @@ class Methods(Generic[T_co]):
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         threads: int | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Decode the fields of samples by their extensions."""
 
     def explode_records(
-        self, kind: str, *, field: str | None = None, on_error: OnError = "raise", max_errors: int | None = None
+        self, kind: str, *, field: str | None = None, on_error: OnError | None = None, max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
         """Make a sample of each record of a field that holds many."""
 
@@ -74,7 +74,7 @@ class Methods(Generic[T_co]):
         storage_options: dict[str, Any] | None = None,
         cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Read the samples of a ``SampleList``, in its order."""
@@ -93,7 +93,7 @@ class Methods(Generic[T_co]):
         fields: Iterable[str] | None = None,
         key_split: KeySplit = "first-dot",
         on_repeated_key: str = "raise",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[dict[str, Any]]:
         """Group neighbouring members with the same key into samples."""
@@ -106,7 +106,7 @@ class Methods(Generic[T_co]):
         *,
         max_member_bytes: int = 4 << 30,
         on_truncated: str = "raise",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
         concatenated: bool = False,
     ) -> WdsPipe[TarMember]:
@@ -118,7 +118,7 @@ class Methods(Generic[T_co]):
         *,
         seed_all: bool = False,
         threads: int | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:
         """Apply functions to single fields of each sample, or to places of tuples."""
@@ -130,7 +130,7 @@ class Methods(Generic[T_co]):
         may_drop: bool = False,
         seed_all: bool = False,
         threads: int | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[Any]:
         """Apply a function to each sample."""
@@ -148,13 +148,13 @@ class Methods(Generic[T_co]):
         verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[Shard]:
         """Open the shards at URLs or paths."""
 
     def rename_fields(
-        self, names: Mapping[str, str], *, on_error: OnError = "raise", max_errors: int | None = None
+        self, names: Mapping[str, str], *, on_error: OnError | None = None, max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
         """Rename fields of each sample; the others stay as they are."""
 
@@ -162,7 +162,7 @@ class Methods(Generic[T_co]):
         """Yield the epoch of the source ``n`` times in each epoch."""
 
     def select_fields(
-        self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
+        self, *fields: str, on_error: OnError | None = None, max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
         """Keep only some fields of each sample, in the given order."""
 
@@ -179,7 +179,7 @@ class Methods(Generic[T_co]):
         """Let a generator function make the items of the items before it."""
 
     def to_tuple(
-        self, *fields: str, on_error: OnError = "raise", max_errors: int | None = None
+        self, *fields: str, on_error: OnError | None = None, max_errors: int | None = None
     ) -> WdsPipe[tuple[Any, ...]]:
         """Turn each sample into a tuple of selected fields."""
 
@@ -222,6 +222,13 @@ class GroupByKey(WdsPipe[dict[str, Any]]):
 
 class InterleaveShards(WdsPipe[T_co]):
     """Keep several shards open and take one item from each in turn."""
+
+class Join(WdsPipe[dict[str, Any]]):
+    """Join the samples of several pipelines by their keys."""
+
+    def __init__(
+        self, sources: Mapping[str, IterDataPipe[Any]], *, on_missing: str = "error", prefix: bool = False
+    ) -> None: ...
 
 class LoadTar(WdsPipe[TarMember]):
     """Read the regular files in the tars of open shards."""
@@ -269,6 +276,7 @@ class SampleList(WdsPipe[SampleRef]):
         exclude: Selection | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
+        on_error: OnError = "raise",
         moved: bool = False,
     ) -> None: ...
 
@@ -290,6 +298,7 @@ class ShardList(WdsPipe[ShardRef]):
         index: Urls | bool | None = None,
         empty_check: bool = True,
         storage_options: dict[str, Any] | None = None,
+        on_error: OnError = "raise",
         moved: bool = False,
     ) -> None: ...
 

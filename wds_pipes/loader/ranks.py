@@ -65,6 +65,23 @@ def find_rank(rank: int | None = None, world_size: int | None = None) -> Rank:
     return Rank(rank, world_size)
 
 
+def rank() -> Rank:
+    """Return the data-parallel rank of this process and the number of ranks, as a named tuple
+    (``number``, ``of``), by the rule of ``PipeLoader``::
+
+        number, of = wp.rank()
+
+    It is that of torch.distributed if that is initialised, else that in the environment variables
+    RANK and WORLD_SIZE, else rank 0 of 1. A loader says the same: ``loader.rank``. Under tensor or
+    pipeline parallelism several processes share a data-parallel rank, which only the caller knows,
+    who passes ``rank=`` and ``world_size=`` to ``PipeLoader``.
+
+    Raises:
+        ValueError: RANK and WORLD_SIZE are no numbers, or do not fit.
+    """
+    return find_rank()
+
+
 def _from_surroundings() -> tuple[int, int]:
 
     if dist.is_available() and dist.is_initialized():
@@ -108,7 +125,7 @@ WAIT_SECONDS = 60.0
 
 _SHOWN = {  # what a message says instead of the name and the values of a fact
     "data": "the names or the order of the shards",
-    "sources": "the sources of mix()",
+    "sources": "the sources of mix() or join()",
     "graph": "the steps and their options",
     "partition": "how the rest of the epoch was partitioned",
 }

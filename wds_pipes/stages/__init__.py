@@ -23,6 +23,7 @@ from wds_pipes.stages.fetch_samples import FetchSamples
 from wds_pipes.stages.filter_samples import FilterSamples
 from wds_pipes.stages.group_by_key import GroupByKey
 from wds_pipes.stages.interleave_shards import InterleaveShards
+from wds_pipes.stages.join import Join
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.map_fields import MapFields
 from wds_pipes.stages.map_samples import MapSamples
@@ -50,6 +51,7 @@ __all__ = [
     "FilterSamples",
     "GroupByKey",
     "InterleaveShards",
+    "Join",
     "LoadTar",
     "MapFields",
     "MapSamples",

@@ -113,8 +113,9 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         threads: decode in this many threads, samples ahead of the one that is needed; None or 0: in
             the thread that iterates. See ``map_samples``.
         on_error: what to do if a field cannot be decoded: ``"raise"``, or ``"skip"`` its sample and
-            count it. Refused data, a missing package and a value that is not bytes always raise. So
-            does MemoryError, which is not the fault of the sample.
+            count it; None: as ``ShardList(on_error=...)`` says. Refused data, a missing package and
+            a value that is not bytes always raise. So does MemoryError, which is not the fault of
+            the sample.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -142,7 +143,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         allow_pickle: bool = False,
         max_image_pixels: int = 1 << 26,
         threads: int | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors, threads)

@@ -52,7 +52,8 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
             the kind, which may be compressed (``jsonl.gz``).
         on_error: what to do at a record that is bad, and at a sample without the field:
             ``"raise"``, or ``"skip"``: leave out this record and all that come after it in the
-            field, and count that as one skipped sample. A missing package is always raised.
+            field, and count that as one skipped sample; None: as ``ShardList(on_error=...)`` says.
+            A missing package is always raised.
         max_errors: with ``"skip"``, how often that may happen in an epoch; None: no limit.
 
     Raises:
@@ -79,7 +80,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
         kind: str,
         *,
         field: str | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         Tolerant.__init__(self, source, on_error, max_errors)

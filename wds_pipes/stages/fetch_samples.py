@@ -51,7 +51,7 @@ class FetchSamples(Tolerant[Sample]):
         cache: as in ``IndexedShards``.
         key_split: as in ``group_by_key``.
         on_error: what to do with a sample that cannot be read or is damaged: ``"raise"``, or
-            ``"skip"`` it and count it.
+            ``"skip"`` it and count it; None: as ``ShardList(on_error=...)`` says.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -78,7 +78,7 @@ class FetchSamples(Tolerant[Sample]):
         storage_options: dict[str, Any] | None = None,
         cache: ShardCache | str | os.PathLike[str] | None = None,
         key_split: KeySplit = "first-dot",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)

@@ -25,7 +25,7 @@ class OfFields(Tolerant[Out]):
     scope = "item"
 
     def __init__(
-        self, source: Stage[Any], *fields: str, on_error: OnError = "raise", max_errors: int | None = None
+        self, source: Stage[Any], *fields: str, on_error: OnError | None = None, max_errors: int | None = None
     ) -> None:
         super().__init__(source, on_error, max_errors)
         if not fields:

@@ -60,7 +60,8 @@ class GroupByKey(Tolerant[Sample]):
             ``"ignore"``. Sort such a shard. After a resume, only the keys of the shard from there
             on are compared.
         on_error: what to do with a sample that has a field twice, or is next to a damaged place of
-            the shard: ``"raise"``, or ``"skip"`` it and count it.
+            the shard: ``"raise"``, or ``"skip"`` it and count it; None: as
+            ``ShardList(on_error=...)`` says.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -97,7 +98,7 @@ class GroupByKey(Tolerant[Sample]):
         fields: Iterable[str] | None = None,
         key_split: KeySplit = "first-dot",
         on_repeated_key: str = "raise",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)

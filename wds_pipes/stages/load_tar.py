@@ -50,10 +50,10 @@ class LoadTar(Tolerant[TarMember]):
             member is not yielded, and ``group_by_key`` drops the last sample, which may be
             incomplete.
         on_error: what to do at a damaged place: ``"raise"``, or ``"skip"`` to count it, search for
-            the next valid header and continue there. A place where members were lost is yielded as
-            a member with an empty name, so that ``group_by_key`` drops the samples next to it,
-            which may be incomplete. If the header of a member that is itself a tar is damaged, its
-            members follow.
+            the next valid header and continue there; None: as ``ShardList(on_error=...)`` says. A
+            place where members were lost is yielded as a member with an empty name, so that
+            ``group_by_key`` drops the samples next to it, which may be incomplete. If the header of
+            a member that is itself a tar is damaged, its members follow.
         max_errors: with ``"skip"``, how many damaged places an epoch may have; None: no limit.
         concatenated: shards may be several archives, one after another, with any number of zeros
             between them and at the end: joined by ``cat`` or ``tar -A``, or ``.tar.gz`` parts.
@@ -103,7 +103,7 @@ class LoadTar(Tolerant[TarMember]):
         *,
         max_member_bytes: int = 4 << 30,
         on_truncated: str = "raise",
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
         concatenated: bool = False,
     ) -> None:

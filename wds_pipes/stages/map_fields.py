@@ -29,8 +29,8 @@ class MapFields(MapSamples[Any]):
             seeded once for each sample, before the first function.
         threads: call the functions in this many threads: see ``map_samples``.
         on_error: what to do if a sample lacks one of the fields, or a function raises: ``"raise"``,
-            or ``"skip"`` the sample and count it. A MemoryError is always raised: it is not the
-            fault of the sample.
+            or ``"skip"`` the sample and count it; None: as ``ShardList(on_error=...)`` says. A
+            MemoryError is always raised: it is not the fault of the sample.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -48,7 +48,7 @@ class MapFields(MapSamples[Any]):
         *,
         seed_all: bool = False,
         threads: int | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         if not isinstance(functions, Mapping) or not functions or not all(map(callable, functions.values())):

@@ -81,11 +81,11 @@ class MapSamples(Threaded[Out]):
         threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
             or 0: in the thread that iterates. See below.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
-            and count it. ``"skip"`` raises what is a mistake in the code and not in a sample:
-            NameError, TypeError, AttributeError, ImportError, NotImplementedError. A dict such as
-            ``{OSError: "skip", TypeError: "skip"}`` decides by the class of the exception, and
-            raises all others; a function of the exception returns ``"skip"`` or ``"raise"``. A
-            MemoryError is always raised.
+            and count it; None: as ``ShardList(on_error=...)`` says. ``"skip"`` raises what is a
+            mistake in the code and not in a sample: NameError, TypeError, AttributeError,
+            ImportError, NotImplementedError. A dict such as ``{OSError: "skip", TypeError:
+            "skip"}`` decides by the class of the exception, and raises all others; a function of
+            the exception returns ``"skip"`` or ``"raise"``. A MemoryError is always raised.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -127,7 +127,7 @@ class MapSamples(Threaded[Out]):
         may_drop: bool = False,
         seed_all: bool = False,
         threads: int | None = None,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors, threads)

@@ -15,6 +15,7 @@ from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Source, Stage
 from wds_pipes.core.state import damaged
+from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.stages.proportions import TURNS, in_proportion, turns, whole_weights
@@ -116,7 +117,7 @@ class Mix(Composite[Any], Source[Any]):
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
         self.without = check_without(without, self.sources)
         roots = [Chain(source).root for source in self.sources.values()]
-        self.context = roots[0].context
+        self.context, self.on_error = roots[0].context, common_on_error(roots)
         self.counts_epochs = any(root.counts_epochs for root in roots)
         self._storage_options = [root.storage_options for root in roots if root.storage_options is not None]
         # While running: the sources whose chains have not ended, by number, and how many passes in

@@ -204,13 +204,13 @@ class OpenShards(Tolerant[Shard]):
         buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces
             what the processor has in its caches: with 1 MiB, samples of 107 KB take 10 % longer.
         on_error: what to do with a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and
-            count it. Errors that are not the fault of one shard are never skipped: too many open
-            files, credentials that are refused (401, 403), a store that cannot be reached, or still
-            answers with an error of its own (5xx) after all retries.
-            If the shard where a state stands is skipped, the next one is read from its beginning.
-            A step that reads samples again at a resume, such as ``shuffle_buffer``, refuses the
-            state if a shard of these is skipped then, and was not before: it would drop other
-            samples in their place.
+            count it; None: as ``ShardList(on_error=...)`` says. Errors that are not the fault of
+            one shard are never skipped: too many open files, credentials that are refused (401,
+            403), a store that cannot be reached, or still answers with an error of its own (5xx)
+            after all retries. If the shard where a state stands is skipped, the next one is read
+            from its beginning. A step that reads samples again at a resume, such as
+            ``shuffle_buffer``, refuses the state if a shard of these is skipped then, and was not
+            before: it would drop other samples in their place.
         max_errors: with ``"skip"``, how many shards may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -248,7 +248,7 @@ class OpenShards(Tolerant[Shard]):
         verify: bool | None = None,
         allow_pipe: bool = False,
         buffer_bytes: int = 1 << 15,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         super().__init__(source, on_error, max_errors)

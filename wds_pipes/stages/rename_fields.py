@@ -22,7 +22,8 @@ class RenameFields(OfFields[dict[str, Any]]):
         names: the old name for each new name: ``{"image": "jpg;png", "label": "cls"}``. If several
             old names are given, the first that the sample has is renamed.
         on_error: what to do if a sample lacks a field to rename, or already has a field with the
-            new name: ``"raise"``, or ``"skip"`` the sample and count it.
+            new name: ``"raise"``, or ``"skip"`` the sample and count it; None: as
+            ``ShardList(on_error=...)`` says.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:
@@ -37,7 +38,7 @@ class RenameFields(OfFields[dict[str, Any]]):
         source: Stage[Any],
         names: Mapping[str, str],
         *,
-        on_error: OnError = "raise",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
         if not isinstance(names, Mapping) or not names or not all(isinstance(name, str) and name for name in names):

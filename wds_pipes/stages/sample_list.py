@@ -16,6 +16,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.shard_ranges import ShardRanges
 from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
@@ -91,6 +92,7 @@ class SampleList(ShardSource[SampleRef]):
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
         storage_options: how to reach the storage, as fsspec takes it.
         connections: how many remote indexes are read at once.
+        on_error: what the steps do with bad data, as in ``ShardList``.
         moved: as in ``ShardList``.
 
     Raises:
@@ -126,9 +128,10 @@ class SampleList(ShardSource[SampleRef]):
         exclude: Selection | None = None,
         storage_options: dict[str, Any] | None = None,
         connections: int = 8,
+        on_error: OnError = "raise",
         moved: bool = False,
     ) -> None:
-        super().__init__(seed, storage_options, moved)
+        super().__init__(seed, storage_options, moved, on_error)
         urls = items_of(urls)
         listed = list_indexed(urls, index, storage_options)
         self.origins = origins_of(urls)

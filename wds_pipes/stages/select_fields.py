@@ -21,7 +21,7 @@ class SelectFields(OfFields[dict[str, Any]]):
         fields: the names of the fields to keep. One entry may name several fields: the first that
             the sample has is kept, as in ``"jpg;jpeg;png"``.
         on_error: what to do if a sample lacks one of the fields: ``"raise"``, or ``"skip"`` the
-            sample and count it.
+            sample and count it; None: as ``ShardList(on_error=...)`` says.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:

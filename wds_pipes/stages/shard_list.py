@@ -15,6 +15,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.shard_ranges import ShardRange, ShardRanges
 from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each, in_sure_order
 from wds_pipes.io.packed import Packed
@@ -94,6 +95,10 @@ class ShardList(ShardSource[ShardRef]):
         storage_options: how to reach the storage: a dict, as fsspec takes it. It is used to list
             remote patterns and read a remote index, and to read the shards, unless ``open_shards``
             has storage_options of its own.
+        on_error: what the steps of the pipeline do with bad data, unless they have an ``on_error``
+            of their own: ``"raise"``, ``"skip"``, or what else each of them takes. After ``mix``
+            and ``join``, it applies if all sources have the same one; otherwise these steps raise.
+            It is no part of a state.
         moved: declare that these shards are those of the state that is loaded, whatever their names
             and the index say. It does the same as ``load_state_dict(state, moved=True)``: use it if
             another library loads the state. Remove it when a new state has been saved with these
@@ -129,9 +134,10 @@ class ShardList(ShardSource[ShardRef]):
         index: Urls | bool | None = None,
         empty_check: bool = True,
         storage_options: dict[str, Any] | None = None,
+        on_error: OnError = "raise",
         moved: bool = False,
     ) -> None:
-        super().__init__(seed, storage_options, moved)
+        super().__init__(seed, storage_options, moved, on_error)
         self.empty_check = bool(empty_check)
         matched = weights is not None or isinstance(samples_per_shard, Iterable)  # by their place in the list
         each: list[Sequence[str]] = [

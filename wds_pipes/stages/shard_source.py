@@ -13,6 +13,7 @@ from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_storage_options
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Source
+from wds_pipes.core.tolerant import OnError, check_on_error
 from wds_pipes.io.packed import Packed
 from wds_pipes.io.secret import origins_of
 from wds_pipes.io.urls import identify, redact, relative_names
@@ -28,6 +29,7 @@ class ShardSource(Source[Out]):
         samples: how many samples each shard has; None: unknown.
         storage_options: how to reach the storage.
         moved: the shards are those of a state that will be loaded, whatever their names.
+        on_error: what the steps do with bad data, unless they say it.
     """
 
     divides = divides_shards = True
@@ -37,8 +39,9 @@ class ShardSource(Source[Out]):
     origins: list[str] | None = None  # if an index lists the shards: see wds_pipes.io.secret
     samples: Sequence[int] | None = None
 
-    def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool) -> None:
+    def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool, on_error: OnError) -> None:
         super().__init__(seed)
+        self.on_error = check_on_error(on_error)
         self.storage_options, self.moved = check_storage_options(storage_options), bool(moved)
 
     def which_data(self) -> Data:

@@ -44,7 +44,9 @@ class Threaded(Tolerant[Out]):
     ``run``.
     """
 
-    def __init__(self, source: Stage[Any], on_error: OnError, max_errors: int | None, threads: int | None) -> None:
+    def __init__(
+        self, source: Stage[Any], on_error: OnError | None, max_errors: int | None, threads: int | None
+    ) -> None:
         super().__init__(source, on_error, max_errors)
         self.threads = 0 if threads is None else check_count("threads", threads, least=0)
         self._calls: deque[_Call] = deque()  # while running, those whose turn has not come

@@ -16,7 +16,7 @@ class ToTuple(OfFields[tuple[Any, ...]]):
             that the sample has is taken, as in ``"jpg;jpeg;png"``. ``"__key__"`` and ``"__url__"``
             are fields too.
         on_error: what to do if a sample lacks one of the fields: ``"raise"``, or ``"skip"`` the
-            sample and count it.
+            sample and count it; None: as ``ShardList(on_error=...)`` says.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
 
     Raises:

@@ -38,6 +38,9 @@ def members_of(pipe: wp.WdsPipe[TarMember]) -> Iterator[str]:
 def train(pipe: wp.WdsPipe) -> None:
     both = wp.mix({"a": pipe, "b": pipe.batch(4).map(len)}, weights={"a": 9, "b": 0.5}, exhausted="repeat")
     reveal_type(both.interleave_shards(4).state_dict())  # dict[str, Any]
+    reveal_type(wp.join({"a": pipe, "b": pipe}, on_missing="skip", prefix=True))  # Join
+    number, of = wp.rank()
+    reveal_type(number + of)  # int
     with wp.ShardWriter("out-%06d.tar", max_samples=1000) as writer:
         writer.write({"__key__": "a", "txt": "a cat"})
     loader = wp.PipeLoader(both, batch_size=8, num_workers=2, epoch_end="pad")
