@@ -49,7 +49,7 @@ if _TYPE_CHECKING:
     )
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
-    from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
+    from wds_pipes.tools.states import Difference, PlacedState, SameData, diff_states, read_states, same_data
     from wds_pipes.tools.verifying import verify
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "PlacedState",
     "ReorderOptions",
     "Report",
+    "SameData",
     "Shown",
     "Speed",
     "Summary",
@@ -92,6 +93,7 @@ __all__ = [
     "repair",
     "reshard",
     "run",
+    "same_data",
     "select",
     "shard_files",
     "shuffle",
@@ -114,6 +116,7 @@ _MODULE_OF = {
     "PlacedState": "tools.states",
     "ReorderOptions": "tools.reordering",
     "Report": "tools.jobs",
+    "SameData": "tools.states",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
     "Summary": "tools.looking",
@@ -142,6 +145,7 @@ _MODULE_OF = {
     "repair": "tools.repairing",
     "reshard": "tools.reordering",
     "run": "tools.jobs",
+    "same_data": "tools.states",
     "select": "tools.selecting",
     "shard_files": "tar.writer",
     "shuffle": "tools.reordering",
