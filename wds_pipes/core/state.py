@@ -20,6 +20,7 @@ from wds_pipes.errors import StateError
 
 STATE_VERSION = 4
 SEGMENTS = "segments"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.segments``
+ADDED = (SEGMENTS, "ledger")  # all steps that it puts there
 
 _Kind = TypeVar("_Kind")
 

@@ -64,9 +64,10 @@ class Ledger(Stage[Out]):
     def _noting(self) -> Iterator[Out]:
         # Here is only what must be done for each sample; ``mark`` does the rest for many at once.
         note, may_repeat = self._pending.append, self.lane.padding is not None
+        item: Any
         for item in self.source.items:
             try:
-                if not may_repeat or not item["__padding__"]:  # type: ignore[index]
+                if not may_repeat or not item["__padding__"]:
                     note(_IDENTITY(item))
             except Exception:  # an item of the user's that has no such entries
                 note(_UNKNOWN)
