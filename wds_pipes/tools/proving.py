@@ -208,8 +208,8 @@ def _stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any]) -> Stage
     if saved.samples is not None and kinds[0] is not SampleList:
         options = {"index": True, **options}  # the samples were counted
     found: Any = None
+    kind: Any
     for (name, arguments), kind in zip(calls, kinds, strict=True):
-        assert kind is not None
         try:
             if issubclass(kind, Source):
                 found = kind(urls, seed=saved.seed, **arguments, **options)
@@ -222,7 +222,8 @@ def _stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any]) -> Stage
                 found = kind(found, **arguments, **again)
         except TypeError as error:
             raise StateError(f"the state does not say enough of {name}() to build it again. {_NAME_IT}") from error
-    return found
+    last: Stage[Any] = found
+    return last
 
 
 def _parsed(step: str) -> tuple[str, dict[str, Any]]:
