@@ -18,17 +18,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.digest import DIGESTS, add, of_samples, of_shard
-from wds_pipes.core.running import Mark, Out
+from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify
 
 _IDENTITY = itemgetter("__key__", "__url__")
 _UNKNOWN = "", ""  # the identity of an item that has none
+_MOST_PENDING = 1 << 12  # items that are not summed up yet, where later steps leave out many
 _MOST_SHARDS = 1 << 14  # that are kept
 
 
@@ -62,29 +64,34 @@ class Ledger(Stage[Out]):
         return self._noting() if self.on else self.source.items
 
     def _noting(self) -> Iterator[Out]:
-        # Here is only what must be done for each sample; ``mark`` does the rest for many at once.
-        note, may_repeat = self._pending.append, self.lane.padding is not None
+        # Only what must be done for each sample; ``_sum_up`` does the rest for many at once.
+        note, may_repeat, items = self._pending.append, self.lane.padding is not None, self.source.items
         item: Any
-        for item in self.source.items:
-            try:
-                if not may_repeat or not item["__padding__"]:
-                    note(_IDENTITY(item))
-            except Exception:  # an item of the user's that has no such entries
-                note(_UNKNOWN)
-            yield item
+        while (first := next(items, END)) is not END:
+            for item in chain([first], islice(items, _MOST_PENDING - 1)):
+                try:
+                    if not may_repeat or not item["__padding__"]:
+                        note(_IDENTITY(item))
+                except Exception:  # an item of the user's that has no such entries
+                    note(_UNKNOWN)
+                yield item
+            self._sum_up()
 
     def mark(self) -> Mark:
         if self._pending:
-            keys, urls = zip(*self._pending, strict=True)
-            known = self._shards
-            self._pending.clear()
-            try:
-                digest = of_samples(keys, [known.get(url) or self._shard_of(url) for url in urls])
-            except (TypeError, AttributeError):  # they are no texts
-                digest = of_samples(list(map(str, keys)), [self._shard_of(str(url)) for url in urls])
-            at = self.at
-            at.digest_low, at.digest_high = add([(at.digest_low, at.digest_high), digest])
+            self._sum_up()
         return super().mark()
+
+    def _sum_up(self) -> None:
+        """Add the items since the last sum to the digest."""
+        keys, urls = zip(*self._pending, strict=True) if self._pending else ((), ())
+        at, known = self.at, self._shards
+        self._pending.clear()
+        try:
+            digest = of_samples(keys, [known.get(url) or self._shard_of(url) for url in urls])
+        except (TypeError, AttributeError):  # they are no texts
+            digest = of_samples(list(map(str, keys)), [self._shard_of(str(url)) for url in urls])
+        at.digest_low, at.digest_high = add([(at.digest_low, at.digest_high), digest])
 
     def _shard_of(self, url: str) -> bytes:
         """Return what ``of_samples`` takes for a shard. It is that of its number in the list, so
