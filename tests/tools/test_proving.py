@@ -117,9 +117,9 @@ def test_the_command(fifty, tmp_path):
     (tmp_path / "broken").mkdir()
     broken = with_fault("lost", fifty, 2, 4, tmp_path / "broken")
     other = states_after(lambda: shuffled(broken), 24, tmp_path / "other.json", batch_size=2)
-    lines = run_command("state", "diff", "--data", path, other, code=1).stdout
+    lines = run_command("state", "diff", "--ledger", path, other, code=1).stdout
     assert lines.startswith("not the same data so far: 6 samples of epoch 0, and 48 samples of epoch 0")
-    assert run_command("state", "diff", "--data", "--json", path, path).stdout.startswith('{"same": true')
+    assert run_command("state", "diff", "--ledger", "--json", path, path).stdout.startswith('{"same": true')
     assert "cannot be proven" in refused(
         "state", "prove", states_after(lambda: shuffled(fifty), 1, path, ledger=False), *fifty
     )

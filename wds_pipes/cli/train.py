@@ -196,21 +196,21 @@ def show(*, files: tuple[str, ...], as_json: bool) -> None:
 
 
 @state.command(
-    epilog=example("wds-pipes state diff before.pt after.pt\nwds-pipes state diff --data runs/a.ledger runs/b.ledger")
+    epilog=example("wds-pipes state diff before.pt after.pt\nwds-pipes state diff --ledger runs/a.ledger runs/b.ledger")
 )
 @click.argument("first")
 @click.argument("second")
-@click.option("--data", is_flag=True, help="Show whether both runs had the same samples.")
+@click.option("--ledger", is_flag=True, help="Show whether both runs had the same samples.")
 @as_json_lines
-def diff(*, first: str, second: str, data: bool, as_json: bool) -> None:
+def diff(*, first: str, second: str, ledger: bool, as_json: bool) -> None:
     """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do.
 
-    With --data, the ledgers of two runs are compared (PipeLoader(ledger=...)), whatever their
+    With --ledger, the ledgers of two runs are compared (PipeLoader(ledger=...)), whatever their
     ranks, workers and order: in states, which samples all ranks together have had of this epoch
     and of those before; in two files of ledgers, also which step is the first that differs. Exits
     with 1 if they had other samples.
     """
-    if data:
+    if ledger:
         compared = tools.same_data(first, second)
         report(compared._asdict(), compared.lines, as_json=as_json)
         raise SystemExit(0 if compared.same else FOUND)
