@@ -19,6 +19,7 @@ PROOFS = (  # the quick ones first
     "fuzz_tar",
     "half_samples",
     "histories",
+    "ledger",
     "interrupts",
     "forks",
     "lying_server",

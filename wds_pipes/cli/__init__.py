@@ -53,7 +53,7 @@ _SECTIONS = {
         "demo": ("train:demo", "Kill a training in mid-epoch, resume it, and compare."),
         "bench": ("train:bench", "Measure the speed of the link to a store and of a pipeline."),
         "cache": ("train:cache", "See and clean up the local cache of remote shards."),
-        "state": ("train:state", "Show, compare and merge the states in checkpoint files."),
+        "state": ("train:state", "Show, compare and prove the states in checkpoint files."),
     },
 }
 _COMMANDS = {name: command for section in _SECTIONS.values() for name, command in section.items()}

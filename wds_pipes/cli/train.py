@@ -173,7 +173,7 @@ def _prune(files: CacheDirectory, limit: int, *, as_json: bool) -> None:
 
 @click.group(epilog=example("wds-pipes state show checkpoint.pt"))
 def state() -> None:
-    """Show and compare the states in checkpoint files.
+    """Show, compare and prove the states in checkpoint files.
 
     A file is what torch.save or json has written, with states of wds_pipes anywhere inside; it is
     read with weights_only=True. A directory is one of wds_pipes.checkpoint, of which the newest
@@ -195,14 +195,58 @@ def show(*, files: tuple[str, ...], as_json: bool) -> None:
             report({"file": file, **placed._asdict()}, lines, as_json=as_json)
 
 
-@state.command(epilog=example("wds-pipes state diff before.pt after.pt"))
+@state.command(
+    epilog=example("wds-pipes state diff before.pt after.pt\nwds-pipes state diff --ledger runs/a.ledger runs/b.ledger")
+)
 @click.argument("first")
 @click.argument("second")
+@click.option("--ledger", is_flag=True, help="Show whether both runs had the same samples.")
 @as_json_lines
-def diff(*, first: str, second: str, as_json: bool) -> None:
-    """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do."""
+def diff(*, first: str, second: str, ledger: bool, as_json: bool) -> None:
+    """Show in which values two checkpoints differ, a line for each. Exits with 1 if they do.
+
+    With --ledger, the ledgers of two runs are compared (PipeLoader(ledger=...)), whatever their
+    ranks, workers and order: in states, which samples all ranks together have had of this epoch
+    and of those before; in two files of ledgers, also which step is the first that differs. Exits
+    with 1 if they had other samples.
+    """
+    if ledger:
+        compared = tools.same_data(first, second)
+        report(compared._asdict(), compared.lines, as_json=as_json)
+        raise SystemExit(0 if compared.same else FOUND)
     found = tools.diff_states(first, second)
     for one in found:
         report(one._asdict(), [f"{one.where}: {one.first} -> {one.second}"], as_json=as_json)
     if found:
         raise SystemExit(FOUND)
+
+
+@state.command(
+    epilog=example(
+        "wds-pipes state prove checkpoint.pt 'train-{000..099}.tar'\nwds-pipes state prove saved/ train:make_loader"
+    )
+)
+@click.argument("file")
+@click.argument("what", nargs=-1, required=True, metavar="SHARDS | MODULE:FUNCTION")
+@click.option("--index", metavar="PATH", help="The index.json with which the shards were listed.")
+@click.option("--moved", is_flag=True, help="The shards are those of the state, whatever their names are.")
+@as_json
+@storage_options
+def prove(
+    *, file: str, what: tuple[str, ...], index: str | None, moved: bool, as_json: bool, storage_options: dict[str, Any]
+) -> None:
+    """Compute from the shards which samples a run has returned, and compare with its ledger.
+
+    FILE has the states of all ranks, of PipeLoaders with ledger=True. What is left of the epoch is
+    read from the state on, and then the whole epoch, without decoding: what was returned must be
+    the difference. So it also holds on other machines, and after the number of ranks or workers
+    has changed. Exits with 1 if it does not hold.
+
+    SHARDS are paths or URLs, with {000..011} or * in quotes; then the steps are those that the
+    state names. If it does not say enough of them, MODULE:FUNCTION is a function that returns the
+    pipe or the PipeLoader of the training.
+    """
+    named: Any = what[0] if len(what) == 1 else list(what)
+    proof = tools.prove(file, named, index=index, moved=moved, storage_options=storage_options or None)
+    report(proof._asdict(), proof.lines, as_json=as_json)
+    raise SystemExit(0 if proof.proven else FOUND)

@@ -10,7 +10,7 @@
   ``moved`` decides whether the shards of a state are those of a pipeline, ``counts`` has the counts
   of samples, ``lane`` says which part of an epoch a chain yields, and ``shard_ranges`` has the
   ranges of shards in it.
-- ``order`` has all random functions. ``hosts`` knows the frameworks that pipelines are written in.
-  ``options``, ``words`` and ``suggest`` serve messages, ``importing`` the import of optional
-  packages, and ``interrupts`` Ctrl-C in a command.
+- ``order`` has all random functions, ``digest`` the digest of a set of samples. ``hosts`` knows the
+  frameworks that pipelines are written in. ``options``, ``words`` and ``suggest`` serve messages,
+  ``importing`` the import of optional packages, and ``interrupts`` Ctrl-C in a command.
 """

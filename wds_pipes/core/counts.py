@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from wds_pipes.core.digest import DIGESTS, add, of_counts
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
 
@@ -125,16 +126,28 @@ NO_NETWORK = Network()
 
 
 def public_counts(counts: dict[str, int]) -> dict[str, int]:
+    """Return counts of samples, without those of single stages and the digest."""
+    return {name: count for name, count in counts.items() if is_public(name)}
+
+
+def is_public(name: str) -> bool:
+    """Return whether a count with this name is of samples, in all stages."""
+    return name not in DIGESTS and not name.startswith(LIMITED)
+
+
+def without_limited(counts: dict[str, int]) -> dict[str, int]:
     """Return counts without those of single stages."""
     return {name: count for name, count in counts.items() if not name.startswith(LIMITED)}
 
 
 def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the sums of counts, by their names."""
+    """Return the sums of counts, by their names; for the digest: of all samples together."""
     total: dict[str, int] = {}
     for counts in parts:
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
+    if not total.keys().isdisjoint(DIGESTS):
+        total |= zip(DIGESTS, add([of_counts(total)]), strict=True)
     return total
 
 

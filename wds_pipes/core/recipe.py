@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import SEGMENTS, Saved, SavedSource, damaged, read_state
+from wds_pipes.core.state import ADDED, SEGMENTS, Saved, SavedSource, damaged, read_state
 from wds_pipes.errors import StateError
 
 
@@ -128,7 +128,7 @@ def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) 
 
 def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
     """Return how the chain of a state differs from another one: the first steps that differ."""
-    old, new = ([step for step in graph if not _is_parts(step)] for graph in (then, now))
+    old, new = ([step for step in graph if step.partition("(")[0] not in ADDED] for graph in (then, now))
     if old != new:
         pairs = zip_longest(old, new, fillvalue="no step")
         place, (one, other) = next(found for found in enumerate(pairs, 1) if found[1][0] != found[1][1])
@@ -148,5 +148,5 @@ def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
 
 
 def _is_parts(step: str) -> bool:
-    """Return whether an entry of a graph is a step that PipeLoader adds to a chain."""
+    """Return whether an entry of a graph is the step that runs the segments of a lane."""
     return step.partition("(")[0] == SEGMENTS

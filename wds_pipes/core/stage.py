@@ -36,6 +36,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Generic, cast
 
 from wds_pipes.core.counts import COUNTED, DONE, NO_NETWORK, TROUBLE, Lack, Network
+from wds_pipes.core.digest import DIGESTS
 from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed
@@ -165,6 +166,8 @@ class Stage(Generic[Out]):
     _tallies: ClassVar[tuple[tuple[int, str], ...]] = ()  # the places and names of ``tallies`` in At
     _own: ClassVar[staticmethod[[Any], tuple[Any, ...]]] = staticmethod(lambda at: ())
     _holds_none: ClassVar[bool] = False  # whether it never reads items again, although its scope is not "item"
+    # whether the items have the keys and URLs that those of the source have; None: it is not known
+    _keeps_keys: ClassVar[bool | None] = None
     _resumed = False  # while running, whether it was opened at a position
     _ends: bool | None = None  # whether its epoch has an end; None: as that of its source
     source: Stage[Any] | None
@@ -189,7 +192,9 @@ class Stage(Generic[Out]):
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
             cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
-        if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, DONE}.intersection(cls._defaults):
+        if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
+            cls._defaults
+        ):
             names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
             raise TypeError(
                 f"{cls.__name__}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}"

@@ -14,11 +14,13 @@ import re
 from typing import Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
+from wds_pipes.core.digest import DIGESTS, Digest, from_text
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
 STATE_VERSION = 4
 SEGMENTS = "segments"  # the step that PipeLoader puts into a graph, see ``wds_pipes.loader.segments``
+ADDED = (SEGMENTS, "ledger")  # all steps that it puts there
 
 _Kind = TypeVar("_Kind")
 
@@ -38,6 +40,8 @@ MOST_PARTITIONS = 10_000
 
 _MOST_NESTED = 20  # mixes in mixes
 _DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
+_DIGEST = re.compile("[0-9a-f]{32}")
+LEDGER = ("epoch", "earlier")  # the digests in a state: of the samples of its epoch, and of the epochs before
 # as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
 _LANE = re.compile("0|[1-9][0-9]{0,6}")
 
@@ -91,6 +95,7 @@ class Saved(NamedTuple):
     partition: dict[str, Any] | None
     data: str
     sources: dict[str, SavedSource]
+    ledger: dict[str, Digest] | None
 
 
 def not_for_dcp() -> dict[str, Any]:
@@ -135,7 +140,7 @@ def read_counts(value: object, what: str) -> dict[str, int]:
     """Return a value as counts of samples by what became of them."""
     counts = read_dict(value, what)
     for name, count in counts.items():
-        if name not in COUNTED and name not in TROUBLE and not (isinstance(name, str) and name.startswith(LIMITED)):
+        if name not in (*COUNTED, *TROUBLE, *DIGESTS) and not name.startswith(LIMITED):
             raise damaged(f"{what} name {shown(name)}")
         read_count(count, f"{name!r} of {what}")
     return counts
@@ -213,7 +218,18 @@ def read_state(state: object) -> Saved:
         partition=read_dict(state["partition"], "'partition'") if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",
         sources=_read_sources(state),
+        ledger=_read_ledger(state["ledger"]) if "ledger" in state else None,
     )
+
+
+def _read_ledger(value: object) -> dict[str, Digest]:
+    """Return a value as the digests of a state, by its entries in ``LEDGER``."""
+    found = read_dict(value, "'ledger'")
+    if found.keys() != set(LEDGER) or not all(
+        isinstance(text, str) and _DIGEST.fullmatch(text) for text in found.values()
+    ):
+        raise damaged(f"its ledger is {shown(value)}")
+    return {name: from_text(text) for name, text in found.items()}
 
 
 def _read_sources(state: dict[str, Any], depth: int = 0) -> dict[str, SavedSource]:

@@ -13,6 +13,7 @@ cross).
   tries that.
 - ``restoring``: from the states of ranks to the place where a loader continues;
   ``other_states``: from the state of a StatefulDataLoader.
+- ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
 - ``parent``: ties workers to their main process.
 - ``on_device``: decodes the images of a batch in the main process.
 - ``lengths``: the number of items of an epoch; ``stats``: where the time goes.

@@ -16,9 +16,11 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, logger
+from wds_pipes.core.digest import of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
+from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranks import is_compared
@@ -51,6 +53,7 @@ class Progress:
     Attributes:
         plan: how epochs are divided.
         workers: what runs the lanes.
+        ledger: the file to which each step appends a record; None: there is none.
         at: the position after the last returned batch; None: the beginning of ``epoch``.
         epoch: the epoch of the next iteration, unless that resumes.
         resume: whether the next iteration continues from ``at``.
@@ -68,8 +71,8 @@ class Progress:
         made: when the loader was made, in nanoseconds since 1970.
     """
 
-    def __init__(self, plan: Plan, workers: Workers) -> None:
-        self.plan, self.workers = plan, workers
+    def __init__(self, plan: Plan, workers: Workers, ledger: LedgerFile | None = None) -> None:
+        self.plan, self.workers, self.ledger = plan, workers, ledger
         self.at: LoaderPosition | None = None
         self.epoch = 0
         self.resume = self.passed = False
@@ -126,7 +129,7 @@ class Progress:
         goes_on = self.resume or self.is_over(self.at)  # at a cut, whether or not the caller saw its end
         if not (goes_on and at.epoch == epoch):
             self._replace("set_epoch() was called: continue with a new iter()")
-            self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self.lanes), False
+            self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self.lanes, after=self.at), False
 
     def go_to(self, at: LoaderPosition) -> None:
         """Make the next iteration continue from a position."""
@@ -165,7 +168,7 @@ class Progress:
         elif self.resume or self.is_over(self.at):
             at = self.position
         else:
-            at = plan.beginning(self.epoch, self.lanes)
+            at = plan.beginning(self.epoch, self.lanes, after=self.at)
         if before is None:
             plan.check_ranks(self, at, self.cut)
         else:
@@ -225,6 +228,8 @@ class Progress:
         self._replace(why)
         self.workers.end(interrupted=self.inside > 0)
         self.inside = 0
+        if self.ledger is not None:
+            self.ledger.close()
 
 
 def _replaced(why: str) -> StateError:
@@ -342,12 +347,16 @@ class LoaderIterator:
                 after = after._replace(samples=after.samples + samples)
             after.lanes[lane] = state
             parts.append(part)
-        self._look_ahead()  # rule 4 of ``pipe_loader``; the next call raises its error
+        self._look_ahead(after)  # rule 4 of ``pipe_loader``; the next call raises its error
         later = {result[0] for result in self._run.ahead}
         after.lanes.update((lane, state) for lane, state in self._run.ended.items() if lane not in later)
         if (many := self._too_many(after.lanes, at)) is not None:
             return self.stop(many)
-        return self._join(parts), after._replace(given=at.given + 1)
+        batch = self._join(parts)
+        if progress.ledger is not None and after.earlier is not None:
+            step = after.epoch, after.partition.start, after.step
+            progress.ledger.write(plan.rank, step, self._delivered(after), plan.digest(after))
+        return batch, after._replace(given=at.given + 1)
 
     def _too_many(self, lanes: dict[int, bytes], at: LoaderPosition) -> Exception | None:
         """Return an error if the lanes of this rank together skipped more than max_errors of a
@@ -409,11 +418,12 @@ class LoaderIterator:
         """Begin a run over an epoch of the data, or over its rest."""
         at, self._run = self._progress.begin(before)
         self._at = at
-        self._look_ahead()
+        self._look_ahead(at)
         return at
 
-    def _look_ahead(self) -> None:
-        """Fetch the parts of the next batch, as far as they are not there yet.
+    def _look_ahead(self, at: LoaderPosition) -> None:
+        """Fetch the parts of the next batch, which begins at a position, as far as they are not
+        there yet.
 
         With drop_last, parts that do not make a full batch are dropped at the end of the epoch.
         """
@@ -424,8 +434,11 @@ class LoaderIterator:
                 break
             ahead.append(result)
         if plan.drop_last and len(ahead) < plan.parts and not run.waiting:
-            for lane, *_ in ahead:
-                run.ended[lane] = plan.without_part(run.ended[lane])
+            before = dict(at.lanes)
+            for lane, _, state, *_ in ahead:
+                assert state is not None
+                part = subtract(of_counts(counts_in(state)), of_counts(counts_in(before[lane])))
+                run.ended[lane], before[lane] = plan.without_part(run.ended[lane], part), state
             ahead.clear()
 
     def _fetch(self) -> Result | None:

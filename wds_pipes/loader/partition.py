@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import PARTS, POSITION, Chain
-from wds_pipes.core.counts import COUNTED, LIMITED
+from wds_pipes.core.counts import COUNTED, is_public
 from wds_pipes.core.lane import Lane
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
@@ -75,10 +75,10 @@ def delivered_in(lane: bytes) -> int:
 
 
 def total_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:
-    """Return the sum of counts, without those of single stages."""
+    """Return the sum of counts, without those of single stages and the digest."""
     total = dict.fromkeys(COUNTED, 0)
     for counts in parts:
         for name, count in counts.items():
-            if count and not name.startswith(LIMITED):  # zeros are skipped for speed: most counts are 0
+            if count and is_public(name):  # zeros are skipped for speed: most counts are 0
                 total[name] = total.get(name, 0) + count
     return total

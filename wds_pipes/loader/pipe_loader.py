@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
+from wds_pipes.loader.ledger_file import LedgerFile, check_path
 from wds_pipes.loader.lengths import in_batches
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.ranks import Rank
@@ -123,6 +125,17 @@ class PipeLoader:
             state is that before the batch.
         progress: show a progress bar; needs tqdm.
         timeout_seconds: how long to wait for a batch of a worker before an error; 0: for ever.
+        ledger: keep a digest of which samples were returned, in states under ``"ledger"``: of this
+            epoch and of the epochs before, 128 bits each. It does not depend on ranks, workers,
+            lanes or the order: that of all ranks together is the sum (``merge_states``). So
+            ``wds-pipes state diff`` says whether two runs had the same data, and ``wds-pipes state
+            prove`` computes it again from the shards. A sample is its key and the number of its
+            shard in the list, as the samples are after the last step that holds some, such as
+            ``shuffle_buffer``, and the steps of this package after it that keep both; what later
+            steps leave out belongs to it. There they must be dicts, else this is a ValueError.
+            It takes 0.2 to 0.4 microseconds for a sample. A path: also append 40 bytes to this
+            local file after each step, with which ``wds-pipes state diff`` finds the first step
+            that differs. Of several ranks, each writes ``PATH.rank-0000-of-0008`` and so on.
 
     Raises:
         TypeError, ValueError: when built: the pipeline has another source, or an argument does not
@@ -163,6 +176,7 @@ class PipeLoader:
         on_device: Callable[[Any], Any] | None = None,
         progress: bool = False,
         timeout_seconds: float = 0,
+        ledger: bool | str | os.PathLike[str] = False,
     ) -> None:
         stage = stage_of(pipe, "PipeLoader()")
         options = {name: value for name, value in locals().items() if name not in ("self", "pipe", "stage")}
@@ -177,6 +191,7 @@ class PipeLoader:
             num_workers=num_workers,
             parts=mix_lanes,
             drop_last=bool(drop_last),
+            ledger=ledger is not False,
             rank=(rank, world_size),
         )
         prefetch_factor = 2 if prefetch_factor is None else check_count("prefetch_factor", prefetch_factor)
@@ -189,7 +204,8 @@ class PipeLoader:
             timeout=check_seconds("timeout_seconds", timeout_seconds) if num_workers else 0,
             on_start=worker_init_fn,
         )
-        self._plan, self._progress = plan, Progress(plan, workers)
+        path = check_path(ledger)
+        self._plan, self._progress = plan, Progress(plan, workers, None if path is None else LedgerFile(path))
         if on_device is not None and not callable(on_device):
             raise TypeError(f"on_device is a function of a batch, not {on_device!r:.80}")
         self._join = Joining(mix_lanes, collate if callable(collate) else None, pin=pin_memory, on_device=on_device)
@@ -300,7 +316,7 @@ class PipeLoader:
             state["given"] = at.given
         if self._progress.cut_in_samples:
             state["given_samples"] = at.samples
-        return state
+        return state | plan.ledger_entry(at)
 
     def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
         """Make the next ``iter()`` continue from a state.

@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, Lack, logger
+from wds_pipes.core.digest import DIGESTS, NOTHING, Digest, add, in_epoch, of_counts, subtract, to_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.recipe import Recipe
 from wds_pipes.core.running import close_running
 from wds_pipes.core.stage import Source, Stage, State, functional_name
-from wds_pipes.core.state import MOST_LANES, STATE_VERSION
+from wds_pipes.core.state import LEDGER, MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import WdsError
+from wds_pipes.loader.ledger import ledger_of, with_ledger
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Terms, counts_in, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
@@ -36,6 +38,7 @@ class LoaderPosition(NamedTuple):
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
     samples: int = 0  # samples since then, if with_epoch counts samples
+    earlier: Digest | None = None  # of the samples of this rank in earlier epochs; None: there is no ledger
 
     @property
     def ended(self) -> bool:
@@ -73,6 +76,7 @@ class Plan:
         num_workers: an option of PipeLoader.
         parts: of how many parts, each from another lane, a batch consists.
         drop_last: an option of PipeLoader.
+        ledger: whether to keep a digest of the samples.
         rank: the rank and the number of ranks; (None, None): they are determined at the first use.
 
     Attributes:
@@ -81,6 +85,7 @@ class Plan:
         uncounted: why the number of samples of a lane is not known; None if it is known.
         parts, drop_last: as above.
         lanes: the number of lanes that the caller requests; None: it may be any.
+        ledger: whether to keep a digest of the samples.
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
 
@@ -93,6 +98,7 @@ class Plan:
         num_workers: int,
         parts: int = 1,
         drop_last: bool = False,
+        ledger: bool = False,
         rank: tuple[int | None, int | None],
     ) -> None:
         if rank != (None, None):
@@ -105,7 +111,15 @@ class Plan:
                 "and with_epoch() cuts them."
             )
         self.kind, why_not = kind_of(stage, epoch_end, parts)
-        self.stage = lay_out(stage)
+        self.stage = lay_out(with_ledger(stage))
+        self.ledger, summing = ledger, ledger_of(segments_of(self.stage))
+        if summing is not None:
+            summing.on = ledger
+        elif ledger:
+            raise ValueError(
+                "this pipeline can have no ledger: after its last step that holds samples, such as shuffle_buffer(), "
+                "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it."
+            )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self.segments.scope = self.kind.scope
         self._epoch_end = (
@@ -193,6 +207,12 @@ class Plan:
             state["partition"] = partition
         return state
 
+    def ledger_entry(self, at: LoaderPosition) -> State:
+        """Return the entry of a state with the digests of this rank; without a ledger, none."""
+        if at.earlier is None:
+            return {}
+        return {"ledger": dict(zip(LEDGER, map(to_text, (self.digest(at), at.earlier)), strict=True))}
+
     def check_ranks(self, loader: object, at: LoaderPosition, cut: int | None) -> None:
         """Raise StateError on all ranks if they begin different iterations, see ``check_alike``.
 
@@ -259,28 +279,42 @@ class Plan:
             or any(step.batches_of(1) for step in self.batching if step.items_per_batch != 1)
         )
 
-    def without_part(self, lane: bytes) -> bytes:
-        """Return the last state of a lane, with the samples of one part counted as dropped."""
+    def without_part(self, lane: bytes, digest: Digest) -> bytes:
+        """Return the last state of a lane, with the samples of one part, which have this digest,
+        counted as dropped.
+        """
         state = unpack(lane)
         for name, count in (("delivered", -self.part_size), ("dropped", self.part_size)):
             state["counts"][name] = state["counts"].get(name, 0) + count
+        state["counts"] |= zip(DIGESTS, subtract(of_counts(state["counts"]), digest), strict=True)
         return pack(state)
 
-    def beginning(self, epoch: int, lanes: int | None = None) -> LoaderPosition:
-        """The beginning of an epoch."""
+    def beginning(self, epoch: int, lanes: int | None = None, *, after: LoaderPosition | None = None) -> LoaderPosition:
+        """The beginning of an epoch; ``after`` is where the loader stood; None: it is new."""
         lanes = lanes or self.new_lanes()
+        new = NOTHING if self.ledger else None
         return LoaderPosition(
             epoch,
             self.kind.of(lanes, epoch, self.terms),
             dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)),
+            earlier=new if after is None else self.digest_of_all(after),
         )
+
+    def digest(self, at: LoaderPosition) -> Digest:
+        """Return the digest of the samples of its epoch that this rank has had at a position."""
+        before = [of_counts(at.partition.counts)] if self.rank.number == 0 else []
+        return add([*before, *(of_counts(counts_in(lane)) for lane in at.lanes.values())])
+
+    def digest_of_all(self, at: LoaderPosition) -> Digest | None:
+        """Return the same of all epochs; None: there is no ledger."""
+        return None if at.earlier is None else add([at.earlier, in_epoch(self.digest(at), at.epoch)])
 
     def after(self, at: LoaderPosition) -> LoaderPosition:
         """Return ``at``, or the beginning of the next epoch if every lane has ended at ``at``."""
         # With "exact", other ranks may still be in this epoch: then only a position of all lanes
         # counts.
         if (len(at.lanes) == at.partition.lanes or self.mode != "exact") and at.ended:
-            return self.beginning(at.epoch + 1, at.partition.lanes).counted_from(at)
+            return self.beginning(at.epoch + 1, at.partition.lanes, after=at).counted_from(at)
         return at
 
     def epoch(self, at: LoaderPosition) -> int:

@@ -32,7 +32,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, cast
 from weakref import WeakKeyDictionary
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import COUNTED, logger, public_counts, sum_counts
+from wds_pipes.core.counts import COUNTED, logger, sum_counts, without_limited
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.shard_ranges import ShardRanges, joined
 from wds_pipes.core.stage import Source
@@ -425,7 +425,7 @@ class Ranges:
             )
         counts = sum_counts((self.counts, *(state["counts"] for state in states.values())))
         if terms.mode == "loop":  # in which max_errors counts anew in each epoch
-            counts = public_counts(counts)
+            counts = without_limited(counts)
         partition = replace(partitions[0], later=tuple(partitions[1:]), counts=counts)
         samples, batches = partition.samples(), partition.batches(terms)
         total = sum(samples or ())

@@ -7,10 +7,11 @@ from collections import Counter
 from typing import Any
 
 from wds_pipes.core.counts import logger, sum_counts
+from wds_pipes.core.digest import NOTHING, add, in_epoch, to_text
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.recipe import check_recipe
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import Saved, SavedSource, are_all, damaged, read_state
+from wds_pipes.core.state import LEDGER, Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import LaneStates, pack
@@ -157,6 +158,11 @@ def _merged(states: list[State], saved: list[Saved]) -> State:
         merged["given"] = sum(state.given for state in saved)
     if "given_samples" in first:
         merged["given_samples"] = sum(state.given_samples or 0 for state in saved)
+    ledgers = [state.ledger for state in saved if state.ledger is not None]
+    if len(ledgers) == len(saved):
+        merged["ledger"] = {name: to_text(add(ledger[name] for ledger in ledgers)) for name in LEDGER}
+    else:
+        merged.pop("ledger", None)
     try:
         return copy.deepcopy(merged)
     except RecursionError as error:
@@ -189,7 +195,7 @@ def restore(plan: Plan, state: State | list[State], *, moved: bool = False) -> L
         state = _of_rank(list(state), plan, moved or plan.recipe.data.moved)
     move = Move(moved)
     saved = check_recipe(state, plan.recipe, move)
-    at = _position(plan, saved, _lanes_of(plan, saved))
+    at = _with_ledger(plan, saved, _position(plan, saved, _lanes_of(plan, saved)))
     move.log()
     # Of what all ranks gave since the cut of with_epoch(), each now counts its share.
     given, samples = saved.given * saved.world_size, saved.given_samples
@@ -197,6 +203,22 @@ def restore(plan: Plan, state: State | list[State], *, moved: bool = False) -> L
     if saved.batch_size != plan.batch_size:
         given = samples // plan.batch_size
     return at._replace(given=given // plan.rank.of, samples=samples // plan.rank.of)
+
+
+def _with_ledger(plan: Plan, saved: Saved, at: LoaderPosition) -> LoaderPosition:
+    """Return a position with the digest of the epochs before it; without a ledger, with none."""
+    if saved.ledger is None or not plan.ledger:
+        if saved.ledger is not None or (plan.ledger and saved.step):
+            logger.warning(
+                "the ledger of this run %s, so states have none from here on",
+                "ends here, since this loader has ledger=False" if saved.ledger else "cannot begin in its middle",
+            )
+        return at._replace(earlier=None)
+    epoch, earlier = (saved.ledger[name] for name in LEDGER)
+    if at.epoch == saved.epoch + 1 and plan.digest(at) == NOTHING:  # all lanes of the state had ended
+        earlier = add([earlier, in_epoch(epoch, saved.epoch)])
+    of_all_ranks = len(saved.lanes) == saved.lane_count
+    return at._replace(earlier=NOTHING if of_all_ranks and plan.rank.number else earlier)
 
 
 def _lanes_of(plan: Plan, saved: Saved) -> LaneStates:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, Composite, Part
-from wds_pipes.core.counts import public_counts
+from wds_pipes.core.counts import without_limited
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
@@ -158,7 +158,7 @@ class Segments(Composite[Out]):
                 f"{self._lack_before.first_skip}"
             )
         self.reading.after_epoch()
-        at.epoch, at.segment, at.done, self._found = at.epoch + 1, 0, public_counts(at.done or {}) or None, False
+        at.epoch, at.segment, at.done, self._found = at.epoch + 1, 0, without_limited(at.done or {}) or None, False
         self._segments = self._of_epoch(at.epoch)
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:

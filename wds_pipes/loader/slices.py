@@ -19,15 +19,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from wds_pipes.core.chain import Chain, changes_order
+from wds_pipes.core.digest import DIGESTS, NOTHING, Digest, add, of_counts
 from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.stage import Source, Stage, is_built_in
-from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.state import damaged, read_as, read_count
 from wds_pipes.core.words import shown
 from wds_pipes.loader.lengths import batches_of, batching
 from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
 from wds_pipes.loader.ranges import Ranges
 
 _PLACE = "place"  # the entry of a state that says from which place on an epoch is divided
+_DIGEST = "digest"  # the entry with the digest of the samples before this place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +59,14 @@ class Slices:
     may_be_more: ClassVar = False
 
     @classmethod
-    def of(cls, lanes: int, epoch: int, terms: Terms, place: int = 0) -> Slices:
-        """Return the partition of the places from ``place`` on."""
+    def of(cls, lanes: int, epoch: int, terms: Terms, place: int = 0, digest: Digest = NOTHING) -> Slices:
+        """Return the partition of the places from ``place`` on; ``digest`` is of those before."""
         total, stop, step = terms.total, terms.total, terms.ranks * terms.size
         if terms.mode != "exact":
             steps = (total - place) // step if terms.mode == "drop" else -(-(total - place) // step)
             stop = place + steps * step
         counts = {"delivered": place} if place else {}
+        counts |= {name: value for name, value in zip(DIGESTS, digest, strict=True) if value}
         return cls(
             lanes=lanes, counts=counts, place=place, stop=stop, size=terms.size, total=total, pads=terms.mode == "pad"
         )
@@ -94,14 +97,20 @@ class Slices:
         return self.place
 
     def as_json(self) -> dict[str, Any]:
-        return {_PLACE: self.place}
+        entry: dict[str, Any] = {_PLACE: self.place}
+        digest = of_counts(self.counts)
+        return entry if digest == NOTHING else {**entry, _DIGEST: list(digest)}
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Slices:
-        if entry is None or entry.keys() != {_PLACE} or terms.size < 1:
+        if entry is None or not {_PLACE} <= entry.keys() <= {_PLACE, _DIGEST} or terms.size < 1:
             raise damaged(f"its partition is {shown(entry)}, of batches of {terms.size} samples")
         place = read_count(entry[_PLACE], "the place at which its partition begins", most=terms.total)
-        return cls.of(lanes, epoch, terms, place)
+        digest = read_as(list, entry.get(_DIGEST, list(NOTHING)), "the digest of its partition")
+        if len(digest) != len(NOTHING):
+            raise damaged(f"the digest of its partition is {shown(digest)}")
+        low, high = (read_count(value, "a number of the digest of its partition") for value in digest)
+        return cls.of(lanes, epoch, terms, place, (low, high))
 
     def begun(self, states: LaneStates, terms: Terms) -> bool:
         return self._next_place(states, terms) > 0
@@ -151,12 +160,17 @@ class Slices:
             raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Slices]:
-        return epoch, self.of(lanes, epoch, terms, self._next_place(states, terms))
+        return epoch, self.of(lanes, epoch, terms, self._next_place(states, terms), self._digest(states))
+
+    def _digest(self, states: LaneStates) -> Digest:
+        """Return the digest of all samples that came before the lanes stand at these states."""
+        return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""
         place = self._next_place(states, terms)
-        done = {**NOT_BEGUN, "ended": True, "counts": {"delivered": place}}
+        counts = {"delivered": place, **dict(zip(DIGESTS, self._digest(states), strict=True))}
+        done = {**NOT_BEGUN, "ended": True, "counts": counts}
         return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}
 
 

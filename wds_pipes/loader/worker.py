@@ -18,6 +18,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.digest import DIGESTS, of_counts
 from wds_pipes.core.order import hash64
 from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
@@ -186,6 +187,7 @@ class _Running:
         self._chain = Chain(self.stage)
         self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
+        self._last: dict[str, int] = begin.state["counts"]  # those of the last batch
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
         self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
 
@@ -249,6 +251,9 @@ class _Running:
             "position": self._chain.dump(mark),
             "counts": counts,
         }
+        if ended and counts["dropped"] > self._last.get("dropped", 0):  # these are not in the digest
+            counts |= zip(DIGESTS, of_counts(self._last), strict=True)
+        self._last = counts
         if full:
             counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
         spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None

@@ -130,6 +130,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
 
     keeps_count = True
     scope = "item"
+    _keeps_keys = True
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class FilterSamples(MapSamples[Out]):
     nothing again.
     """
 
+    _keeps_keys = True
     salt = 5  # of its random numbers
 
     def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any] | Callable[[Out, Any], Any]) -> None:

@@ -41,6 +41,8 @@ class MapFields(MapSamples[Any]):
     samples that were in flight.
     """
 
+    _keeps_keys = True
+
     def __init__(
         self,
         source: Stage[Any],

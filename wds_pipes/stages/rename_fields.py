@@ -33,6 +33,8 @@ class RenameFields(OfFields[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    _keeps_keys = True
+
     def __init__(
         self,
         source: Stage[Any],

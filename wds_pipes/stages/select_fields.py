@@ -31,6 +31,8 @@ class SelectFields(OfFields[dict[str, Any]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    _keeps_keys = True
+
     def of_fields(self, sample: dict[str, Any], names: list[str]) -> dict[str, Any]:
         selected = {name: value for name, value in sample.items() if is_metadata(name)}
         return selected | {name: sample[name] for name in names}

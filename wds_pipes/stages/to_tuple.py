@@ -26,5 +26,7 @@ class ToTuple(OfFields[tuple[Any, ...]]):
     Checkpoint: the number of skipped samples. A resume reads nothing again.
     """
 
+    _keeps_keys = False
+
     def of_fields(self, sample: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
         return tuple([sample[name] for name in names])

@@ -14,7 +14,8 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``looking``, ``reading``: info, ls, head, cat and get: samples, and their fields in words.
 - ``verifying``, ``findings``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
-- ``states``: the states in checkpoint files. ``speed``: bench.
+- ``states``: the states in checkpoint files; ``proving``: computes the digest in one again.
+- ``speed``: bench.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.
 
@@ -37,6 +38,7 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
     from wds_pipes.tools.looking import Shown, Summary, cat, head, info, ls
     from wds_pipes.tools.outputs import JobOptions
+    from wds_pipes.tools.proving import Proof, prove
     from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
     from wds_pipes.tools.reordering import ReorderOptions, concat, mix, reshard, shuffle, sort, split
@@ -49,7 +51,7 @@ if _TYPE_CHECKING:
     )
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
-    from wds_pipes.tools.states import Difference, PlacedState, diff_states, read_states
+    from wds_pipes.tools.states import Difference, PlacedState, SameData, diff_states, read_states, same_data
     from wds_pipes.tools.verifying import verify
 
 __all__ = [
@@ -62,8 +64,10 @@ __all__ = [
     "Outcome",
     "Place",
     "PlacedState",
+    "Proof",
     "ReorderOptions",
     "Report",
+    "SameData",
     "Shown",
     "Speed",
     "Summary",
@@ -88,10 +92,12 @@ __all__ = [
     "map",
     "mix",
     "on_ray",
+    "prove",
     "read_states",
     "repair",
     "reshard",
     "run",
+    "same_data",
     "select",
     "shard_files",
     "shuffle",
@@ -112,8 +118,10 @@ _MODULE_OF = {
     "Outcome": "tools.engines",
     "Place": "tools.jobs",
     "PlacedState": "tools.states",
+    "Proof": "tools.proving",
     "ReorderOptions": "tools.reordering",
     "Report": "tools.jobs",
+    "SameData": "tools.states",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
     "Summary": "tools.looking",
@@ -138,10 +146,12 @@ _MODULE_OF = {
     "map": "tools.rewriting",
     "mix": "tools.reordering",
     "on_ray": "tools.ray_engine",
+    "prove": "tools.proving",
     "read_states": "tools.states",
     "repair": "tools.repairing",
     "reshard": "tools.reordering",
     "run": "tools.jobs",
+    "same_data": "tools.states",
     "select": "tools.selecting",
     "shard_files": "tar.writer",
     "shuffle": "tools.reordering",

@@ -1,0 +1,236 @@
+"""The ledger: the digest in a state is that of the samples that were returned, on any number of
+ranks, lanes and workers, after any history; and it tells when they are others.
+"""
+
+import contextlib
+import itertools
+import json
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ledgers import Phase, digest_of, entry, play
+from pipelines import flat, samples, shuffled, through_json
+
+import wds_pipes as wp
+from wds_pipes.core.digest import add, in_epoch, of_samples, of_shard, to_text
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+from wds_pipes.tools import same_data
+
+SIZES = [3, 0, 7, 2, 9, 4, 6]
+
+
+@pytest.fixture(scope="session")
+def indexed(tmp_path_factory):
+    urls = make_shards(tmp_path_factory.mktemp("indexed"), shards=len(SIZES), samples=SIZES)
+    index_shards(urls, offsets=True)
+    return urls
+
+
+def counted(urls, **options):
+    return shuffled(urls, samples_per_shard=SIZES, **options)
+
+
+def listed(urls, **options):
+    return wp.SampleList(urls, shuffle=True, **options).fetch_samples()
+
+
+PHASES = st.lists(
+    st.builds(Phase, st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4), st.just(0)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    make=st.sampled_from([samples, shuffled, counted, listed]),
+    end=st.sampled_from(["exact", "exact", "drop", "pad", "loop"]),
+    mix=st.sampled_from([1, 1, 2]),
+    drop_last=st.booleans(),
+    phases=PHASES,
+)
+def test_it_is_of_the_samples_that_were_returned(indexed, make, end, mix, drop_last, phases):  # noqa: PLR0917
+    """At each cut the sum over all ranks is that of what came so far, also after a repartition."""
+    if end != "exact" and make in (samples, shuffled):
+        make = counted
+    play(indexed, make, phases, end=end, mix=mix, drop_last=drop_last)
+
+
+def run(urls, steps=None, *, make=shuffled, world=1, state=None, **options):
+    """The states of all ranks after some steps of each, of batches of two (None: the rest)."""
+    options = {"batch_size": 2, "epoch_end": "exact", "ledger": True, "world_size": world, **options}
+    states = []
+    for rank in range(world):
+        with contextlib.closing(wp.PipeLoader(make(urls), rank=rank, **options)) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for _ in itertools.islice(loader, steps):
+                pass
+            states.append(through_json(loader.state_dict()))
+    return states
+
+
+def saved(path, states):
+    path.write_text(json.dumps(states))
+    return str(path)
+
+
+def test_workers_and_threads_have_the_same(fifty, tmp_path):
+    """In worker processes, and where a later step reads ahead in threads."""
+    [alone] = run(fifty, 9, lanes=4)
+    assert run(fifty, 9, lanes=4, num_workers=2, multiprocessing_context="fork")[0]["ledger"] == alone["ledger"]
+    threads = run(fifty, 9, lanes=4, make=lambda urls: shuffled(urls).map_samples(same, threads=2))
+    assert threads[0]["ledger"] == alone["ledger"]
+
+
+def same(sample):
+    return sample
+
+
+class Fault(wp.Stage):
+    """Loses, repeats, or replaces a sample, or takes one of another shard."""
+
+    scope = "window"
+    order_options = ()
+
+    @dataclass(slots=True)
+    class At:
+        number: int = 0
+
+    def __init__(self, source, kind, place):
+        super().__init__(source)
+        self.kind, self.place = kind, place
+
+    def run(self):
+        first = None
+        for sample in self.source.items:
+            self.at.number += 1
+            if self.at.number == self.place:
+                if self.kind == "lost":
+                    continue
+                if self.kind == "swapped":
+                    yield next(self.source.items)
+                if self.kind == "repeated":
+                    yield sample
+                if self.kind == "replaced":
+                    sample = first
+                if self.kind == "wrong shard":
+                    sample = {**sample, "__url__": first["__url__"]}
+            first = first or sample
+            yield sample
+
+
+wp.register_stage(Fault)
+
+
+@pytest.mark.parametrize("kind", ["lost", "repeated", "replaced", "wrong shard"])
+def test_a_fault_is_noticed(fifty, kind, tmp_path):
+    """By the digest, and by ``state diff``; the first shard has fewer than 10 samples."""
+    [whole] = run(fifty, make=samples)
+    for place in random.Random(kind).sample(range(10, 50), 3):
+        [broken] = run(fifty, make=lambda urls: samples(urls).fault(kind, place))  # noqa: B023
+        assert broken["ledger"] != whole["ledger"]
+        found = same_data(saved(tmp_path / "a", [whole]), saved(tmp_path / "b", [broken]))
+        assert not found.same
+
+
+def test_moved_shards_have_the_same(fifty, tmp_path):
+    for url in fifty:
+        shutil.copy(url, tmp_path)
+    [moved] = run([str(tmp_path / Path(url).name) for url in fifty], 9)
+    assert moved["ledger"] == run(fifty, 9)[0]["ledger"]
+
+
+def test_without_a_place_for_it(fifty, caplog):
+    """It is refused when the loader is built; without it, states have no ledger, also later."""
+    with pytest.raises(ValueError, match="can have no ledger: after its last step that holds samples"):
+        run(fifty, make=lambda urls: samples(urls).to_tuple("__key__").shuffle_buffer(3))
+    [state] = run(fifty, 3, ledger=False)
+    assert "ledger" not in state
+    [later] = run(fifty, 1, state=state)
+    assert "ledger" not in later
+    assert "cannot begin in its middle" in caplog.text
+    [state] = run(fifty, 3)
+    assert "ledger" not in run(fifty, 1, state=state, ledger=False)[0]
+    assert "ends here" in caplog.text
+    for bad in (5, ""):
+        with pytest.raises(TypeError, match="the path of a file"):
+            run(fifty, ledger=bad)
+    with pytest.raises(ValueError, match="is a local file"):
+        run(fifty, ledger="s3://bucket/a.ledger")
+
+
+def test_items_without_a_key_count_alike(fifty):
+    """Such as those of a step of the user's, which ``ledger`` cannot know."""
+    [state] = run(fifty, 3, make=lambda urls: samples(urls).then(only_text), collate="list")
+    assert state["ledger"]["epoch"] == to_text(of_samples([""] * 6, [of_shard("")] * 6))
+
+
+def only_text(items):
+    return next(items)["txt"]
+
+
+def test_epochs_add_up(fifty):
+    """Of the epochs before there is one digest, in which each epoch counts differently, also one
+    that was left.
+    """
+    with contextlib.closing(wp.PipeLoader(shuffled(fifty), batch_size=2, collate="list", ledger=True)) as loader:
+        first, left = flat(loader), flat(itertools.islice(loader, 3))
+        loader.set_epoch(5)
+        now = flat(itertools.islice(loader, 4))
+        state = loader.state_dict()
+    earlier = [in_epoch(digest_of(got, fifty), epoch) for epoch, got in enumerate((first, left))]
+    assert state["epoch"] == 5
+    assert state["ledger"] == entry(digest_of(now, fifty), add(earlier))
+
+
+def test_the_file_of_a_ledger(fifty, tmp_path):
+    """It has 40 bytes for a head and each step; of a repeated step the last record counts, and a
+    part of one is cut off.
+    """
+    path = tmp_path / "runs" / "a.ledger"
+    [state] = run(fifty, 5, ledger=path)
+    run(fifty, 3, state=state, ledger=path)
+    assert path.stat().st_size == 40 * 9
+    with open(path, "ab") as file:
+        file.write(b"x" * 17)
+    run(fifty, 4, state=state, ledger=path)
+    assert path.stat().st_size == 40 * 13
+    run(fifty, ledger=tmp_path / "b.ledger")
+    found = same_data(str(path), str(tmp_path / "b.ledger"))
+    assert found == (True, ["the same data in 9 steps, up to step 9 of epoch 0, after 18 samples of it"])
+    (tmp_path / "other").write_text("no ledger" * 9)
+    with pytest.raises(ValueError, match="is not a ledger"):
+        run(fifty, 1, ledger=tmp_path / "other")
+
+
+def test_the_first_step_that_differs(fifty, tmp_path):
+    """Of two ledgers, also of other ranks on the same lanes; two samples that changed places are
+    noticed.
+    """
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    run(fifty, 6, make=samples, ledger=one, lanes=2)
+    run(fifty, 3, make=samples, ledger=two, lanes=2, world=2)
+    assert same_data(one, two).same
+    (tmp_path / "two.rank-0001-of-0002").unlink()
+    with pytest.raises(wp.StateError, match="the file of rank 1 of 2 is missing"):
+        same_data(one, two)
+    whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
+    run(fifty, make=samples, ledger=whole)
+    run(fifty, make=lambda urls: samples(urls).fault("swapped", 16), ledger=broken)
+    said = "not the same data: step 8 of epoch 0, after 16 samples of it, is the first one that differs"
+    assert same_data(whole, broken) == (False, [said])
+    run(fifty, 10, make=samples, ledger=broken)
+    assert same_data(whole, broken) == (
+        True,
+        [
+            "the same data in 25 steps, up to step 25 of epoch 0, after 50 samples of it",
+            f"{broken}: step 8 of epoch 0 was repeated with other samples than before",
+        ],
+    )

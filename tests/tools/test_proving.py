@@ -1,0 +1,125 @@
+"""``wds-pipes state prove``: the digest in a state is computed again from the shards."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from commands import refused, run_command
+from ledgers import FAULTS, states_after, with_fault
+from pipelines import samples, shuffled
+
+import wds_pipes as wp
+from wds_pipes.tools import prove
+
+
+def same(sample):
+    return dict(sample)
+
+
+def by_list(urls):
+    return shuffled(urls).decode_by_ext().map_samples(same).to_tuple("txt")
+
+
+def by_index(urls):
+    return samples(urls, index=True).interleave_shards(2).decode_by_ext()
+
+
+def by_order(urls):
+    return wp.SampleList(urls, shuffle=True, seed=5).fetch_samples().to_tuple("txt", "cls")
+
+
+WHERE = []  # the shards of ``pipeline``
+
+
+def pipeline():
+    return by_filter(WHERE)
+
+
+def by_filter(urls):
+    return samples(urls).decode_by_ext().filter_samples(chosen).shuffle_buffer(3)
+
+
+def chosen(sample):
+    return int(sample["__key__"]) % 5 != 2
+
+
+def loader():
+    return wp.PipeLoader(pipeline(), batch_size=3, epoch_end="exact")
+
+
+@pytest.mark.parametrize("make", [by_list, by_index, by_order])
+def test_it_holds_on_other_machines_for_any_ranks(indexed, make, tmp_path):
+    """Over moved shards, by the steps that the state names; within an epoch and at its end."""
+    moved = [shutil.copy(url, tmp_path) for url in indexed]
+    for url in indexed:
+        shutil.copy(f"{url}.idx", tmp_path)
+    for ranks, steps in ((1, 0), (2, 4), (3, 100), (1, 100)):
+        path = states_after(
+            lambda: make(indexed), steps, tmp_path / "states.json", world=ranks, batch_size=2, lanes=2 * ranks
+        )
+        found = prove(path, moved)
+        assert found.proven, found
+        assert found.lines[0].startswith("proven: ")
+        assert len(found.lines) == (2 if (ranks, steps) == (1, 100) else 1)
+
+
+def test_of_a_function(indexed, tmp_path, monkeypatch):
+    """That returns the pipe or the PipeLoader of the training, also with a filter."""
+    monkeypatch.setattr(f"{__name__}.WHERE", indexed)
+    path = states_after(pipeline, 5, tmp_path / "states.json", batch_size=3)
+    assert prove(path, f"{__name__}:pipeline").proven
+    assert prove(path, f"{__name__}:loader").proven
+    with pytest.raises(wp.StateError, match="does not say enough .*module:function"):
+        prove(path, indexed)
+    with pytest.raises(ValueError, match="and not a pipe or a PipeLoader"):
+        prove(path, "builtins:dict")
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_is_noticed(fifty, kind, tmp_path):
+    """The run read shards with the fault, and the shards of the proof have none; or the other way
+    round.
+    """
+    (tmp_path / "broken").mkdir()
+    broken = with_fault(kind, fifty, 2, 4, tmp_path / "broken")
+    for one, other in ((broken, fifty), (fifty, broken)):
+        path = states_after(lambda: careless(one), 12, tmp_path / "states.json", batch_size=2)  # noqa: B023
+        assert prove(path, one).proven
+        found = prove(path, other)
+        assert not found.proven
+        assert found.lines[0].startswith("not proven: 24 samples of epoch 0 have digest ")
+
+
+def careless(urls):
+    return wp.ShardList(urls, empty_check=False).open_shards().load_tar().group_by_key(on_repeated_key="ignore")
+
+
+def test_what_cannot_be_proven(indexed, tmp_path):
+    def saved(**options):
+        return states_after(lambda: by_index(indexed), 3, tmp_path / "states.json", batch_size=2, **options)
+
+    with pytest.raises(wp.StateError, match="has no ledger"):
+        prove(saved(ledger=False), indexed)
+    with pytest.raises(wp.StateError, match="of several epochs"):
+        prove(saved(epoch_end="loop"), indexed)
+    with pytest.raises(wp.StateError, match="does not fit this pipeline: .*it was made over 8 shards"):
+        prove(saved(), indexed[1:])
+    states = json.loads(Path(saved(world=2)).read_text())
+    (tmp_path / "one.json").write_text(json.dumps(states[:1]))
+    with pytest.raises(wp.StateError, match="of rank 0 of 2 alone"):
+        prove(str(tmp_path / "one.json"), indexed)
+
+
+def test_the_command(fifty, tmp_path):
+    path = states_after(lambda: shuffled(fifty), 3, tmp_path / "states.json", batch_size=2)
+    assert run_command("state", "prove", path, *fifty).stdout.startswith("proven: 6 samples of epoch 0 were each")
+    (tmp_path / "broken").mkdir()
+    broken = with_fault("lost", fifty, 2, 4, tmp_path / "broken")
+    other = states_after(lambda: shuffled(broken), 24, tmp_path / "other.json", batch_size=2)
+    lines = run_command("state", "diff", "--ledger", path, other, code=1).stdout
+    assert lines.startswith("not the same data so far: 6 samples of epoch 0, and 48 samples of epoch 0")
+    assert run_command("state", "diff", "--ledger", "--json", path, path).stdout.startswith('{"same": true')
+    assert "cannot be proven" in refused(
+        "state", "prove", states_after(lambda: shuffled(fifty), 1, path, ledger=False), *fifty
+    )

@@ -1,0 +1,147 @@
+"""The ledger of a loader: a digest of the samples that came through a place of the chain.
+
+Rules:
+1. The digest is two counts of a step, which ``with_ledger`` puts into the chain. So it belongs to
+   the position of a lane: the loader adopts both together, and a resume, a repartition and
+   ``merge_states`` treat it as they treat the counts of samples.
+2. The step comes after all steps that hold samples, and all steps after it make each item of one
+   item. It is as late as the samples are known to have their ``__key__`` and ``__url__``. A sample
+   that a step after it leaves out belongs to the digest.
+3. Repeats that fill up an epoch (``epoch_end="pad"``) do not belong to it, and neither do samples
+   that ``drop_last`` leaves out.
+4. Of an epoch that is over, the digest is added to that of the epochs before, each times a number
+   of the epoch: see ``wds_pipes.core.digest.in_epoch``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any
+
+from wds_pipes.core.chain import Chain
+from wds_pipes.core.digest import DIGESTS, add, of_samples, of_shard
+from wds_pipes.core.running import END, Mark, Out
+from wds_pipes.core.stage import Stage
+from wds_pipes.io.urls import identify
+
+_IDENTITY = itemgetter("__key__", "__url__")
+_UNKNOWN = "", ""  # the identity of an item that has none
+_MOST_PENDING = 1 << 12  # items that are not summed up yet, where later steps leave out many
+_MOST_SHARDS = 1 << 14  # that are kept
+
+
+class Ledger(Stage[Out]):
+    """Yields the items of its source, and sums up a digest of them.
+
+    Checkpoint: the digest. A resume reads nothing again.
+
+    Attributes:
+        on: whether to sum up anything. If not, the step costs nothing.
+    """
+
+    @dataclass(slots=True)
+    class At:  # noqa: D106 - see Stage
+        digest_low: int = 0
+        digest_high: int = 0
+
+    tallies = DIGESTS
+    keeps_count = True
+    scope = "item"
+    source: Stage[Out]
+
+    def __init__(self, source: Stage[Out]) -> None:
+        super().__init__(source)
+        self.on = False
+        # while running
+        self._pending: list[tuple[Any, Any]] = []  # the identities of items since the last sum
+        self._shards: dict[str, bytes] = {}  # by their URLs, what ``of_samples`` takes
+
+    def run(self) -> Iterator[Out]:
+        return self._noting() if self.on else self.source.items
+
+    def _noting(self) -> Iterator[Out]:
+        # Only what must be done for each sample; ``_sum_up`` does the rest for many at once.
+        note, may_repeat, items = self._pending.append, self.lane.padding is not None, self.source.items
+        item: Any
+        while (first := next(items, END)) is not END:
+            for item in chain([first], islice(items, _MOST_PENDING - 1)):
+                try:
+                    if not may_repeat or not item["__padding__"]:
+                        note(_IDENTITY(item))
+                except Exception:  # an item of the user's that has no such entries
+                    note(_UNKNOWN)
+                yield item
+            self._sum_up()
+
+    def mark(self) -> Mark:
+        if self._pending:
+            self._sum_up()
+        return super().mark()
+
+    def _sum_up(self) -> None:
+        """Add the items since the last sum to the digest."""
+        keys, urls = zip(*self._pending, strict=True) if self._pending else ((), ())
+        at, known = self.at, self._shards
+        self._pending.clear()
+        try:
+            digest = of_samples(keys, [known.get(url) or self._shard_of(url) for url in urls])
+        except (TypeError, AttributeError):  # they are no texts
+            digest = of_samples(list(map(str, keys)), [self._shard_of(str(url)) for url in urls])
+        at.digest_low, at.digest_high = add([(at.digest_low, at.digest_high), digest])
+
+    def _shard_of(self, url: str) -> bytes:
+        """Return what ``of_samples`` takes for a shard. It is that of its number in the list, so
+        that it stays the same if shards are moved.
+        """
+        if len(self._shards) >= _MOST_SHARDS:
+            self._shards.clear()
+        shard = self._shards[url] = of_shard(Chain(self).root.number_of(url) or identify(url))
+        return shard
+
+
+def with_ledger(stage: Stage[Any]) -> Stage[Any]:
+    """Return a chain with a ``Ledger`` in it, or as it is if there is no place for one."""
+    steps = Chain(stage).steps
+    place = _place(steps)
+    if place is None:
+        return stage
+    laid: Stage[Any] = Ledger(steps[place])
+    for step in steps[place + 1 :]:
+        again = copy.copy(step)
+        again.source = laid
+        laid = again
+    return laid
+
+
+def ledger_of(stage: Stage[Any]) -> Ledger[Any] | None:
+    """Return the ``Ledger`` in a chain; None: it has none."""
+    return next((step for step in Chain(stage) if isinstance(step, Ledger)), None)
+
+
+def _place(steps: Sequence[Stage[Any]]) -> int | None:
+    """Return the place of the step after which the digest is summed up; None: there is none."""
+    known = _have_keys(steps)
+    last = max(place for place, step in enumerate(steps) if place == 0 or step.scope != "item")
+    first = next((place for place in range(last, len(steps)) if known[place]), None)
+    if first is None:
+        return None
+    while first + 1 < len(steps) and steps[first + 1]._keeps_keys:
+        first += 1
+    return first
+
+
+def _have_keys(steps: Sequence[Stage[Any]]) -> list[bool]:
+    """Return of each step whether its items are samples that may have keys."""
+    branches = Chain(steps[0]).root.branches.values()
+    known, found = bool(branches) and all(_have_keys(Chain(branch).steps)[-1] for branch in branches), []
+    for step in steps:
+        if step.gives is not None:
+            known = step.gives == "samples"
+        elif step.items_per_batch is not None or step._keeps_keys is False:
+            known = False
+        found.append(known)
+    return found
