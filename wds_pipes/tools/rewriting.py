@@ -301,7 +301,8 @@ class Function:
 def _decoder(specs: str | None) -> Callable[[Sample], Sample] | None:
     if specs is None:
         return None
-    return DecodeByExt(None, *(spec for spec in specs.split(",") if spec != BASIC)).decoder()  # type: ignore[arg-type]
+    named = [spec for spec in specs.split(",") if spec != BASIC]
+    return DecodeByExt(None, *named, on_error="raise").decoder()  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
