@@ -109,7 +109,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
         self._fields = None if fields is None else frozenset(name.lower() for name in read_names("fields", fields))
         specs = decode_specs(decode)
         decoding = {"size": size, "fit": fit, "allow_pickle": allow_pickle, "max_image_pixels": max_image_pixels}
-        decode_by_ext = DecodeByExt(None, *specs or (), **decoding)  # type: ignore[arg-type]
+        decode_by_ext = DecodeByExt(None, *specs or (), **decoding, on_error="raise")  # type: ignore[arg-type]
         self._decode = None if specs is None else decode_by_ext
         self._cache, self._key_split = as_cache(cache), check_key_split(key_split)
         self._connections = check_count("connections", connections)

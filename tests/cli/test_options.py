@@ -2,14 +2,18 @@
 
 import contextlib
 import os
+import signal
+import struct
 import subprocess
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 
 import click
 import pytest
 from commands import outputs, refused, run_command
+from tars import put, tar
 
 import wds_pipes
 from wds_pipes.cli import main
@@ -115,6 +119,120 @@ def test_messages_name_options_of_commands(command, message, tmp_path, monkeypat
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     Path("functions_here.py").write_text("def odd(sample):\n    return {'zzz': {1, 2}}\n")
     assert message in refused(*command.split(), code=(1, 2))
+
+
+FUNCTIONS = """
+def same(sample):
+    return sample
+
+
+def length(sample):
+    return {"json": sample["txt"].strip() + "more"}
+
+
+def read(sample):
+    return {"json": sample["json"]["caption"]}
+"""
+
+
+@pytest.fixture(scope="module")
+def bad_inputs(tmp_path_factory):
+    """What commands refuse, and outputs of two commands."""
+    folder = tmp_path_factory.mktemp("bad")
+    make_shards(folder / "d", shards=1, samples=2, fields=("txt", "json"))
+    large = struct.pack(">I4sIIBBBBB", 13, b"IHDR", 60_000, 60_000, 8, 2, 0, 0, 0)
+    files = {
+        "pickles": [("a.pkl", b"x")],
+        "texts": [("a.cls", b"cat")],
+        "large": [
+            (
+                "a.png",
+                b"\x89PNG\r\n\x1a\n"
+                + large
+                + struct.pack(">II4sI", zlib.crc32(large[4:]), 0, b"IDAT", zlib.crc32(b"IDAT")),
+            )
+        ],
+        "none": [("README", b"x")],
+        "dotted": [("a.v0.jpg", b"x"), *((f"b{number}.v.txt", b"x") for number in range(3))],
+    }
+    for name, members in files.items():
+        put(folder / f"{name}.tar", tar(members))
+    put(folder / "cut.tar", tar([(f"{number}.txt", b"x") for number in range(4)])[:1800])
+    put(folder / "empty.json", b'{"shardlist": [], "wids_version": 1}')
+    put(folder / "table.csv", b"key,text\n" + b"a,b\n" * 100)
+    put(folder / "table.jsonl", b'{"id": "a"}\n')
+    put(folder / "refused_here.py", FUNCTIONS.encode())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("map refused_here:same pickles.tar out --decode basic", "with wds-pipes filter --drop-fields\n"),
+        (
+            "map refused_here:same texts.tar out --decode basic",
+            "A field of this name is an integer: name a text txt.",
+        ),
+        (
+            "map refused_here:same texts.tar out --decode basic",
+            "or leave such samples out with wds-pipes repair --de",
+        ),
+        ("map refused_here:same large.tar out --decode pil", "60000 x 60000 pixels, more than 67108864. Correct it"),
+        ("map refused_here:same d out --decode zip", ", yml\n"),
+        ("map refused_here:length d out", ". Fields are bytes, which --decode basic decodes\n"),
+        ("map refused_here.py:same d out", "Name it refused_here:same, without .py\n"),
+        ("head none.tar", "Rename them, or pass another --key-split."),
+        ("head pickles.tar", "1 byte, not decoded: unpickling runs code from the data\n"),
+        ("info empty.json", "empty.json does not list shards: name the shards\n"),
+        ("verify dotted.tar", "Read with --key-split last-dot, or write keys"),
+        ("info pipe:cat", "would run a shell command: read the command's output from '-'."),
+        ("info cut.tar --all", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
+        ("cache ls", "pass --directory DIRECTORY, or set WDS_PIPES_CACHE_DIR\n"),
+        ("sort d out --by json:none", "no value 'json:none': name another value, or leave the sample out with wds-pip"),
+    ],
+)
+def test_what_to_do_is_said_in_words_of_commands(command, message, bad_inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(bad_inputs)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delenv("WDS_PIPES_CACHE_DIR", raising=False)
+    output = run_command(*command.replace(" out", f" {tmp_path / 'out'}").split(), code=(0, 1, 2)).output
+    assert message in output
+
+
+@pytest.mark.parametrize(
+    ("commands", "message"),
+    [
+        (("reshard d", "reshard d --max-samples 1"), "--max-samples was 100000, and is now 1. Write"),
+        (("map refused_here:same d", "map refused_here:read d"), "the function was 'refused_here:same, code "),
+    ],
+)
+def test_what_distinguishes_two_jobs_is_an_option(commands, message, bad_inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(bad_inputs)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    before, now = [command.split() for command in commands]
+    run_command(*before, tmp_path)
+    assert f"has the outputs of another job: {message}" in refused(*now, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_refused_table_leaves_nothing_behind(bad_inputs, tmp_path):
+    """No traceback of what was reading it, when the interpreter ends."""
+    command = [sys.executable, "-m", "wds_pipes", "create", bad_inputs / "table.csv", tmp_path / "out", "--key", "none"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.stderr == f"Error: {bad_inputs / 'table.csv'} has no column 'none'; it has: key, text\n"
+
+
+@pytest.mark.parametrize("moment", ["import", "call"])
+def test_sigterm_is_no_error_of_a_function(moment, tmp_path, monkeypatch):
+    """Though it ends a command by a SystemExit, as a function may raise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    make_shards("d", shards=3, samples=2)
+    name = f"ended_at_{moment}"
+    end = "signal.raise_signal(signal.SIGTERM)"
+    Path(f"{name}.py").write_text(f"import signal\ndef f(sample): {end}\n{end if moment == 'import' else ''}\n")
+    ended = run_command("map", f"{name}:f", "d", "out", code=128 + signal.SIGTERM)
+    assert ended.output == ""
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

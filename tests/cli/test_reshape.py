@@ -224,7 +224,7 @@ def test_md5s(source, made, tmp_path):
     plain = shutil.copytree(made / "shuffle", tmp_path / "plain")
     place = tmp_path / "md5"
     call("shuffle", source, place, "--md5")
-    assert "md5 was True, and is now not given" in call("shuffle", source, place, code=2).stderr
+    assert "--md5 was True, and is now not given" in call("shuffle", source, place, code=2).stderr
     assert {**outputs(place), "index.json": b""} == {**outputs(plain), "index.json": b""}
     run("index", f"{plain}/*.tar", "-o", plain / "index.json")
     assert " there already)" in call("shuffle", source, plain).stdout  # which keeps what was added
@@ -340,7 +340,7 @@ def test_a_wrong_command_leaves_a_running_one_alone(source, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
     options = ["--shares", "train=0.8,val=0.2"]
     assert "another job: it was made by 'split'" in refused("reshard", f"{source}/*.tar", tmp_path)
-    assert "another job: max_bytes was" in refused("split", f"{source}/*.tar", tmp_path, *options)
+    assert "another job: --max-bytes was" in refused("split", f"{source}/*.tar", tmp_path, *options)
     message = refused("split", source / "in-3.tar", tmp_path, *options, "--max-bytes", "100kB")
     assert "another job: the inputs were changed" in message
     assert before.items() <= {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}.items()

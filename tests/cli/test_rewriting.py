@@ -295,7 +295,7 @@ def test_a_function_that_has_changed_makes_other_outputs(here, tmp_path, monkeyp
         sys.modules.pop("changing", None)
         rewriting.function_of.cache_clear()
         if content != b"one":
-            assert "another job: function was 'changing:change, code" in refused(*call)
+            assert "another job: the function was 'changing:change, code" in refused(*call)
         run(*call, "--overwrite")
         assert [one["txt"] for one in read(tmp_path / "out")] == [content] * 2
 
@@ -324,7 +324,7 @@ def test_what_a_function_fails_on_is_skipped_with_an_option(here, tmp_path):
     told = failed(*call)
     assert "functions:some_fail raised ZeroDivisionError on sample 'a/001' of shard d/s0.tar: division by zero" in told
     call += ["--on-error", "skip"]
-    assert "on_error was 'raise', and is now 'skip'" in refused(*call)
+    assert "--on-error was 'raise', and is now 'skip'" in refused(*call)
     told = run(*call, "--overwrite").stdout
     assert "24 samples" in told
     assert "6 samples skipped because of errors; the first error: functions:some_fail raised" in told

@@ -107,7 +107,7 @@ def test_tables_that_cannot_be_used(tmp_path):
     cases = {
         "a.parquet cannot be used: it has several rows with the key 'a'": [{"key": "a", "n": 1}, {"key": "a", "n": 2}],
         "its column 'key' is BIGINT, not text": [{"key": 1, "n": 1}],
-        "it has no column 'key'. Its columns are 'n', 'name'": [{"name": "a", "n": 1}],
+        "it has no column 'key': rename that of the keys. Its columns are 'n', 'name'": [{"name": "a", "n": 1}],
     }
     call = ["a.tar", "--where", "n > 1 or n = 1", "--metadata", tmp_path / "a.parquet"]
     for message, rows in cases.items():

@@ -80,6 +80,18 @@ def test_what_was_not_looked_at_is_said(tmp_path):
     assert "note: field 'pkl' was not decoded" in run(tmp_path / "b.tar", "--decode").output
 
 
+def test_a_shard_that_a_directory_lacks(tmp_path):
+    """Where the directory is named; a part of the shards may be named otherwise."""
+    make_shards(tmp_path, shards=3, samples=1)
+    index_shards(str(tmp_path), tmp_path / "index.json")
+    lost = sorted(tmp_path.glob("*.tar"))[1]
+    lost.unlink()
+    (one,) = found(f"{tmp_path}/")
+    assert (one["kind"], one["shard"]) == ("checksum", str(lost))
+    assert f"does not exist, and {tmp_path / 'index.json'} lists it" in one["text"]
+    assert found(*tmp_path.glob("*.tar")) == []
+
+
 def test_an_appended_archive_is_not_overlooked(tmp_path):
     """By an index of what came before."""
     path = put(tmp_path / "a.tar", filled(tar(good(3))))

@@ -170,8 +170,8 @@ def test_a_progress_bar(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"size": 3}, "size was 2, and is now 3"),
-        ({}, "size was 2, and is now not given"),
+        ({"size": 3}, "--size was 2, and is now 3"),
+        ({}, "--size was 2, and is now not given"),
         ({"size": 2, "values": [0, 1, 7, 3, 4]}, r"the inputs were changed: 1 of 5 tasks .* the first is part-2"),
         ({"size": 2, "values": [0, 1, 2]}, "0 of 3 tasks would be other than before, and 2 would not be there"),
     ],
@@ -388,7 +388,7 @@ def test_of_two_jobs_that_begin_at_once_the_second_is_refused(tmp_path, monkeypa
         true(place, names)
 
     monkeypatch.setattr(Place, "make", meanwhile)
-    with pytest.raises(StateError, match="another job: size was 1, and is now 2"):
+    with pytest.raises(StateError, match="another job: --size was 1, and is now 2"):
         run(make(tmp_path, size=2))
     assert '"size":1' in (tmp_path / ".wds-pipes/plan.json").read_text()
     assert "total.json" in outputs(tmp_path)

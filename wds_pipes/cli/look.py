@@ -246,9 +246,9 @@ def verify(*, urls: tuple[str, ...], jobs: int, engine: str | None, as_json: boo
     It reports all damage that reading finds; keys that come twice, in a shard or in several; files
     that no sample can have: links, and names that are kept for metadata; shards of which no file
     makes a sample; fields that only some samples have; keys with dots; with --decode, fields that
-    cannot be decoded; sizes and MD5s other than those of the index.json beside the shards; indexes
-    of offsets and of keys that are of other shards. A note says what was not looked at.
-    Bytes are those of the tar, after decompression.
+    cannot be decoded; sizes and MD5s other than those of the index.json beside the shards, and
+    shards that it lists and a directory lacks; indexes of offsets and of keys that are of other
+    shards. A note says what was not looked at. Bytes are those of the tar, after decompression.
 
     The exit code is 0 if nothing was found, 1 if something was, and 2 if the command was not called
     rightly.

@@ -13,20 +13,22 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 
 from wds_pipes.core.counts import NothingKeptError
+from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.words import plain, plain_json
-from wds_pipes.errors import ShardError, ShardWarning, StateError, WdsError
+from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, StateError, WdsError
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE = 1, 2
@@ -43,8 +45,18 @@ _WORDING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r" \(overwrite=True\)"), ""),
     (re.compile(r"storage_options=(?=\{)"), "--storage-options "),
     (re.compile(r"\{'(\w+)': (True|'\w+'|\{\.\.\.\})\}"), _json),
-    (re.compile(r"\w+='DIRECTORY' \((--[\w-]+ DIRECTORY)\)"), r"\1"),
+    (re.compile(r"\w+='[\w-]+' \((--[\w-]+ [\w-]+)\)"), r"\1"),
     (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
+    (re.compile(r"pass allow_pickle=True only .* with fields="),
+     "commands do not: leave the field out with wds-pipes filter --drop-fields"),
+    (re.compile(r"for a text pass decode_by_ext\(.*\), or write it as txt"), "name a text txt"),
+    (re.compile(r"pass on_error='skip' to leave such samples out"),
+     "leave such samples out with wds-pipes repair --decode"),
+    (re.compile(r"more than \w+=(\d+)"), r"more than \1"),
+    (re.compile(r", or \{'ext': function\}"), ""),
+    (re.compile(r"another key_split"), "another --key-split"),
+    (re.compile(r"ame the shards( themselves)?, and pass (?:it|the file) as index="), r"ame the shards\1"),
+    (re.compile(r"pass allow_pipe=True to open_shards\(\) or open_url\(\) if you trust it, or read"), "read"),
     (re.compile(r"on_repeated_key='ignore' \(wds-pipes index (--on-repeated-key ignore)\),"),
      r"\1 to wds-pipes index,"),
     (re.compile(r"load_tar\(concatenated=True\) \(wds-pipes repair (--concatenated)\)"), r"\1 to wds-pipes repair"),
@@ -271,7 +283,7 @@ def in_one_line() -> Iterator[None]:
             sys.stdout.flush()
     except WdsError as error:
         usage = isinstance(error, (StateError, NothingKeptError)) or (isinstance(error, ShardError) and error.missing)
-        raise (Refused if usage else Damaged)(str(error)) from error
+        raise (Refused if usage else Damaged)(f"{error}{_whole_samples_of(error)}") from error
     except (ValueError, TypeError, LookupError, ModuleNotFoundError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         raise Refused(str(text)) from error
@@ -285,6 +297,18 @@ def in_one_line() -> Iterator[None]:
         raise (Damaged if full else Refused)(_words(error)) from error
 
 
+def _whole_samples_of(error: WdsError) -> str:
+    """How to keep what is before damage, and after it."""
+    url = getattr(error, "url", None)
+    if not isinstance(error, DamagedShardError) or not getattr(error, "offset", None) or url in (None, "-"):
+        return ""
+    return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', url, 'NEW'])}"
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated(128 + signal.SIGTERM)
+
+
 @contextlib.contextmanager
 def ended_by_sigterm() -> Iterator[None]:
     """Let SIGTERM, which schedulers send, discard what is being written, as Ctrl-C does. It waits
@@ -293,7 +317,7 @@ def ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
     finally:

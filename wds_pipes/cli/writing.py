@@ -231,7 +231,8 @@ def convert(**options: Any) -> tools.Report:
     torchrecord  a directory of databases of TensorProtos: the picture, and field cls;
                  or the list that they are made of, with lines PATH LABEL
 
-    tfrecord and parquet may be remote, the others are local.
+    tfrecord and parquet may be remote, the others are local. wds-pipes create reads CSV and JSON
+    Lines.
     """  # noqa: D301
     return tools.convert(**options)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a command, which ends it with one line at any moment."""
+"""Ctrl-C in a command, which ends it with one line at any moment; and SIGTERM."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 import signal
 from collections.abc import Iterator
 from typing import NoReturn
+
+
+class Terminated(SystemExit):
+    """SIGTERM ends a command: a function of the user that raises SystemExit is an error instead."""
 
 
 def end(*_: object) -> NoReturn:

@@ -271,7 +271,11 @@ def write(
             size = whole(int(sizes[start:stop].sum()))
             says = f"{plural(len(group), 'sample')}, {plural(size, 'byte')}"
             tasks.append(shard_task(f"{prefix}-{number:06d}.tar", group, _fingerprint(group), says, len(group)))
-    options: dict[str, Any] = {"shuffle": shuffle, "split": dict(shares) if shares else None, "classes": list(classes)}
+    options: dict[str, Any] = {
+        "shuffle": shuffle,
+        "split": dict(shares) if shares else None,
+        "the list of classes": list(classes),
+    }
     options |= {"max_samples": max_samples, "max_bytes": max_bytes}
     names = content_of_classes(classes) if classes else None
     return shard_job("create", place, partial(_write, place.storage_options), tasks, options, classes=names)
@@ -509,7 +513,8 @@ def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
             "UTF-16 -t UTF-8"
         ) from error
     finally:
-        text.detach()
+        if not text.closed:  # as when the interpreter ends, and its reader was left half read
+            text.detach()
         if owned:
             file.close()
 
@@ -602,7 +607,7 @@ def convert(
     if kind == "tfrecord" and max_samples is not None:
         raise ValueError(
             "a TFRecord file does not say how many records it has, so each becomes one shard: leave --max-samples out, "
-            "and divide the shards afterwards"
+            "and divide the shards afterwards, with wds-pipes reshard"
         )
     running, values = Running(dest, options), values or {}
     most, _ = shard_limits(max_samples, None, usual=10_000)
@@ -619,7 +624,13 @@ def convert(
     reader = FORMATS[kind]
     shards = reader.shards(source, most, storage_options)
     columns = columns_of(first_rows(reader, shards, _FIRST, storage_options), key, values, redact(source))
-    decided = {"from": kind, "max_samples": most, "key": key, "values": dict(values), "columns": list(columns[2:])}
+    decided = {
+        "from": kind,
+        "max_samples": most,
+        "key": key,
+        "value": dict(values),
+        "the list of columns": list(columns[2:]),
+    }
     read_classes = getattr(reader, "classes", None)
     labels = {} if read_classes is None else read_classes(shards[0].runs[0], storage_options)
     label = values.get("cls") if values else next(iter(labels)) if len(labels) == 1 else None

@@ -733,7 +733,8 @@ def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     before, now = known["options"], wanted["options"]
     for name in sorted({*before, *now}):
         if before.get(name) != now.get(name):
-            return f"{name} was {_said(before, name)}, and is now {_said(now, name)}"
+            what = name if " " in name else f"--{name.replace('_', '-')}"
+            return f"{what} was {_said(before, name)}, and is now {_said(now, name)}"
     if known["tasks"] == wanted["tasks"] and (other := {*known["extras"]} ^ {*wanted["extras"]}):
         where = "only then" if other.isdisjoint(wanted["extras"]) else "only now"
         return f"{', '.join(sorted(other))} belongs to its outputs {where}"

@@ -574,7 +574,9 @@ class Describer:
             return Described("bytes", size)
         try:
             value = self._decoders.decode(field, data)
-        except (NotAllowedError, ImportError) as error:
+        except NotAllowedError:
+            return Described("bytes", f"{size}, not decoded: unpickling runs code from the data")
+        except ImportError as error:
             return Described("bytes", f"{size}, not decoded: {_line(str(error), self._most)}")
         except Exception as error:  # whatever a decoder raises for damaged data
             why = _line(f"{type(error).__name__}: {error}", self._most)

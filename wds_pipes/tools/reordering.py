@@ -358,7 +358,10 @@ class _Values:
             raise self._error(sample, f"has a field {self._field!r} that cannot be decoded: {error}") from error
         for name in self._path:
             if not isinstance(value, dict) or name not in value:
-                raise self._error(sample, f"has no value {self._by!r}: leave it out with wds-pipes filter")
+                raise self._error(
+                    sample,
+                    f"has no value {self._by!r}: name another value, or leave the sample out with wds-pipes filter",
+                )
             value = value[name]
         if not isinstance(value, (str, int, float)) or (isinstance(value, float) and math.isnan(value)):
             raise self._error(
@@ -619,6 +622,6 @@ def mix(
         firsts = [inputs.located.starts[number] for number in numbers]
         return {"": mixed_numbers(firsts, list(weights.values()), exhausted)}
 
-    decided = {"weights": list(weights.values()), "exhausted": exhausted}
+    decided = {"the list of weights": list(weights.values()), "exhausted": exhausted}
     given = [url for shards in each for url in shards]
     return _reorder("mix", given, dest, options, orders, decided=decided, of_sample=12, named=list(weights))

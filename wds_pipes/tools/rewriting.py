@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.table import encode
 from wds_pipes.core.counts import NothingKeptError
+from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
@@ -232,10 +233,13 @@ def function_of(named: str) -> Callable[[Any], Any]:
     try:
         with redirect_stdout(sys.stderr):
             found: Any = import_module(module)
+    except Terminated:
+        raise
     except (Exception, SystemExit) as error:  # whatever a module raises
+        mend = f". Name it {module[:-3]}:{name}, without .py" if module.endswith(".py") else ""
         raise ValueError(
             f"module {module!r} cannot be imported from the current directory, nor from what is installed: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{mend}"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -283,17 +287,22 @@ class Function:
         try:
             with redirect_stdout(sys.stderr):
                 return function_of(self.named)(given)
+        except Terminated:
+            raise
         except (Exception, SystemExit) as error:
             key, url = named = identity(sample)
             what = f"raised {type(error).__name__} on {named.name()}: {hide(words(error))}".rstrip(": ")
-            raise SampleError(f"{self.named} {what}", url=url, key=key) from error
+            of_bytes = self._decode is None and isinstance(error, (TypeError, AttributeError))
+            mend = ". Fields are bytes, which --decode basic decodes" if of_bytes else ""
+            raise SampleError(f"{self.named} {what}{mend}", url=url, key=key) from error
 
 
 @cache
 def _decoder(specs: str | None) -> Callable[[Sample], Sample] | None:
     if specs is None:
         return None
-    return DecodeByExt(None, *(spec for spec in specs.split(",") if spec != BASIC)).decoder()  # type: ignore[arg-type]
+    named = [spec for spec in specs.split(",") if spec != BASIC]
+    return DecodeByExt(None, *named, on_error="raise").decoder()  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -601,7 +610,7 @@ def map(  # noqa: A001
     """
     check_choice("on_error", on_error, "raise", "skip")
     running, called = Running(dest, options), Function(function, decode)
-    decided = {"function": called.identity, "decode": decode, "on_error": on_error, "key_split": key_split}
+    decided = {"the function": called.identity, "decode": decode, "on_error": on_error, "key_split": key_split}
     work = changed_by(Map(called, on_error == "skip").samples, Reading(running.storage_options, key_split))
     return rewrite("map", running, find_shards(urls, running.place), work, decided, finish=_check_skipped)
 

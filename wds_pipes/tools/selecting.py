@@ -175,7 +175,11 @@ def _select(database: Any, path: str, condition: str, table: str) -> list[str]:
             raise _unusable(table, _told(error)) from error
         key = next((name for name in KEY_COLUMNS if name in columns), None)
         if key is None or columns[key] != "VARCHAR":
-            what = "it has no column 'key'" if key is None else f"its column {key!r} is {columns[key]}, not text"
+            what = (
+                "it has no column 'key': rename that of the keys"
+                if key is None
+                else f"its column {key!r} is {columns[key]}, not text"
+            )
             raise _unusable(table, f"{what}. Its columns are {listed(columns)}")
         numbers = [_quoted(name, '"') for name, kind in columns.items() if kind in ("FLOAT", "DOUBLE")]
         if numbers:

@@ -34,7 +34,7 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.index import ShardFacts, folder_of, make_opener
 from wds_pipes.tar.keys import splitter
-from wds_pipes.tar.listing import find_facts, list_shards
+from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.members import Link, ReservedNameError
 from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
 from wds_pipes.tar.reader import TarReader
@@ -73,7 +73,7 @@ def verify(
         urls: the shards, or an ``index.json``.
         decode: also decode all fields; nothing that could run code.
         index: an ``index.json`` to compare with; None: the one in the directory of the shards, if
-            there is one.
+            there is one. If ``urls`` names the directory, all shards of this one must be there.
         ignore: kinds of findings to leave out.
         jobs: how many processes read shards.
         executor: what reads ``jobs`` shards at a time; None: processes of this machine.
@@ -106,6 +106,8 @@ def verify(
 
     if index is not None:
         facts = find_facts(shards, index, storage_options)
+    elif facts is None:
+        missing.extend(_not_there(shards, options))
     known = list(facts or facts_beside(shards, storage_options, unusable))
     report.notes.update(_unfinished(shards, options))
     if without := sum(each.md5 is None for each in known):
@@ -163,6 +165,21 @@ class Options(NamedTuple):
         """Return the command that mends all that ``repair`` can, and writes to NEW."""
         decode = ["--decode"] if self.decode else []
         return self.mending("repair", *map(redact, self.urls), "NEW", "--drop-repeated", *decode)
+
+
+def _not_there(shards: Iterable[str], options: Options) -> Iterator[Finding]:
+    """Find the shards that a directory lacks, and its ``index.json`` lists. If shards are named
+    otherwise than by their directory, those that are not named do not matter.
+    """
+    there = set(shards)
+    for folder in sorted({f"{item.rstrip('/')}/" for item in options.urls}.intersection(map(folder_of, there))):
+        index = f"{folder}index.json"
+        with contextlib.suppress(ValueError):  # it is damaged, which is a finding of its own
+            listed = list_shards(index, options.storage_options)[0] if exists(index, options.storage_options) else ()
+            for url in listed:
+                if url not in there and folder_of(url) == folder and not exists(url, options.storage_options):
+                    text = f"shard {redact(url)} does not exist, and {redact(index)} lists it. Fetch or write it again"
+                    yield Finding("checksum", text, redact(url))
 
 
 def _unfinished(shards: Iterable[str], options: Options) -> Iterator[str]:

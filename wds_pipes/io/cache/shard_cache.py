@@ -44,7 +44,10 @@ def cache_path(directory: str | os.PathLike[str] | None) -> str:
     """
     directory = directory if directory is not None else os.environ.get("WDS_PIPES_CACHE_DIR") or None
     if directory is None:
-        raise ValueError("the cache needs a directory: give one, or set WDS_PIPES_CACHE_DIR")
+        raise ValueError(
+            "the cache needs a directory: pass directory='DIRECTORY' (--directory DIRECTORY), or set "
+            "WDS_PIPES_CACHE_DIR"
+        )
     path = os.fspath(directory)
     if not isinstance(path, str):
         raise TypeError(f"the directory of the cache must be a string or a path, not {path!r}")
