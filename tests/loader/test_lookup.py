@@ -173,7 +173,7 @@ def test_plan_is_what_comes(case, shards):
 
 
 @pytest.mark.slow
-@settings(max_examples=40, **QUIET)
+@settings(max_examples=20, **QUIET)
 @given(case=CASE)
 def test_plan_is_what_comes_in_many_settings(case, shards):
     check_case(case, shards)
