@@ -286,6 +286,33 @@ assert list(again) == list(items)
 # begin that source again. When an epoch is repartitioned, the lanes of a mix are not divided: what is
 # left of each stays together.
 #
+# ## Which samples come when
+#
+# The order is a function of (seed, epoch, place), so the loader can say it without reading: over a
+# `SampleList`, and over counted shards, also through `shuffle_buffer`, if no step filters or skips
+# samples. `plan` says which samples a rank gets at a step (here of the step at which a loss went up),
+# and `find` when a sample comes. Any rank may be asked, and the time does not grow with the step.
+# `skip` leaves the next batches out; every rank calls it.
+
+# %%
+loader = make_loader(rank=0, world_size=2)
+for sample in loader.plan(40, rank=1)[:3]:
+    print(sample.url, sample.number)
+print(loader.find(123))  # sample 123 of all, counted over the shards in the order of the list
+batches = keys_of(make_loader(rank=1, world_size=2))
+[visit] = loader.find(int(batches[77]))
+assert (visit.rank, visit.step, visit.place) == (1, 77 // 8, 77 % 8)
+
+one = make_loader()
+expected = list(make_loader())
+one.skip(batches=50)
+assert keys_of(one) == keys_of(expected[50:])
+print({name: count for name, count in one.counts().items() if count})
+
+# %% [markdown]
+# On a shell, `wds-pipes state at --step 40 --rank 1 --world-size 2 train:make_loader` and `--find
+# SAMPLE` print the same; `train:make_loader` is a function that returns the loader.
+#
 # ## What training waits for
 #
 # `loader.stats()` returns a flat dict of numbers for a logger: samples per second, and how the time
@@ -336,6 +363,13 @@ print({name: round(value, 2) for name, value in stats.items()})
 # an iteration are late, because workers start and shards are opened, so look at the numbers after a
 # few hundred batches.
 #
+# On several ranks, one that waits makes all wait. All call `loader.stats_of_ranks()` at the same step
+# (one collective operation), and `describe_stats` says which one waits for what:
+
+# %%
+print(wp.describe_stats(one.stats_of_ranks()))
+
+# %% [markdown]
 # ## What to read next
 #
 # - `05_s3_gcs_http`: shards in a store.

@@ -105,7 +105,7 @@ def make_trainer(folder, *callbacks):
 # ## A run without interruption, with statistics
 #
 # `StatsCallback` logs `loader.stats()`: samples per second, the share of time in which training
-# waits for data, and so on.
+# waits for data, and so on. With `all_ranks=True` it also writes to the log which rank waits most.
 
 # %%
 pl.seed_everything(0, verbose=False)

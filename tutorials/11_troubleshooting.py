@@ -427,7 +427,7 @@ else:
 # ## It is slow
 #
 # Look at `loader.stats()` after a few hundred batches; `04_ranks_and_elastic_resume` has a plot of
-# it.
+# it. On several ranks, `wp.describe_stats(loader.stats_of_ranks())` names the one that waits most.
 #
 # | symptom | cause | what to do |
 # |---|---|---|

@@ -61,6 +61,7 @@ if _TYPE_CHECKING:
     from wds_pipes.loader.ranks import rank
     from wds_pipes.loader.restoring import merge_states
     from wds_pipes.loader.sample_order import SampleOrder
+    from wds_pipes.loader.stats import describe_stats
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_list import SampleRef
     from wds_pipes.stages.shard_ref import ShardRef
@@ -99,6 +100,7 @@ __all__ = [
     "as_dataset",
     "audio",
     "describe_state",
+    "describe_stats",
     "image_size",
     "join",
     "load_state_dict",
@@ -145,6 +147,7 @@ _MODULE_OF = {
     "as_dataset": "dataset",
     "audio": "codecs.media",
     "describe_state": "display.states",
+    "describe_stats": "loader.stats",
     "image_size": "codecs.images",
     "join": "datapipes",
     "load_state_dict": "datapipes",

@@ -88,3 +88,62 @@ def test_no_code_of_a_file_is_run(tmp_path):
 
 class Unsafe:
     pass
+
+
+@pytest.fixture
+def train(indexed, tmp_path, monkeypatch):
+    """A module with loaders, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"train_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import wds_pipes as wp\nURLS = {indexed!r}\n"
+        "def pipe():\n    return wp.SampleList(URLS, shuffle=True).fetch_samples()\n"
+        "def loader():\n    return wp.PipeLoader(pipe(), batch_size=4)\n"
+        "def alone():\n    return wp.PipeLoader(pipe(), batch_size=4, rank=0, world_size=1)\n"
+        "def filtered():\n    return wp.PipeLoader(pipe().filter_samples(len), batch_size=4, epoch_end='exact')\n"
+    )
+    return name
+
+
+def test_at_says_what_a_rank_gets_and_when_a_sample_comes(indexed, train, tmp_path):
+    loader = wp.PipeLoader(wp.SampleList(indexed, shuffle=True).fetch_samples(), batch_size=4, rank=1, world_size=2)
+    batches = iter(loader)
+    for _ in range(4):
+        batch = next(batches)
+    options = "--world-size", 2, f"{train}:loader"
+    title, *lines = done("at", "--step", 3, "--rank", 1, "--keys", *options).splitlines()
+    assert title == "epoch 0, step 3, rank 1 of 2: 4 samples"
+    assert [line.split()[2] for line in lines] == batch["__key__"]
+    assert [line.split()[0] for line in lines] == batch["__url__"]
+    found = json.loads(done("at", "--step", 3, "--rank", 1, "--json", *options))
+    assert [(one["url"], one["key"], one["padding"]) for one in found["samples"]] == [
+        (url, None, False) for url in batch["__url__"]
+    ]
+    key = batch["__key__"][2]
+    assert done("at", "--find", key, "--key", *options) == "epoch 0, step 3, rank 1, place 2 in the batch\n"
+    assert done("at", "--find", int(key), "--epoch", 0, *options) == done("at", "--find", key, "--key", *options)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    state = "--state", tmp_path / "state.json"
+    assert done("at", "--step", 3, "--rank", 1, *state, *options).splitlines()[1:] == [
+        line.rpartition(" ")[0] for line in lines
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--step", 99, ":loader"), "there is no step 99: rank 0 has 13 steps in this epoch"),
+        (("--find", "nowhere", ":loader"), "no sample has the key 'nowhere'"),
+        (("--find", 50, ":loader"), "there is no sample 50: there are 50"),
+        (("--step", 0, ":filtered"), "filter_samples() may change their number"),
+        (("--step", 0, ":pipe"), "must return the PipeLoader"),
+        (("--step", 0, "--world-size", 2, ":alone"), "has 1 rank, not 2"),
+        (("--step", 0, "--rank", 3, ":loader"), "rank must be"),
+        (("--step", 0, "--find", 1, ":loader"), "--step or --find"),
+        (("--find", 1, "--keys", ":loader"), "go with --step"),
+    ],
+)
+def test_at_refuses_in_one_line(arguments, message, train):
+    *options, name = arguments
+    assert message in refused("state", "at", *options, train + name)

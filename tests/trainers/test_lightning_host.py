@@ -364,6 +364,16 @@ def test_stats_are_logged(host, shards, tmp_path):
     assert float(values[0]["data/samples_per_second"]) > 0
 
 
+def test_the_slowest_rank_is_logged(host, shards, caplog):
+    caplog.set_level("INFO", logger="wds_pipes")
+    host.fit(host.Own(shards), host.StatsCallback(every_n_steps=4, all_ranks=True), max_epochs=1)
+    lines = [record.getMessage() for record in caplog.records if "waits most" in record.getMessage()]
+    assert [line.partition(" waits")[0] for line in lines] == [
+        "train, step 4: rank 0 of 1",
+        "train, step 8: rank 0 of 1",
+    ]
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_a_copy_without_validation(host, shards, copied):
     """As Lightning makes it for ranks that it spawns."""

@@ -171,9 +171,11 @@ def _prune(files: CacheDirectory, limit: int, *, as_json: bool) -> None:
     report(facts, lines, as_json=as_json)
 
 
-@click.group(epilog=example("wds-pipes state show checkpoint.pt"))
+@click.group(
+    epilog=example("wds-pipes state show checkpoint.pt\nwds-pipes state at --step 120000 --rank 37 train:make_loader")
+)
 def state() -> None:
-    """Show, compare and prove the states in checkpoint files.
+    """Show, compare and prove the states in checkpoint files, and what a loader returns at a step.
 
     A file is what torch.save or json has written, with states of wds_pipes anywhere inside; it is
     read with weights_only=True. A directory is one of wds_pipes.checkpoint, of which the newest
@@ -250,3 +252,52 @@ def prove(
     proof = tools.prove(file, named, index=index, moved=moved, storage_options=storage_options or None)
     report(proof._asdict(), proof.lines, as_json=as_json)
     raise SystemExit(0 if proof.proven else FOUND)
+
+
+@state.command(
+    epilog=example(
+        "wds-pipes state at --step 120000 --world-size 64 --rank 37 train:make_loader\n"
+        "wds-pipes state at --find n01440764_18 --world-size 64 train:make_loader"
+    )
+)
+@click.argument("named", metavar="MODULE:FUNCTION")
+@click.option("--step", type=click.IntRange(min=0), help="Print the samples of this batch; the first is 0.")
+@click.option("--find", "sample", metavar="SAMPLE", help="Print when a sample comes: its step, rank and place.")
+@click.option("--key", "is_key", is_flag=True, help="SAMPLE is a key, although it is a number.")
+@click.option("--rank", type=click.IntRange(min=0), help="Of this rank.  [default: that of the loader]")
+@click.option("--world-size", type=click.IntRange(min=1), help="How many ranks there are, as WORLD_SIZE would say.")
+@click.option(
+    "--epoch", type=click.IntRange(min=0), help="In this epoch.  [default: that of the loader, 0 or the state's]"
+)
+@click.option("--state", "file", metavar="FILE", help="The checkpoint from which the loader continues.")
+@click.option("--keys", is_flag=True, help="Also print the keys, which are read in the shards.")
+@as_json
+def at(
+    *, named: str, step: int | None, sample: str | None, is_key: bool, rank: int | None, keys: bool, **options: Any
+) -> None:
+    """Print which samples a rank gets at a step, or when a sample comes, without reading shards.
+
+    MODULE:FUNCTION names a function without arguments that returns the PipeLoader of the training;
+    the module may be a file in the current directory. With --step, each line is a shard and the
+    number of the sample in it. SAMPLE is a key, which needs wds-pipes index --offsets, or the
+    number of the sample, counted from 0 over all shards; --key says otherwise.
+
+    The order is known for a SampleList, and for a ShardList whose samples are counted, also through
+    shuffle_buffer, if no step filters or skips samples.
+    """
+    as_json = options.pop("as_json")
+    options["state"] = options.pop("file")
+    if (step is None) == (sample is None):
+        raise click.UsageError("pass --step or --find, one of them")
+    if sample is None:
+        assert step is not None
+        found = tools.plan(named, step, rank=rank, keys=keys, **options)
+        report(found.as_dict(), found.lines(), as_json=as_json)
+        return
+    if rank is not None or keys:
+        raise click.UsageError("--rank and --keys go with --step: --find prints the rank")
+    number = sample.isdecimal() and sample.isascii() and not is_key
+    visits = tools.find_sample(named, int(sample) if number else sample, **options)
+    lines = [f"epoch {one.epoch}, step {one.step}, rank {one.rank}, place {one.place} in the batch" for one in visits]
+    facts = {"sample": sample, "visits": [one._asdict() for one in visits]}
+    report(facts, lines or [f"{sample} does not come in this epoch, or in what is left of it"], as_json=as_json)

@@ -15,6 +15,8 @@ logger = logging.getLogger("wds_pipes")
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always reported
 TROUBLE = ("skipped_shards", "damaged", "padded")  # reported only if they are not 0
 DONE = "done"  # the field in which a stage that runs chains has the counts of those that are done
+# those of the skipped samples that PipeLoader.skip() left out; reported only if there are any
+LEFT_OUT = "left_out"
 # the prefix of the counts of single stages that have max_errors; only the lanes of states have
 # these
 LIMITED = "errors in "
@@ -138,6 +140,13 @@ def is_public(name: str) -> bool:
 def without_limited(counts: dict[str, int]) -> dict[str, int]:
     """Return counts without those of single stages."""
     return {name: count for name, count in counts.items() if not name.startswith(LIMITED)}
+
+
+def leave_out(counts: dict[str, int], samples: int) -> None:
+    """Change counts: samples among the delivered ones were left out by ``PipeLoader.skip``."""
+    if samples:
+        for name, more in (("delivered", -samples), ("skipped", samples), (LEFT_OUT, samples)):
+            counts[name] = counts.get(name, 0) + more
 
 
 def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

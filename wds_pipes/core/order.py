@@ -143,6 +143,14 @@ class Permutation:
         slot, offset = divmod(place + self._short * (place >= self._tail), self.run)
         return self._permuted(slot, 1) * self.run + offset
 
+    def place_of(self, number: int) -> int:
+        """Return the place of a number, which is from 0 to count - 1: the inverse of
+        ``number_at``.
+        """
+        run, offset = divmod(number, self.run)
+        place = self._permuted(run, -1) * self.run + offset
+        return place - self._short * (place >= self._tail)
+
     def numbers_at(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers at many places: int64, in the shape (places,) of the argument."""
         import numpy as np

@@ -33,7 +33,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 from wds_pipes.core.counts import COUNTED, DONE, NO_NETWORK, TROUBLE, Lack, Network
 from wds_pipes.core.digest import DIGESTS
@@ -42,6 +42,10 @@ from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed
 from wds_pipes.core.running import Mark, Out, begin, running_copy
 from wds_pipes.core.suggest import nearest
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 State = dict[str, Any]
 
@@ -168,6 +172,8 @@ class Stage(Generic[Out]):
     _holds_none: ClassVar[bool] = False  # whether it never reads items again, although its scope is not "item"
     # whether the items have the keys and URLs that those of the source have; None: it is not known
     _keeps_keys: ClassVar[bool | None] = None
+    # whether the order of its source says which item comes when, although its scope is not "item"
+    _foreseen: ClassVar[bool] = False
     _resumed = False  # while running, whether it was opened at a position
     _ends: bool | None = None  # whether its epoch has an end; None: as that of its source
     source: Stage[Any] | None
@@ -302,6 +308,17 @@ class Stage(Generic[Out]):
         """
         return None if self.keeps_count else f"{self._label(counted=False).partition('(')[0]}() may change their number"
 
+    def unforeseen(self) -> str | None:
+        """Return why it is not known without reading which of its items comes when, for a message;
+        None if that follows from the order of its source.
+        """
+        if (reason := self.changes_count()) is not None:
+            return reason
+        foreseen = self._foreseen and is_built_in(type(self))  # a subclass may change it
+        known = foreseen or (self.scope == "item" and not self.expands)
+        name = self._label(counted=False).partition("(")[0]
+        return None if known else f"{name}() decides while it runs in which order its items come"
+
     def _label(self, *, counted: bool) -> str:
         """Return the stage as the graph of a state names it, with the options that decide the
         order.
@@ -345,6 +362,26 @@ def unfinished(stage: Stage[Any]) -> str | None:
         if name in _RUNNING or callable(getattr(kind, name, None)):
             return f"{kind.__name__}.__init__ sets self.{name}, which the package uses itself: give it another name"
     return None
+
+
+class Reorders:
+    """A stage that yields its items in another order, a function of their numbers in the lane."""
+
+    def leaving(self, lane: Lane, start: int, stop: int, count: int) -> npt.NDArray[np.int64]:
+        """Return which items of a lane it yields at places ``start`` to ``stop - 1``, by their
+        numbers: int64, shape (stop - start,).
+
+        Args:
+            lane: the lane.
+            start: the first place.
+            stop: the place after the last, at most ``count``.
+            count: how many items the lane has.
+        """
+        raise NotImplementedError
+
+    def place_of(self, lane: Lane, number: int, count: int) -> int:
+        """Return the place at which an item of a lane is yielded: the inverse of ``leaving``."""
+        raise NotImplementedError
 
 
 class Reports:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, TypeVar, cast
 
-from wds_pipes.core.counts import COUNTED, LIMITED, TROUBLE
+from wds_pipes.core.counts import COUNTED, LEFT_OUT, LIMITED, TROUBLE
 from wds_pipes.core.digest import DIGESTS, Digest, from_text
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
@@ -140,7 +140,7 @@ def read_counts(value: object, what: str) -> dict[str, int]:
     """Return a value as counts of samples by what became of them."""
     counts = read_dict(value, what)
     for name, count in counts.items():
-        if name not in (*COUNTED, *TROUBLE, *DIGESTS) and not name.startswith(LIMITED):
+        if name not in (*COUNTED, *TROUBLE, *DIGESTS, LEFT_OUT) and not name.startswith(LIMITED):
             raise damaged(f"{what} name {shown(name)}")
         read_count(count, f"{name!r} of {what}")
     return counts

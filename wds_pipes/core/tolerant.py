@@ -70,6 +70,10 @@ class Tolerant(Reports, Stage[Out]):
         shown = "on_error='skip'" if self.on_error == "skip" else "on_error=..."
         return f"{functional_name(type(self))}({shown}) changes their number"
 
+    def unforeseen(self) -> str | None:
+        lost = f"{functional_name(type(self))}() may leave out damaged data" if self.may_lose else None
+        return super().unforeseen() or lost
+
     happened: ClassVar[int] = 0  # how much all of them in this process have skipped
     _first_skip = ""  # while running: the message of the first error that was skipped
 

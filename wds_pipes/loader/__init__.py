@@ -14,10 +14,13 @@ cross).
 - ``restoring``: from the states of ranks to the place where a loader continues;
   ``other_states``: from the state of a StatefulDataLoader.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
+- ``lookup``: which samples a rank gets at a step, and when a sample comes, without reading.
 - ``parent``: ties workers to their main process.
 - ``on_device``: decodes the images of a batch in the main process.
-- ``lengths``: the number of items of an epoch; ``stats``: where the time goes.
+- ``lengths``: the number of items of an epoch; ``stats``: where the time goes, on one
+  rank and on all.
 - ``checkpoint_files`` and ``checkpoint_ranks``: used by ``wds_pipes.checkpoint``.
 - ``sample_order``: the sampler for map-style datasets.
-- ``ranks``: finds the rank of this process; whether all ranks begin the same iteration.
+- ``ranks``: finds the rank of this process; whether all ranks begin the same iteration; values of
+  all ranks.
 """

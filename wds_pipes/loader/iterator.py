@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
@@ -15,15 +16,16 @@ import numpy as np
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, logger
-from wds_pipes.core.digest import of_counts, subtract
+from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, leave_out, logger
+from wds_pipes.core.digest import DIGESTS, of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
 from wds_pipes.loader.ledger_file import LedgerFile
-from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, total_counts
+from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, pack, total_counts, unpack
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranks import is_compared
+from wds_pipes.loader.slices import Partition, Slices
 from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.worker import Begin, Result
 from wds_pipes.loader.workers import Workers
@@ -69,6 +71,7 @@ class Progress:
         tally: the measurements of the current or last iteration.
         network: the use of the network by each process.
         made: when the loader was made, in nanoseconds since 1970.
+        loaded: the partition in which a state was loaded; None: only at its beginning.
     """
 
     def __init__(self, plan: Plan, workers: Workers, ledger: LedgerFile | None = None) -> None:
@@ -83,6 +86,7 @@ class Progress:
         self.tally: Tally | None = None
         self.network: dict[int, Network] = {}
         self.made = time.time_ns()
+        self.loaded: Partition | None = None
         self._live: weakref.ref[LoaderIterator] | None = None  # to the iterator in use
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,6 +139,51 @@ class Progress:
         """Make the next iteration continue from a position."""
         self._replace("a state was loaded: continue with a new iter()")
         self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
+
+    def skip(self, batches: int) -> None:
+        """Make the next iteration continue after so many batches: see ``PipeLoader.skip``."""
+        plan, at = self.plan, self.position
+        left = 0 if self.passed else plan.left(at)
+        if left is not None and batches >= left:
+            raise ValueError(
+                f"skip(batches={batches}) would leave nothing of epoch {at.epoch}, of which this rank has "
+                f"{plural(left, 'batch')} left: pass fewer, or leave the epoch out with set_epoch({at.epoch + 1})"
+            )
+        if isinstance(at.partition, Slices):
+            partition = at.partition.after_skip(batches, at.states, at.epoch, plan.terms)
+            lanes = plan.beginning(at.epoch, partition.lanes).lanes
+            self.go_to(at._replace(partition=partition, lanes=lanes, step=at.step + batches))
+            return
+        self.go_to(at)
+        try:
+            self.go_to(self._after_skip(at, batches))
+        except BaseException:  # of the data, or Ctrl-C
+            self.go_to(at)
+            raise
+
+    def _after_skip(self, at: LoaderPosition, batches: int) -> LoaderPosition:
+        """Read batches, and return the position after them, which counts them as left out, and
+        whose digest does not have them.
+        """
+        plan = self.plan
+        cut, ledger, self.cut, self.ledger = self.cut, self.ledger, None, None
+        try:
+            iterator = LoaderIterator(self, lambda parts: True, None)
+            taken = sum(itertools.islice(iterator, batches))
+        finally:
+            self.cut, self.ledger = cut, ledger
+        after = self.at
+        assert after is not None
+        if taken < batches or after.ended:
+            raise ValueError(f"skip(batches={batches}) would leave nothing of epoch {at.epoch}: pass fewer")
+        lanes = dict[int, bytes]()
+        for number, lane in after.lanes.items():
+            state = unpack(lane)
+            leave_out(state["counts"], delivered_in(lane) - delivered_in(at.lanes[number]))
+            if plan.ledger:
+                state["counts"] |= zip(DIGESTS, of_counts(counts_in(at.lanes[number])), strict=True)
+            lanes[number] = pack(state)
+        return after._replace(lanes=lanes).counted_from(at)
 
     def cut_after(self, count: int, *, in_samples: bool) -> None:
         """Make each iteration yield ``count`` batches of this rank, or samples.
@@ -245,7 +294,7 @@ class LoaderIterator:
         bar: makes a progress bar that starts at ``initial``; None: show none.
     """
 
-    def __init__(self, progress: Progress, join: Joining, bar: Callable[..., Any] | None) -> None:
+    def __init__(self, progress: Progress, join: Callable[[list[Any]], Any], bar: Callable[..., Any] | None) -> None:
         self._progress, self._plan, self._join, self._new_bar = progress, progress.plan, join, bar
         self._error: Exception | None = None
         self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames

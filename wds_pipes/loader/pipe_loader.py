@@ -31,8 +31,9 @@ from wds_pipes.display import graph
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
 from wds_pipes.loader.lengths import in_batches
+from wds_pipes.loader.lookup import Lookup, PlannedSample, PlannedVisit
 from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.ranks import Rank
+from wds_pipes.loader.ranks import Rank, of_all_ranks
 from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.workers import Workers
 
@@ -337,6 +338,36 @@ class PipeLoader:
                 number of ranks; the message says what to do.
         """
         self._progress.go_to(restore(self._plan, state, moved=moved))
+        at = self._progress.position
+        self._progress.loaded = at.partition if at.step else None
+
+    def skip(self, *, batches: int) -> None:
+        """Leave out the next batches of this rank, such as after a spike of the loss.
+
+        The next ``iter()`` continues after them, also after a ``break``; an iterator in use ends.
+        Every rank calls it, with the same number::
+
+            loader.load_state_dict(before_the_spike)
+            loader.skip(batches=200)
+            for batch in loader:
+                ...
+
+        The samples count as ``skipped``, and ``counts()`` also has their number as ``left_out``.
+        ``step`` counts the batches; ``with_epoch()`` does not. Of a ``SampleList`` with one global
+        order they are jumped over without reading. Otherwise they are read and decoded here, which
+        takes as long as these batches take, and then read from there on again by the workers. If
+        that fails, the position is that before the call.
+
+        Args:
+            batches: how many. At least one batch of the epoch of the data must be left, except with
+                ``epoch_end="loop"``, whose epochs have no end. To leave out the whole rest, call
+                ``set_epoch(loader.epoch + 1)``.
+
+        Raises:
+            ValueError: nothing of the epoch would be left on this rank.
+            ShardError, SampleError, WorkerError: as during the iteration.
+        """
+        self._progress.skip(check_count("batches", batches))
 
     def counts(self) -> dict[str, int]:
         """Count this rank's samples of the current or just ended epoch: see ``Stream.counts``."""
@@ -377,6 +408,24 @@ class PipeLoader:
         samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 
+    def stats_of_ranks(self, group: Any = None) -> list[dict[str, float]]:
+        """Return what ``stats`` returns on each rank, in the order of the ranks, with ``rank`` and
+        ``world_size``; ``describe_stats`` says in words which one waits for what.
+
+        It is a collective operation: all ranks must call it at the same step. With one rank,
+        torch.distributed is not needed.
+
+        Args:
+            group: the process group of all data-parallel ranks; None: the default group. It may
+                contain several processes of one data-parallel rank.
+
+        Raises:
+            RuntimeError: torch.distributed is not initialised.
+        """
+        rank = self.rank
+        own = {"rank": float(rank.number), "world_size": float(rank.of), **self.stats()}
+        return of_all_ranks(own, rank, group)
+
     def remaining(self) -> int | None:
         """Return how many batches the next iteration yields on this rank; None: not known.
 
@@ -391,6 +440,75 @@ class PipeLoader:
         if not progress.resume and at.ended:  # other ranks may still be in this epoch
             at = self._plan.beginning(at.epoch + 1, at.partition.lanes)
         return self._plan.left(at)
+
+    def plan(
+        self, step: int, *, rank: int | None = None, epoch: int | None = None, keys: bool = False
+    ) -> list[PlannedSample]:
+        """Return which samples the batch of a rank at a step has, without reading the shards::
+
+            loader.plan(120_000, rank=37)  # [PlannedSample(url='a-0831.tar', number=17, ...), ...]
+
+        The order is known for a ``SampleList``, and for a ``ShardList`` whose samples are counted,
+        also through ``shuffle_buffer``, if all other steps keep the number and the order of the
+        samples: no filters, no ``on_error="skip"``, no ``mix``. The time does not depend on the
+        step; it is below a second for 10**9 samples.
+
+        Args:
+            step: which batch of the epoch: the one that is returned when ``state_dict()`` says this
+                ``"step"``; the first one is 0. After an epoch has been repartitioned, steps count
+                from there. With ``epoch_end="loop"`` they count on through all epochs.
+            rank: one of the ranks of this loader; None: its own.
+            epoch: None: that of ``state_dict()``. Another one is as this loader would begin it, on
+                as many lanes. With ``epoch_end="loop"`` leave it out.
+            keys: also say the keys. They are read from the headers of these samples in the shards,
+                which need indexes of offsets.
+
+        Returns:
+            The samples in the order of the batch, as (url, number in the shard, key, padding).
+
+        Raises:
+            IndexError: the rank has no such step in the epoch.
+            ValueError: the order cannot be known, or not at this step or for this rank after a
+                state of other ranks was loaded; or an argument does not fit. The message says why.
+            ShardError: with ``keys``, a shard or its index cannot be read.
+        """
+        own, ranks = self.rank
+        rank = own if rank is None else check_count("rank", rank, least=0, most=ranks - 1)
+        return self._lookup(epoch).samples(check_count("step", step, least=0, most=MOST), rank, keys=keys)
+
+    def find(self, sample: str | int, *, epoch: int | None = None) -> list[PlannedVisit]:
+        """Return when a sample comes, as (epoch, step, rank, place in the batch): the inverse of
+        ``plan``, with the same conditions.
+
+        A sample that is dropped at the end of the epoch, is not in the view, or came before this
+        epoch was repartitioned has none. With ``resampled=True`` it may come several times.
+        Repeats that fill up an epoch are left out.
+
+        Args:
+            sample: its key, which the indexes of keys find (``wds-pipes index --offsets``); or its
+                number among all samples of the shards, in the order of the list.
+            epoch: as in ``plan``; with ``epoch_end="loop"`` the epoch of the data, from that of
+                ``state_dict()`` on.
+
+        Raises:
+            KeyError: no sample has this key.
+            IndexError: there is no sample with this number.
+            ValueError, ShardError: as in ``plan``.
+        """
+        if not isinstance(sample, (str, int)) or isinstance(sample, bool):
+            raise TypeError(f"a sample is a key or a number, not {sample!r:.80}")
+        begun, ahead = self._progress.position.epoch, 0
+        if epoch is not None and self._plan.endless:
+            ahead, epoch = check_count("epoch", epoch, least=begun, most=MOST) - begun, None
+        return self._lookup(epoch).visits(sample, ahead)
+
+    def _lookup(self, epoch: int | None) -> Lookup:
+        at, plan, progress = self._progress.position, self._plan, self._progress
+        if epoch is not None and plan.endless:
+            raise ValueError("with epoch_end='loop' steps count on through all epochs: leave epoch= out")
+        if epoch is not None and check_count("epoch", epoch, least=0, most=MOST) != at.epoch:
+            at = plan.beginning(epoch, at.partition.lanes)
+        return Lookup(plan, at, resumed=progress.loaded is at.partition)
 
     def close(self) -> None:
         """Stop the workers and close all open shards.

@@ -214,6 +214,17 @@ class Ranges:
         ranges = shares[number][segment.start : segment.stop] if source.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
+    def orders(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[tuple[Lane, int]]:
+        """Return of each segment of a lane, as ``segments`` does, all ranges from the beginning of
+        its order on, and how many of their samples earlier partitions have had. The samples are
+        counted.
+        """
+        there, found = self.of_epoch(ahead, source, epoch), []
+        for segment in there.segments_of(number, source):
+            lane = there._lane_of(segment._replace(start=0), source, epoch)
+            found.append((lane, ShardRanges.of(lane.shards or ()).samples - (segment.samples or 0)))
+        return found
+
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
         """Return what lane ``number`` reads again and again to fill up the epoch."""
         whole = Ranges.first(self.lanes, source, epoch).shares(source, epoch)

@@ -178,6 +178,26 @@ def check_alike(loader: object, rank: Rank, facts: dict[str, Any]) -> None:
         raise StateError(told)
 
 
+def of_all_ranks(value: Any, rank: Rank, group: Any) -> list[Any]:
+    """Return the values of all ranks, in their order: one collective operation. Of processes that
+    share a rank, it is the value of the first.
+
+    Raises:
+        RuntimeError: there are several ranks, and torch.distributed is not initialised.
+    """
+    if rank.of == 1:
+        return [value]
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(
+            f"this is rank {rank.number} of {rank.of}, and torch.distributed, which asks the others, is not "
+            "initialised: call init_process_group()"
+        )
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, (rank.number, value), group=group)
+    values = dict(reversed(found))
+    return [values[number] for number in sorted(values)]
+
+
 def _meet(store: Any, place: str, ranks: int, seconds: float) -> bool:
     """Note that this rank has come to a place, and return whether all ranks have within a time."""
     if store.add(f"{place}/count", 1) == ranks:

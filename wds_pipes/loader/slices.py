@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from wds_pipes.core.chain import Chain, changes_order
+from wds_pipes.core.counts import LEFT_OUT, leave_out
 from wds_pipes.core.digest import DIGESTS, NOTHING, Digest, add, of_counts
 from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.stage import Source, Stage, is_built_in
@@ -42,6 +43,7 @@ class Slices:
         stop: the end of the last batch.
         size: how many samples a batch has.
         total: how many samples the epoch has.
+        left_out: how many samples before ``place`` ``PipeLoader.skip`` left out.
         pads: whether repeats fill the last batches.
     """
 
@@ -52,6 +54,7 @@ class Slices:
     size: int
     total: int
     pads: bool
+    left_out: int = 0
 
     later: ClassVar = ()
     scope: ClassVar = "item"
@@ -59,17 +62,36 @@ class Slices:
     may_be_more: ClassVar = False
 
     @classmethod
-    def of(cls, lanes: int, epoch: int, terms: Terms, place: int = 0, digest: Digest = NOTHING) -> Slices:
-        """Return the partition of the places from ``place`` on; ``digest`` is of those before."""
+    def of(
+        cls, lanes: int, epoch: int, terms: Terms, place: int = 0, digest: Digest = NOTHING, *, left_out: int = 0
+    ) -> Slices:
+        """Return the partition of the places from ``place`` on; ``digest`` is of those before, of
+        which ``left_out`` samples were left out.
+        """
         total, stop, step = terms.total, terms.total, terms.ranks * terms.size
         if terms.mode != "exact":
             steps = (total - place) // step if terms.mode == "drop" else -(-(total - place) // step)
             stop = place + steps * step
-        counts = {"delivered": place} if place else {}
+        counts, pads = {"delivered": place} if place else {}, terms.mode == "pad"
+        leave_out(counts, left_out)
         counts |= {name: value for name, value in zip(DIGESTS, digest, strict=True) if value}
         return cls(
-            lanes=lanes, counts=counts, place=place, stop=stop, size=terms.size, total=total, pads=terms.mode == "pad"
+            lanes=lanes,
+            counts=counts,
+            place=place,
+            stop=stop,
+            size=terms.size,
+            total=total,
+            pads=pads,
+            left_out=left_out,
         )
+
+    def after_skip(self, batches: int, states: LaneStates, epoch: int, terms: Terms) -> Slices:
+        """Return the partition of what is left, without the next batches of each rank."""
+        more = batches * terms.ranks * terms.size
+        place = min(self._next_place(states, terms) + more, self.total)
+        more = place - self._next_place(states, terms)
+        return self.of(self.lanes, epoch, terms, place, self._digest(states), left_out=self.left_out + more)
 
     def _slice(self, number: int) -> Slice:
         return Slice(self.size, self.place, self.stop, number, self.lanes)
@@ -97,20 +119,21 @@ class Slices:
         return self.place
 
     def as_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {_PLACE: self.place}
+        entry: dict[str, Any] = {_PLACE: self.place} | ({LEFT_OUT: self.left_out} if self.left_out else {})
         digest = of_counts(self.counts)
         return entry if digest == NOTHING else {**entry, _DIGEST: list(digest)}
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Slices:
-        if entry is None or not {_PLACE} <= entry.keys() <= {_PLACE, _DIGEST} or terms.size < 1:
+        if entry is None or not {_PLACE} <= entry.keys() <= {_PLACE, _DIGEST, LEFT_OUT} or terms.size < 1:
             raise damaged(f"its partition is {shown(entry)}, of batches of {terms.size} samples")
         place = read_count(entry[_PLACE], "the place at which its partition begins", most=terms.total)
         digest = read_as(list, entry.get(_DIGEST, list(NOTHING)), "the digest of its partition")
         if len(digest) != len(NOTHING):
             raise damaged(f"the digest of its partition is {shown(digest)}")
         low, high = (read_count(value, "a number of the digest of its partition") for value in digest)
-        return cls.of(lanes, epoch, terms, place, (low, high))
+        left_out = read_count(entry.get(LEFT_OUT, 0), "the number of samples that skip() left out", most=place)
+        return cls.of(lanes, epoch, terms, place, (low, high), left_out=left_out)
 
     def begun(self, states: LaneStates, terms: Terms) -> bool:
         return self._next_place(states, terms) > 0
@@ -160,7 +183,9 @@ class Slices:
             raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Slices]:
-        return epoch, self.of(lanes, epoch, terms, self._next_place(states, terms), self._digest(states))
+        return epoch, self.of(
+            lanes, epoch, terms, self._next_place(states, terms), self._digest(states), left_out=self.left_out
+        )
 
     def _digest(self, states: LaneStates) -> Digest:
         """Return the digest of all samples that came before the lanes stand at these states."""
@@ -171,6 +196,7 @@ class Slices:
         place = self._next_place(states, terms)
         counts = {"delivered": place, **dict(zip(DIGESTS, self._digest(states), strict=True))}
         done = {**NOT_BEGUN, "ended": True, "counts": counts}
+        leave_out(counts, self.left_out)
         return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -163,3 +163,32 @@ class Tally:
     def seconds(self) -> float:
         """How long the iteration has lasted."""
         return max((self._until or time.perf_counter()) - self._since, 1e-9)
+
+
+def describe_stats(ranks: Sequence[Mapping[str, float]]) -> str:
+    """Return in a sentence or two which rank waits most for data, and what its workers do.
+
+    Plain loops log it so, on all ranks at the same step::
+
+        if step % 100 == 0:
+            ranks = loader.stats_of_ranks()
+            if loader.rank.number == 0:
+                print(wds_pipes.describe_stats(ranks))
+
+    Args:
+        ranks: what ``PipeLoader.stats_of_ranks`` returned, or a list of what ``stats`` of one
+            loader did.
+    """
+    begun = [stats for stats in ranks if "wait_share" in stats]
+    if not begun:
+        return "no rank has begun an iteration"
+    slowest = max(begun, key=lambda stats: stats["wait_share"])
+    others = [stats["wait_share"] for stats in begun if stats is not slowest]
+    mean = f"; the others {sum(others) / len(others):.0%} on average" if others else ""
+    who = f"rank {slowest.get('rank', 0):.0f} of {slowest.get('world_size', len(ranks)):.0f}"
+    stalled = slowest["stall_share"]
+    return (
+        f"{who} waits most for data: {slowest['wait_share']:.0%} of its time{mean}. Its workers spend {stalled:.0%} of "
+        f"their time waiting for bytes of a store, {slowest['read_share'] - stalled:.0%} reading otherwise, and "
+        f"{slowest['decode_share']:.0%} on the steps after that."
+    )

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.counts import COUNTED, LEFT_OUT, sum_counts
 from wds_pipes.core.digest import DIGESTS, of_counts
 from wds_pipes.core.order import hash64
 from wds_pipes.core.running import END, close_running
@@ -189,6 +189,11 @@ class _Running:
         self._end: Result | None = None
         self._last: dict[str, int] = begin.state["counts"]  # those of the last batch
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
+        self._shift: dict[str, int] = {}  # what to add to the counts of the chain, which skip() has changed
+        if self._last.get(LEFT_OUT):
+            chain_counts = self._chain.counts(self.stage.mark(), self._delivered)
+            changed = ("delivered", "skipped", LEFT_OUT, *DIGESTS)
+            self._shift = {name: self._last.get(name, 0) - chain_counts.get(name, 0) for name in changed}
         self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
 
     def __del__(self) -> None:
@@ -208,7 +213,8 @@ class _Running:
         """
         self._epochs += 1
         counts = self._chain.counts(self.stage.mark(), self._delivered)
-        if self._epochs >= MOST_EMPTY and counts["delivered"] - self._counted >= self._most:
+        delivered = counts["delivered"] + self._shift.get("delivered", 0)
+        if self._epochs >= MOST_EMPTY and delivered - self._counted >= self._most:
             raise ShardError(
                 f"lane {self._number} of {self._lane.of} made no batch in {self._epochs} epochs of the data, since the "
                 "steps after batch_samples() leave all batches out."
@@ -229,6 +235,8 @@ class _Running:
         self._delivered += not ended
         mark = self.stage.mark()
         counts = self._chain.counts(mark, self._delivered)
+        if self._shift:
+            counts = sum_counts((counts, self._shift))
         self._epochs, self._counted = 0, counts["delivered"]
         lack = self._chain.lack if ended and not self._delivered else None
         if ended and self._batches is not None and not full:

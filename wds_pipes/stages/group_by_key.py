@@ -87,6 +87,7 @@ class GroupByKey(Tolerant[Sample]):
     tallies = ("skipped", "filtered")
     keeps_count = True
     scope = "window"
+    _foreseen = True
     gives = "samples"
     _tars: LoadTar | _Tars  # while running
     order_options = ("fields", "key_split")
@@ -115,6 +116,11 @@ class GroupByKey(Tolerant[Sample]):
         self._read = False  # whether all shards were read
         self._found = False  # whether a sample had one of the fields to keep
         self._outside = ""  # the warning of the first shard with files of which none makes a sample
+
+    def unforeseen(self) -> str | None:
+        if self.fields is not None:
+            return "group_by_key(fields=...) leaves out samples that have none of them: use select_fields()"
+        return super().unforeseen()
 
     def run(self) -> Iterator[Sample]:
         source, padding = self.source, self.lane.padding

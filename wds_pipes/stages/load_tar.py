@@ -77,6 +77,7 @@ class LoadTar(Tolerant[TarMember]):
 
     keeps_count = True
     scope = "window"
+    _foreseen = True
     gives = "members"
     error_kind = ShardError
     counter = "damaged"

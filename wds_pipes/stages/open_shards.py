@@ -225,6 +225,7 @@ class OpenShards(Tolerant[Shard]):
 
     keeps_count = True
     scope = "window"
+    _foreseen = True
     error_kind = ShardError
 
     @dataclass(slots=True)

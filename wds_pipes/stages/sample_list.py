@@ -29,7 +29,7 @@ from wds_pipes.tar.located import Located
 from wds_pipes.tar.views import Selection, Selector, described, numbers_at
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
+    from wds_pipes.stages.shard_source import Numbers
 
 _BLOCK = 1024  # how many places are computed at a time
 _MOST_BLOCKS = 4096  # of an epoch that is divided over lanes, see ``epoch_shards``
@@ -166,8 +166,7 @@ class SampleList(ShardSource[SampleRef]):
         sliced = lane.shards is None
         for places, begins, repeats in self._places(lane, at.next, at.inside):
             numbers = numbers_at(view, places if order is None else order.numbers_at(places))
-            shards = np.searchsorted(starts, numbers, side="right") - 1
-            insides = numbers - starts[shards]
+            shards, insides = _in_shards(starts, numbers)
             for number, shard, inside, begun, repeat in zip(
                 numbers.tolist(), shards.tolist(), insides.tolist(), begins, repeats
             ):
@@ -193,6 +192,33 @@ class SampleList(ShardSource[SampleRef]):
     def order(self, seed: int, epoch: int) -> Permutation | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
         return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
+
+    # The order without reading: see ``ShardSource``
+
+    def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        return self.of_slice(numbers * self._block + insides, lane)
+
+    def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
+        return [divmod(place, self._block) for place in self.places_in(shard, number, lane)]
+
+    def of_slice(self, places: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        order, places = self.order(lane.seed, lane.epoch), places % self.count
+        numbers = numbers_at(self._view, places if order is None else order.numbers_at(places))
+        return _in_shards(np.array(self._located.starts), numbers)
+
+    def places_in(self, shard: int, number: int, lane: Lane) -> list[int]:
+        wanted, view, order = self._located.starts[shard] + number, self._view, self.order(lane.seed, lane.epoch)
+        if isinstance(view, range):
+            found = [view.index(wanted)] if wanted in view else []
+        else:  # it may have any order
+            found = np.flatnonzero(view == wanted).tolist()
+        return found if order is None else [order.place_of(place) for place in found]
+
+    def key_of(self, shard: int, number: int) -> str:
+        return self._located.key_of(self._located.starts[shard] + number)
+
+    def numbers_of(self, key: str) -> list[int]:
+        return [number for number in self._located.find(key) if self._located.key_of(number) == key]
 
     def _places(self, lane: Lane, done: int, inside: int) -> _Blocks:
         """Yield the places of a lane, from a position on.
@@ -293,6 +319,17 @@ class SampleList(ShardSource[SampleRef]):
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"
 
 
+def _in_shards(starts: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the shards of samples, and their numbers there.
+
+    Args:
+        starts: the number of the first sample of each shard.
+        numbers: those of the samples among all.
+    """
+    shards = np.searchsorted(starts, numbers, side="right") - 1
+    return shards, numbers - starts[shards]
+
+
 # places of an order in blocks: of each place, whether the next range of the lane begins there, and
 # whether it is a repeat; None: it is not said
-_Blocks = Iterator[tuple["npt.NDArray[np.int64]", Iterable[bool], Iterable[bool | None]]]
+_Blocks = Iterator[tuple["Numbers", Iterable[bool], Iterable[bool | None]]]

@@ -240,6 +240,18 @@ class ShardList(ShardSource[ShardRef]):
             begin, end = (None, None) if places is None else (places[start - 1] if start else None, places[stop])
         return ShardRef(self.urls[number], size, md5, start, stop, count, begin, end)
 
+    def key_of(self, shard: int, number: int) -> str:
+        return self._indexed.key_of(shard, number)
+
+    def numbers_of(self, key: str) -> list[int]:
+        return self._indexed.find(key)
+
+    @property
+    def _indexed(self) -> ShardOffsets:
+        if self.offsets is None:
+            raise ValueError("keys need ShardList(index=...), and indexes of offsets: wds-pipes index SHARDS --offsets")
+        return self.offsets
+
     @property
     def opened(self) -> int:
         return int(self.at.next)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_storage_options
 from wds_pipes.core.running import Out
@@ -18,6 +19,12 @@ from wds_pipes.io.packed import Packed
 from wds_pipes.io.secret import origins_of
 from wds_pipes.io.urls import identify, redact, relative_names
 from wds_pipes.tar.index import Facts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.int64]  # of ranges or samples, shape (samples,)
 
 
 class ShardSource(Source[Out]):
@@ -56,6 +63,50 @@ class ShardSource(Source[Out]):
     def number_of(self, url: str) -> str | None:
         number = self.urls.shown.number_of(url)
         return None if number is None else str(number)
+
+    # The order of samples without reading. An epoch is divided by the ranges of ``epoch_shards``,
+    # which need not be those of shards.
+
+    def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        """Return which samples those of ranges are: the shard of each, and its number there.
+
+        Args:
+            numbers: the numbers of the ranges.
+            insides: the number of each sample in its range.
+            lane: a lane of the epoch.
+        """
+        return numbers, insides
+
+    def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
+        """Return as which samples of ranges a sample of a shard comes: the inverse of
+        ``in_shards``.
+        """
+        return [(shard, number)]
+
+    def of_slice(self, places: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        """Return as ``in_shards`` which samples are at places of the global order of an epoch."""
+        raise NotImplementedError
+
+    def places_in(self, shard: int, number: int, lane: Lane) -> list[int]:
+        """Return at which places of the global order of an epoch a sample is: the inverse of
+        ``of_slice``.
+        """
+        raise NotImplementedError
+
+    def key_of(self, shard: int, number: int) -> str:
+        """Return the key of a sample of a shard, from its tar.
+
+        Raises:
+            ValueError: there is no index.
+            ShardError: the shard has no index of offsets.
+        """
+        raise NotImplementedError
+
+    def numbers_of(self, key: str) -> list[int]:
+        """Return the numbers among all samples of those with a key, by the indexes of keys; raise
+        as ``key_of`` does.
+        """
+        raise NotImplementedError
 
     def size_shown(self) -> str:
         """Return how much there is to read, as the text of a pipeline shows it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, islice, repeat, takewhile
-from typing import Any, Generic, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
 from wds_pipes.core.running import Ended, Mark, Out
 from wds_pipes.core.shard_ranges import ShardRange, ShardRanges, joined
-from wds_pipes.core.stage import Reports, Stage
+from wds_pipes.core.stage import Reorders, Reports, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote
@@ -32,6 +32,9 @@ from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.tar.located import ShardOffsets
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 # How many remote samples are read in the order in which they are needed. Later ones are read in
 # runs: how many bytes a run has, and how many may be between two samples of it that are needed. In
@@ -66,7 +69,7 @@ class _Ahead(NamedTuple, Generic[Out]):
     read: Stage[Out]
 
 
-class ShuffleBuffer(Reports, ReadsAgain[Out]):
+class ShuffleBuffer(Reorders, Reports, ReadsAgain[Out]):
     """Shuffle samples within a moving window (functional name: ``shuffle_buffer``).
 
     Sample i gets the key ``i + jitter``. The jitter is a function of (seed, epoch, lane, i) and is
@@ -101,6 +104,7 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
 
     keeps_count = True
     scope = "window"
+    _foreseen = True
     order_options = ("size", "own_seed")
 
     def __init__(self, source: Stage[Out], size: int, *, seed: int | None = None) -> None:
@@ -175,6 +179,23 @@ class ShuffleBuffer(Reports, ReadsAgain[Out]):
     def _key(self, lane: Lane) -> int:
         """Return the key of the random numbers of a lane."""
         return (lane if self.own_seed is None else replace(lane, seed=self.own_seed)).key(_JITTER, self.depth)
+
+    # The order in which samples leave, without reading. With the window w = 2 * size, sample i has
+    # a key from i to i + w - 1. So the one that leaves at place p has a key from p to p + w - 1,
+    # and a number less than w away from p.
+
+    def leaving(self, lane: Lane, start: int, stop: int, count: int) -> npt.NDArray[np.int64]:
+        first, window = max(0, start - 2 * self.size), 2 * self.size
+        last = min(count, stop + window)
+        keys = np.arange(first, last) + below(window, self._key(lane), first, last - first)
+        return first + np.argsort(keys, kind="stable")[start - first : stop - first].astype(np.int64, copy=False)
+
+    def place_of(self, lane: Lane, number: int, count: int) -> int:
+        first, window = max(0, number - 2 * self.size), 2 * self.size
+        last = min(count, number + window)
+        keys = np.arange(first, last) + below(window, self._key(lane), first, last - first)
+        own = keys[number - first]
+        return first + int((keys < own).sum()) + int((keys[: number - first] == own).sum())
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         if self._ahead is None:  # else the source is needed later

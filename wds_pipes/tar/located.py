@@ -396,6 +396,25 @@ class ShardOffsets:
         self._without.add(shard)
         return None
 
+    def key_of(self, shard: int, number: int) -> str:
+        """Return the key of a sample of a shard, from its tar; ShardError: it has no index."""
+        return self._anywhere(lambda place: place.key_of(place.starts[shard] + number))
+
+    def find(self, key: str) -> list[int]:
+        """Return the numbers among all samples of those with a key; ShardError: a shard has no
+        index of keys.
+        """
+        return self._anywhere(lambda place: [number for number in place.find(key) if place.key_of(number) == key])
+
+    def _anywhere(self, look: Callable[[Located], Found]) -> Found:
+        """Return what is found with the indexes at the first place that has them."""
+        for place in self._places[:-1]:
+            try:
+                return look(place)
+            except MissingIndexError:
+                continue
+        return look(self._places[-1])
+
     def read_all(self, shards: Iterable[int]) -> bool:
         """Read the indexes of several shards, and return whether all have one."""
         shards = list(dict.fromkeys(shards))

@@ -13,6 +13,7 @@ import copy
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.counts import LEFT_OUT
 from wds_pipes.core.digest import NOTHING, Digest, add, in_epoch, subtract, to_text
 from wds_pipes.core.hosts import is_pipe, stage_of
 from wds_pipes.core.running import Out
@@ -104,6 +105,8 @@ def _unprovable(saved: Saved) -> str | None:
         return f"it is of rank {saved.rank} of {saved.world_size} alone: name a file with the states of all ranks"
     if saved.epoch_end not in _ENDS:
         return "with epoch_end='loop' its digest is of several epochs together"
+    if left_out := saved.counts.get(LEFT_OUT):
+        return f"skip() left out {plural(left_out, 'sample')} of its epoch, and it does not say which"
     if saved.counts.get("dropped"):
         return f"{plural(saved.counts['dropped'], 'sample')} of its epoch were dropped, and it does not say which"
     return None

@@ -1,0 +1,404 @@
+"""Which samples a rank gets at a step, and when a sample comes, without reading the shards.
+
+Words:
+- The *stream* of a lane is all its samples, in their order: batch n of the lane is the n-th run of
+  them. It consists of *pieces*, each a part of one shuffled order: the segments of the lane, then
+  its repeats, or the segments of its next epochs.
+- The *turn* of a batch of a lane is its number among the batches of the lanes of its rank: these
+  come in the order of (number of the batch in its lane, lane).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.lane import Lane
+from wds_pipes.core.options import check_count
+from wds_pipes.core.shard_ranges import ShardRanges
+from wds_pipes.core.stage import Reorders, Stage, functional_name, is_built_in
+from wds_pipes.core.state import MOST
+from wds_pipes.core.words import plural
+from wds_pipes.io.urls import redact
+from wds_pipes.loader.lengths import batches_of
+from wds_pipes.loader.partition import LaneState
+from wds_pipes.loader.plan import LoaderPosition, Plan
+from wds_pipes.loader.ranges import Ranges
+from wds_pipes.loader.segments import Segments
+from wds_pipes.stages.shard_source import ShardSource
+
+if TYPE_CHECKING:
+    from wds_pipes.stages.shard_source import Numbers
+
+
+class PlannedSample(NamedTuple):
+    """A sample of a batch that a loader will return, or has returned.
+
+    Attributes:
+        url: the URL or path of its shard, without credentials.
+        number: its number in the shard, from 0 on.
+        key: its key; None: it was not requested.
+        padding: whether it is a repeat that fills up the epoch.
+    """
+
+    url: str
+    number: int
+    key: str | None = None
+    padding: bool = False
+
+
+class PlannedVisit(NamedTuple):
+    """When a loader returns a sample.
+
+    Attributes:
+        epoch: in which epoch.
+        step: in which batch of its rank, as ``PipeLoader.plan`` counts them.
+        rank: on which rank.
+        place: the place of the sample in the batch, from 0 on.
+    """
+
+    epoch: int
+    step: int
+    rank: int
+    place: int
+
+
+class _Standing(NamedTuple):
+    """Where a lane stands: how many batches and samples it has had, and how many batches there are,
+    and samples in them (MOST: there is no end).
+    """
+
+    lane: int
+    batches: int
+    samples: int
+    stop: int
+    end: int = MOST
+
+
+class _Piece(NamedTuple):
+    """A piece of the stream of a lane: the order of ``lane`` from sample ``taken`` of it on."""
+
+    lane: Lane
+    taken: int
+    size: int
+    pads: bool = False
+
+
+def why_unknown(plan: Plan) -> str | None:
+    """Return why the order of the samples cannot be known without reading them, and what to do, for
+    a message; None if it can.
+    """
+    batched, (root, *steps) = False, plan.chain.steps
+    if not (isinstance(root, ShardSource) and is_built_in(type(root))):
+        return f"{functional_name(type(root))}() decides while it runs which samples come"
+    for step in steps:
+        if batched and isinstance(step, Reorders):
+            return f"{functional_name(type(step))}() reorders batches: put it before the step that makes them"
+        if not isinstance(step, Segments) and (reason := step.unforeseen()) is not None:
+            return reason
+        batched = batched or step.items_per_batch is not None
+    return plan.uncounted or (root.epochs_differ() if plan.endless else None)
+
+
+class Lookup:
+    """The order of the samples of a loader in one epoch, or in the rest of one.
+
+    Args:
+        plan: the plan of the loader.
+        at: where the loader stands in this epoch.
+        resumed: the lanes of other ranks may stand elsewhere than those of this one would.
+
+    Raises:
+        ValueError: the order cannot be known.
+    """
+
+    def __init__(self, plan: Plan, at: LoaderPosition, *, resumed: bool) -> None:
+        if (reason := why_unknown(plan)) is not None:
+            raise ValueError(f"which samples come when is not known without reading them: {reason}")
+        self._plan, self._at, self._resumed = plan, at, resumed
+        self._partition, self._terms, self._root = at.partition, plan.terms, cast("ShardSource[Any]", plan.source)
+        self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
+        self._pieces = lru_cache(64)(self._pieces_of)
+
+    def samples(self, step: int, rank: int, *, keys: bool) -> list[PlannedSample]:
+        """Return the samples of a batch: see ``PipeLoader.plan``."""
+        root = self._root
+        return [
+            PlannedSample(redact(root.urls[shard]), number, root.key_of(shard, number) if keys else None, pads)
+            for shard, number, pads in self._batch(step, rank)
+        ]
+
+    def visits(self, sample: str | int, ahead: int = 0) -> list[PlannedVisit]:
+        """Return when a sample comes: see ``PipeLoader.find``. ``ahead``: in which epoch of the
+        data, counted from the one where the partition begins.
+        """
+        counts = np.array(self._root.samples, np.int64)
+        ends = np.cumsum(counts)
+        if isinstance(sample, str):
+            numbers = self._root.numbers_of(sample)
+            if not numbers:
+                raise KeyError(f"no sample has the key {sample!r:.200}")
+        else:
+            total = int(ends[-1])
+            numbers = [check_count("the number of a sample", sample, least=0)]
+            if numbers[0] >= total:
+                raise IndexError(f"there is no sample {numbers[0]}: there are {total}")
+        found = list[PlannedVisit]()
+        for number in numbers:
+            shard = int(np.searchsorted(ends, number, side="right"))
+            found += self._visits(shard, number - int(ends[shard] - counts[shard]), ahead)
+        return sorted(found)
+
+    # Steps and turns
+
+    def _batch(self, step: int, rank: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield the samples of a batch: the shard of each, its number there, and whether it is a
+        repeat.
+
+        Raises:
+            IndexError: the rank has no such step.
+            ValueError: it is not known what a rank got before, or what another one gets.
+        """
+        standing, first, parts = *self._standing(rank), self._plan.parts
+        if step < first:
+            raise ValueError(
+                f"step {step} is not known: the loader has continued at step {first} from a state of other ranks or "
+                "batches, or after skip(), and this says what comes from there on"
+            )
+        turn, total = (step - first) * parts, _total(standing)
+        steps = first + (total // parts if self._plan.drop_last else -(-total // parts))
+        if step >= steps:
+            raise IndexError(f"there is no step {step}: rank {rank} has {plural(steps, 'step')} in this epoch")
+        for place in range(turn, min(turn + parts, total)):
+            yield from self._samples(*self._of_batch(*_at_turn(standing, place)))
+
+    def _visits(self, shard: int, number: int, ahead: int) -> Iterator[PlannedVisit]:
+        """Yield when a sample comes, for each of its places in the order of the epoch that is not a
+        repeat. What is over, or dropped, is left out.
+        """
+        plan, ranks = self._plan, self._plan.rank.of
+        for lane, place in self._places_of(shard, number, ahead):
+            standing, first = self._standing(lane % ranks)
+            own = standing[lane // ranks]
+            batch, inside = divmod(place - own.samples, self._terms.size)
+            batch += own.batches
+            if place < own.samples or batch >= own.stop or place >= self._of_batch(own, batch)[2]:
+                continue
+            turn = _turn_of(standing, lane, batch)
+            begin = turn - turn % plan.parts
+            if plan.drop_last and begin + plan.parts > _total(standing):
+                continue
+            for earlier in range(begin, turn):  # the parts of other lanes in the same batch
+                _, start, stop = self._of_batch(*_at_turn(standing, earlier))
+                inside += stop - start
+            yield PlannedVisit(self._at.epoch + ahead, first + turn // plan.parts, lane % ranks, inside)
+
+    def _standing(self, rank: int) -> tuple[list[_Standing], int]:
+        """Return where the lanes of a rank stand, and at which step: at the first one, if all steps
+        up to now were those of this loader.
+        """
+        plan, at, size = self._plan, self._at, self._terms.size
+        begin, own = self._begin(rank), self._begin(plan.rank.number)
+        states = [at.states[lane] for lane in sorted(at.lanes)]
+        had = sum(state["delivered"] for state in states)
+        expected = _after(own, had, size)
+        regular = all(
+            state["delivered"] == lane.batches and (state["ended"] or _had(state) == lane.samples)
+            for state, lane in zip(states, expected, strict=True)
+        )
+        # with independent lanes, ranks may have had different numbers of batches
+        together = self._terms.mode not in at.partition.fit_any_batches
+        whole, mine = regular and had == min(at.step * plan.parts, _total(own)), rank == plan.rank.number
+        if whole and (mine or together or not self._resumed):
+            return begin, 0
+        if mine:
+            return [self._resuming(lane, state) for lane, state in zip(own, states, strict=True)], at.step
+        if not (regular and together):
+            raise ValueError(
+                f"where the lanes of rank {rank} stand is not known on rank {plan.rank.number}, since a state was "
+                f"loaded: build a loader with rank={rank}, world_size={plan.rank.of}, load the state there, and ask it"
+            )
+        return _after(begin, had, size), at.step
+
+    def _begin(self, rank: int) -> list[_Standing]:
+        """Return where the lanes of a rank begin."""
+        lanes = range(rank, self._partition.lanes, self._plan.rank.of)
+        batches, samples = self._partition.batches(self._terms), self._partition.samples()
+        if self._plan.endless:
+            return [_Standing(lane, 0, 0, MOST) for lane in lanes]
+        if batches is not None:
+            return [_Standing(lane, 0, 0, batches[lane]) for lane in lanes]
+        assert samples is not None
+        return [_Standing(lane, 0, 0, *_batches_of(self._plan.batching, samples[lane])) for lane in lanes]
+
+    def _resuming(self, begin: _Standing, state: LaneState) -> _Standing:
+        """Return where a lane stands after batches of other sizes."""
+        delivered, had, samples = state["delivered"], _had(state), self._partition.samples()
+        if begin.end == MOST or samples is None:
+            return begin._replace(batches=delivered, samples=had)
+        left, kept = (0, 0) if state["ended"] else _batches_of(self._plan.batching, samples[begin.lane] - had)
+        return _Standing(begin.lane, delivered, had, delivered + left, had + kept)
+
+    def _of_batch(self, lane: _Standing, batch: int) -> tuple[int, int, int]:
+        """Return the lane of a batch, and which run of its stream the batch is."""
+        start = lane.samples + (batch - lane.batches) * self._terms.size
+        return lane.lane, start, min(start + self._terms.size, lane.end)
+
+    # Streams of lanes
+
+    def _samples(self, lane: int, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield the samples of a run of the stream of a lane: see ``batch``."""
+        if not isinstance(self._partition, Ranges):
+            part = self._partition.lane(lane, self._root, self._at.epoch)
+            assert part.slice is not None
+            places = np.array([part.slice.place(taken) for taken in range(start, stop)], np.int64)
+            shards, numbers = self._root.of_slice(places, part)
+            repeats = places >= self._partition.total
+            yield from zip(shards.tolist(), numbers.tolist(), repeats.tolist(), strict=True)
+            return
+        while start < stop:
+            piece, inside = self._piece_at(lane, start)
+            count = min(stop - start, piece.size - inside)
+            shards, numbers = self._of_piece(piece, inside, inside + count)
+            yield from ((*one, piece.pads) for one in zip(shards.tolist(), numbers.tolist(), strict=True))
+            start += count
+
+    def _of_piece(self, piece: _Piece, start: int, stop: int) -> tuple[Numbers, Numbers]:
+        """Return the shards of samples ``start`` to ``stop - 1`` of a piece, and their numbers."""
+        order = np.arange(start + piece.taken, stop + piece.taken)
+        for step in reversed(self._reorders):
+            first = int(order.min())
+            order = step.leaving(piece.lane, first, int(order.max()) + 1, piece.taken + piece.size)[order - first]
+        ranges = ShardRanges.of(piece.lane.shards or ())
+        ends = _ends(ranges)
+        of = np.searchsorted(ends, order, side="right")
+        return self._root.in_shards(
+            ranges.numbers[of].astype(np.int64), ranges.stops[of] - (ends[of] - order), piece.lane
+        )
+
+    def _pieces_of(self, lane: int, ahead: int) -> list[_Piece]:
+        """Return the pieces of a lane in an epoch, ``ahead`` epochs after that of the partition."""
+        assert isinstance(self._partition, Ranges)
+        orders = self._partition.orders(lane, self._root, self._at.epoch + ahead, ahead)
+        sizes = [ShardRanges.of(whole.shards or ()).samples - taken for whole, taken in orders]
+        return [_Piece(whole, taken, size) for (whole, taken), size in zip(orders, sizes, strict=True) if size]
+
+    def _piece_at(self, lane: int, place: int) -> tuple[_Piece, int]:
+        """Return in which piece of the stream of a lane a place is, and where."""
+        partition = self._partition
+        assert isinstance(partition, Ranges)
+        ahead, last = 0, len(partition.later) + 1 if self._plan.endless else 0
+        while True:
+            if ahead == last and self._plan.endless:  # all later epochs have the same number of samples
+                each = sum(piece.size for piece in self._pieces(lane, ahead))
+                if not each:
+                    raise ValueError(f"lane {lane} of {partition.lanes} has no samples: use fewer lanes")
+                ahead, place = ahead + place // each, place % each
+            for piece in self._pieces(lane, ahead):
+                if place < piece.size:
+                    return piece, place
+                place -= piece.size
+            ahead += 1
+            if not self._plan.endless:
+                repeats = partition.padding(lane, self._root, self._at.epoch)
+                size = ShardRanges.of(repeats.shards or ()).samples
+                return _Piece(repeats, 0, size, pads=True), place % size
+
+    def _places_of(self, shard: int, number: int, ahead: int) -> Iterator[tuple[int, int]]:
+        """Yield the lanes that have a sample, and its places in their streams."""
+        partition, whole = self._partition, Lane(self._root.seed, self._at.epoch + ahead)
+        if not isinstance(partition, Ranges):
+            for place in self._root.places_in(shard, number, whole):
+                batch, inside = divmod(place - partition.place, partition.size)
+                if batch >= 0:
+                    turn, lane = divmod(batch, partition.lanes)
+                    yield lane, turn * partition.size + inside
+            return
+        found = self._root.in_ranges(shard, number, whole)
+        for lane in range(partition.lanes):
+            known = min(ahead, len(partition.later) + 1)
+            begin = sum(piece.size for epochs in range(known) for piece in self._pieces(lane, epochs))
+            begin += (ahead - known) * sum(piece.size for piece in self._pieces(lane, known))
+            for piece in self._pieces(lane, ahead):
+                for place in self._in_piece(piece, found):
+                    if place >= piece.taken:
+                        yield lane, begin + place - piece.taken
+                begin += piece.size
+
+    def _in_piece(self, piece: _Piece, found: Iterable[tuple[int, int]]) -> Iterator[int]:
+        """Yield the places of samples in the order of a piece."""
+        ranges = ShardRanges.of(piece.lane.shards or ())
+        ends = _ends(ranges)
+        for shard, number in found:
+            has = (ranges.numbers == shard) & (ranges.starts <= number) & (number < ranges.stops)
+            for of in np.flatnonzero(has).tolist():
+                place = int(ends[of]) - (int(ranges.stops[of]) - number)
+                for step in self._reorders:
+                    place = step.place_of(piece.lane, place, piece.taken + piece.size)
+                yield place
+
+
+def _ends(ranges: ShardRanges) -> Numbers:
+    """Return how many samples there are up to the end of each range."""
+    return np.cumsum(ranges.stops - ranges.starts, dtype=np.int64)
+
+
+def _had(state: LaneState) -> int:
+    """Return how many samples a lane has had."""
+    return sum(state["counts"].get(name, 0) for name in COUNTED)
+
+
+def _batches_of(steps: list[Stage[Any]], samples: int) -> tuple[int, int]:
+    """Return how many batches these steps make of a number of samples, and of how many of them."""
+    kept, unit = samples, 1
+    for step in steps:
+        size, items = step.items_per_batch or 1, -(-kept // unit)
+        kept = min(kept, step.batches_of(items) * size * unit)
+        unit *= size
+    return batches_of(steps, samples), kept
+
+
+def _taken(lane: _Standing, batch: int) -> int:
+    """Return how many batches a lane yields from where it stands, up to this number of it."""
+    return max(0, min(batch, lane.stop) - lane.batches)
+
+
+def _total(standing: list[_Standing]) -> int:
+    """Return how many batches lanes yield from where they stand."""
+    return sum(_taken(lane, MOST) for lane in standing)
+
+
+def _turn_of(standing: list[_Standing], lane: int, batch: int) -> int:
+    """Return the turn of a batch of a lane, from where the lanes stand."""
+    return sum(_taken(one, batch + (one.lane < lane)) for one in standing)
+
+
+def _at_turn(standing: list[_Standing], turn: int) -> tuple[_Standing, int]:
+    """Return the lane and the number of the batch whose turn it is: the inverse of ``_turn_of``."""
+    low, high = min(lane.batches for lane in standing), max(lane.batches for lane in standing) + turn
+    while low < high:  # the last number whose batches do not all come later
+        middle = (low + high + 1) // 2
+        if sum(_taken(lane, middle) for lane in standing) <= turn:
+            low = middle
+        else:
+            high = middle - 1
+    left = turn - sum(_taken(lane, low) for lane in standing)
+    going = [lane for lane in standing if lane.batches <= low < lane.stop]
+    return going[left], low
+
+
+def _after(standing: list[_Standing], turns: int, size: int) -> list[_Standing]:
+    """Return where lanes stand that had nothing, after this number of batches of a size."""
+    if turns >= _total(standing):
+        batches = [lane.stop for lane in standing]
+    else:
+        last, number = _at_turn(standing, turns)
+        batches = [_taken(lane, number + (lane.lane < last.lane)) for lane in standing]
+    return [
+        lane._replace(batches=count, samples=min(count * size, lane.end))
+        for lane, count in zip(standing, batches, strict=True)
+    ]
