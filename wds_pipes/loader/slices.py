@@ -113,9 +113,9 @@ class Slices:
         return cls.of(lanes, epoch, terms, place, (low, high))
 
     def begun(self, states: LaneStates, terms: Terms) -> bool:
-        return self._next_place(states, terms) > 0
+        return self.next_place(states, terms) > 0
 
-    def _next_place(self, states: LaneStates, terms: Terms) -> int:
+    def next_place(self, states: LaneStates, terms: Terms) -> int:
         """Return the first place that no rank has had.
 
         Raises:
@@ -160,16 +160,16 @@ class Slices:
             raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Slices]:
-        return epoch, self.of(lanes, epoch, terms, self._next_place(states, terms), self._digest(states))
+        return epoch, self.of(lanes, epoch, terms, self.next_place(states, terms), self.digest(states))
 
-    def _digest(self, states: LaneStates) -> Digest:
+    def digest(self, states: LaneStates) -> Digest:
         """Return the digest of all samples that came before the lanes stand at these states."""
         return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""
-        place = self._next_place(states, terms)
-        counts = {"delivered": place, **dict(zip(DIGESTS, self._digest(states), strict=True))}
+        place = self.next_place(states, terms)
+        counts = {"delivered": place, **dict(zip(DIGESTS, self.digest(states), strict=True))}
         done = {**NOT_BEGUN, "ended": True, "counts": counts}
         return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}
 
