@@ -3,6 +3,7 @@ datasets and PipeLoaders.
 """
 
 import itertools
+import json
 import random
 from collections import Counter
 
@@ -11,8 +12,10 @@ from pipelines import after, flat, key_of, keys_of, loaded, samples, shuffled, t
 
 import wds_pipes as wp
 from wds_pipes import checkpoint, nodes
+from wds_pipes.core.digest import of_samples, of_shard, to_text
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
+from wds_pipes.tools import prove
 
 SIZES = [5, 4, 6, 3, 7, 5, 8, 9]
 OLD = 5  # shards of these that the shorter list has
@@ -194,6 +197,29 @@ def test_a_sample_list_keeps_its_order_and_its_batches(urls, seed):
     assert flat(last) == left
     assert flat(last) == [key for key in following if key not in out]
     assert len(last) == -(-(len(following) - len(set(out))) // 3)
+
+
+@pytest.mark.parametrize("make", [listed, lambda urls, *ranks, **options: loader_of(keyed(urls), *ranks, **options)])
+def test_the_ledger_is_of_what_came(urls, make, tmp_path):
+    """Before and after the edit. Such an epoch cannot be proved, which is said."""
+    options = {"ledger": True, "epoch_end": "exact"}
+    loaders = [make(urls, rank, 2, **options) for rank in range(2)]
+    found = step(loaders, 2)
+    states = [through_json(loader.state_dict()) for loader in loaders]
+    out = [key for key in keyed(urls) if key not in found][:3]
+    loaders = [make(urls, rank, 2, **options) for rank in range(2)]
+    if make is listed:
+        with pytest.raises(wp.StateError, match="with a ledger, exclude= needs the states of all ranks"):
+            loaders[0].load_state_dict(states[0], exclude=out)
+    for loader in loaders:
+        loader.load_state_dict(states, exclude=out)
+    found += step(loaders, 2)
+    merged = checkpoint.merge_states([loader.state_dict() for loader in loaders])
+    numbers = {key: number for number, url in enumerate(urls) for key in keys_of(samples([url]))}
+    assert merged["ledger"]["epoch"] == to_text(of_samples(found, [of_shard(str(numbers[key])) for key in found]))
+    (tmp_path / "state.json").write_text(json.dumps(merged))
+    with pytest.raises(wp.StateError, match="its epoch was edited"):
+        prove((tmp_path / "state.json").as_posix(), urls)
 
 
 def test_equal_ranks_need_a_sample_list(urls):

@@ -210,7 +210,7 @@ def _known(saved: Saved, keys: Keys, *, explicit: bool) -> int:
     Raises:
         StateError: it leaves out others.
     """
-    found = next((match for step in saved.graph if (match := _LABEL.fullmatch(step))), None)
+    found = next(filter(None, map(_LABEL.fullmatch, saved.graph)), None)
     count = 0 if found is None else int(found[1])
     if count > len(keys) or (found is not None and _label(keys[:count]) != f"{plural(count, 'key')}, {found[2]}"):
         mend = (
@@ -227,6 +227,11 @@ def _known(saved: Saved, keys: Keys, *, explicit: bool) -> int:
             "keys again, load_state_dict(state, exclude=...), or exclude=[] to leave out none."
         )
     return count
+
+
+def has_exclusion(graph: Sequence[str]) -> bool:
+    """Return whether the pipeline of a state leaves samples out."""
+    return any(map(_LABEL.fullmatch, graph))
 
 
 def _appends(chain: Chain, saved: Saved, added: object) -> bool:
