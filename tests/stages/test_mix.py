@@ -376,7 +376,7 @@ def test_a_schedule_decides_the_weights():
         assert found.count("b", 900) > found.count("b", 100, 200)
 
 
-@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
+@pytest.mark.parametrize("exhausted", ["drop", "repeat"])
 def test_a_schedule_at_every_cut(exhausted, monkeypatch):
     monkeypatch.setattr("wds_pipes.stages.mix._EVERY", 5)
 
@@ -385,7 +385,7 @@ def test_a_schedule_at_every_cut(exhausted, monkeypatch):
         return Stream(Mix(sources, schedule=lambda n: {"a": 1, "b": 0.3 + n / 20, "c": 2}, exhausted=exhausted))
 
     assert len(check_resume(make)[0]) > 12
-    _, state = after(make(), 12)
+    _, state = after(make(), 9)
     shuffled = loaded(
         Stream(
             Mix(
@@ -403,7 +403,7 @@ def test_a_schedule_at_every_cut(exhausted, monkeypatch):
             make().load_state_dict(state)
 
 
-SCHEDULED = {"a": 9, "b": 4, "c": 12}
+SCHEDULED = {"a": 7, "b": 3, "c": 8}
 
 
 def test_weights_may_become_a_schedule():
