@@ -1,6 +1,6 @@
 """The recipes of the tutorial for other trainers, which are shown as text: each is stopped, or
-killed between two of its steps, and goes on twice. They run with the library if it is there, else
-with the part of its protocol that the recipe uses.
+killed between two of its steps, and goes on twice. TorchTitan's runs with the library if it is
+there, the others with the part of its protocol that the recipe uses.
 """
 
 import contextlib
