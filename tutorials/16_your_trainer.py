@@ -6,8 +6,8 @@
 # run that is killed continues with the next batch.
 #
 # **You need** `pip install wds_pipes accelerate transformers`. The recipes for TorchTitan, Megatron,
-# torchft and Ray Train are shown as text: their tests run them when those libraries are installed,
-# else against the part of their protocol that is used here.
+# torchft and Ray Train are shown as text. That for TorchTitan was run with its checkpoint manager
+# (0.3.0); the others are tested against a copy of the part of their protocol that is used here.
 #
 # In all of them:
 #

@@ -215,8 +215,9 @@ def load_stateful_dataloader(state: dict[str, Any], loader: PipeLoader) -> None:
 
     Each sample that is left of the epoch comes exactly once, in another order: what is left is
     repartitioned, as when the lanes of a loader change. From then on, save the state of the loader.
-    ``counts()`` lacks the samples of workers that had ended. To find out which shards each worker
-    had begun, each rank reads here what StatefulDataLoader would read to resume.
+    ``counts()`` lacks the samples of workers that had ended, and states have no ledger. To find out
+    which shards each worker had begun, each rank reads here what StatefulDataLoader would read to
+    resume.
 
     Args:
         state: what ``StatefulDataLoader.state_dict()`` returned in one process, whose dataset was a

@@ -1,11 +1,16 @@
 """The recipes of the tutorial for other trainers, which are shown as text: each is stopped, or
-killed between two of its steps, and goes on twice. They run with the library if it is there, else
-with the part of its protocol that the recipe uses.
+killed between two of its steps, and goes on twice. TorchTitan's runs with the library if it is
+there, the others with the part of its protocol that the recipe uses.
 """
 
+import contextlib
 import itertools
+import json
+import multiprocessing
+import os
 import random
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,9 +20,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from documents import ROOT
-from your_trainer import shown_under
+from your_trainer import class_of, function_of, shown_under
 
 import wds_pipes as wp
+from wds_pipes import checkpoint
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
@@ -179,6 +185,60 @@ def test_torchft(seed, urls, tmp_path):
         assert batches == expected(urls, len(batches), rank=number, world_size=3)
 
 
+def train_and_die(urls, directory, dies, **options):
+    """A training of 20 steps in a process of its own, which notes the keys, and may be killed."""
+    from transformers import Trainer, TrainingArguments
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, cls, **others):
+            seen.append(others["__key__"])
+            (directory / f"seen-{dies}.json").write_text(json.dumps(seen))
+            if len(seen) == dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"loss": self.layer(cls.float()[:, None]).mean()}
+
+    seen, names = [], {"Trainer": Trainer, "checkpoint": checkpoint, "os": os}
+    arguments = TrainingArguments(
+        f"{directory}/saved", max_steps=20, save_steps=3, save_total_limit=1, remove_unused_columns=False,
+        report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    os.makedirs(arguments.output_dir, exist_ok=True)
+    trainer = class_of("PipeTrainer", names)(Model(), arguments, loader=batches(urls, **options))
+    trainer.train(function_of("newest", names)(arguments.output_dir))
+
+
+def batches(urls, **options):
+    """Uncounted: 36 of 48 samples are kept."""
+    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key()
+    pipe = pipe.filter_samples(lambda sample: int(sample["__key__"]) % 4).shuffle_buffer(5).decode_by_ext()
+    return wp.PipeLoader(pipe, batch_size=4, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epoch_end", ["loop", "exact"])
+def test_the_trainer_of_transformers_killed_twice(epoch_end, urls, tmp_path):
+    """By SIGKILL two and one step after a checkpoint, the second time in the second epoch; and with
+    one checkpoint at a time, of samples that are not counted.
+    """
+    pytest.importorskip("transformers.trainer")
+    fork = multiprocessing.get_context("fork")
+    for dies in (5, 12, 0):
+        process = fork.Process(target=train_and_die, args=(urls, tmp_path, dies), kwargs={"epoch_end": epoch_end})
+        process.start()
+        process.join(200)
+        process.kill()
+        assert process.exitcode == (-signal.SIGKILL if dies else 0)
+    loader = batches(urls, epoch_end=epoch_end)
+    whole = [batch["__key__"] for _ in range(3) for batch in itertools.islice(loader, 20)][:20]
+    runs = [json.loads((tmp_path / f"seen-{dies}.json").read_text()) for dies in (5, 12, 0)]
+    # the first saved after step 3, the second after step 12
+    assert runs == [whole[:5], whole[3:15], whole[12:20]]
+
+
 class Killed(Exception):
     pass
 
@@ -193,8 +253,6 @@ def test_ray_train(urls, tmp_path, monkeypatch):
             shutil.copytree(directory, kept, dirs_exist_ok=True)
 
         def as_directory(self):
-            import contextlib
-
             return contextlib.nullcontext(str(kept))
 
     names = {

@@ -9,10 +9,14 @@ CHAPTER = (ROOT / "tutorials" / "16_your_trainer.py").read_text()
 
 
 def class_of(name, names):
-    """A class that the tutorial defines, where these names are known."""
-    [found] = [node for node in ast.parse(CHAPTER).body if isinstance(node, ast.ClassDef) and node.name == name]
+    """A class or a function that the tutorial defines, where these names are known."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    [found] = [node for node in ast.parse(CHAPTER).body if isinstance(node, kinds) and node.name == name]
     exec(compile(ast.Module([found], []), name, "exec"), names)
     return names[name]
+
+
+function_of = class_of
 
 
 def shown_under(heading, names, chapter=CHAPTER):

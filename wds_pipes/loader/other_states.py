@@ -9,9 +9,10 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Move
 from wds_pipes.core.recipe import check_recipe
 from wds_pipes.core.stage import State, functional_name
-from wds_pipes.core.state import SEGMENTS, Saved, are_all, damaged, read_dict, read_state
+from wds_pipes.core.state import ADDED, Saved, are_all, damaged, read_dict, read_state
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
+from wds_pipes.loader.ledger import ledger_of
 from wds_pipes.loader.partition import NOT_BEGUN, LaneState
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
@@ -72,13 +73,15 @@ def place_of_workers(plan: Plan, datasets: list[State]) -> LoaderPosition:
         raise damaged(f"it has workers {sorted(lanes)} of {count}, in epochs {sorted(epochs)}")
     [epoch], new = epochs, plan.new_lanes()
     if all(one.ended for one in saved):
-        return plan.beginning(epoch + 1)
-    if not any(one.ended or one.lanes[number].delivered for number, one in lanes.items()):
-        return plan.beginning(epoch)
-    partition = Ranges(count)
-    states = {number: _lane(plan, partition, number, one) for number, one in lanes.items()}
-    epoch, partition = partition.repartitioned(new, states, epoch, plan.terms)
-    return plan.beginning(epoch, new)._replace(partition=partition)
+        at = plan.beginning(epoch + 1)
+    elif not any(one.ended or one.lanes[number].delivered for number, one in lanes.items()):
+        at = plan.beginning(epoch)
+    else:
+        partition = Ranges(count)
+        states = {number: _lane(plan, partition, number, one) for number, one in lanes.items()}
+        epoch, partition = partition.repartitioned(new, states, epoch, plan.terms)
+        at = plan.beginning(epoch, new)._replace(partition=partition)
+    return at._replace(earlier=None)  # a ledger cannot begin in the middle of a run
 
 
 def _fitting(plan: Plan, state: State) -> Saved:
@@ -86,7 +89,7 @@ def _fitting(plan: Plan, state: State) -> Saved:
     make batches itself.
     """
     saved, recipe = read_state(state), plan.recipe
-    apart = {SEGMENTS, *(functional_name(type(step)) for step in plan.batching)}
+    apart = {*ADDED, *(functional_name(type(step)) for step in plan.batching)}
     then, now = (
         [step for step in graph if step.partition("(")[0] not in apart] for graph in (saved.graph, recipe.graph)
     )
@@ -102,7 +105,8 @@ def _lane(plan: Plan, partition: Ranges, number: int, saved: Saved) -> LaneState
         return {**NOT_BEGUN, "ended": True}
     if not lane.delivered or lane.position is None:
         return NOT_BEGUN
-    position = lane.position[: len(inner.placed)]
+    entries = iter(lane.position)
+    position = [{} if step is ledger_of(step) else next(entries, {}) for step in inner.placed]
     mark = inner.load(position)
     if plan.source.divides_shards:
         # A worker does not say how many shards it has begun: read on to its next sample.
