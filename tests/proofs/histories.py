@@ -270,7 +270,6 @@ ANYWHERE = ["shuffle", "map", *sorted(STEPS.keys() - {"interleave", "decode", "t
 def extend(rng, pipe, most, *, first=True):
     """``pipe`` with up to ``most`` random steps; interleave_shards if they are the ``first``."""
     dicts = not any(step in repr(pipe) for step in ("batch", "collate", "to_tuple"))
-    first = first and not repr(pipe).startswith("join(")
     for place in range(rng.randrange(most + 1)):
         step = rng.choice([
             *ANYWHERE,
@@ -616,7 +615,6 @@ def ledger_chain(rng, data, form, *, exact):
         return beside(rng, pipe, urls, sizes, form, counted=counted) if rng.random() < 0.25 else pipe
 
     def extended(pipe, most, *, interleave=True):
-        interleave = interleave and not repr(pipe).startswith("join(")
         for _ in range(rng.randrange(most + 1)):
             step = rng.choice([*names, "interleave"] if interleave else names)
             pipe = STEPS[step](rng, pipe)

@@ -149,6 +149,7 @@ JOINS = {
     "counted": lambda three: both(three, samples_per_shard=SIZES),
     "skip": lambda three: all_three(three, "skip").shuffle_buffer(2),
     "none": lambda three: all_three(three, "none", prefix=True).map_samples(draw),
+    "interleaved": lambda three: all_three(three, "skip").interleave_shards(2),
     "steps": lambda three: wp.join(
         {
             "image": read(three["image"], shuffle=True).map_samples(draw, threads=2),
@@ -162,7 +163,7 @@ JOINS = {
 @pytest.mark.parametrize(
     ("host", "made"),
     [
-        *(("pipe", made) for made in ("steps", "counted")),
+        *(("pipe", made) for made in ("steps", "counted", "interleaved")),
         *((host, "skip") for host in HOSTS),
         *(pytest.param(host, made, marks=pytest.mark.slow) for host in HOSTS for made in ("both", "none", "counted")),
     ],

@@ -148,6 +148,10 @@ class Join(Composite[Sample], Source[Sample]):
     # What concerns the order of the shards: the first list says it
 
     @property
+    def first_list(self) -> ShardList:
+        return self._lists[0]
+
+    @property
     def branches(self) -> Mapping[str, Stage[Any]]:
         return self.sources
 
