@@ -226,6 +226,39 @@ def test_offsets_say_where_the_part_of_a_shard_begins(tmp_path):
     assert stats["bytes_per_second"] / stats["samples_per_second"] < 5000, "bytes for a sample: not 15 KB of both tars"
 
 
+def test_only_the_samples_of_the_first_source_count(three):
+    """Also in the middle of a shard."""
+    pipe = JOINS["steps"](three)
+    for number, _ in enumerate(pipe, 1):
+        assert pipe.counts() == {"delivered": number, "filtered": 0, "skipped": pipe.counts()["skipped"], "dropped": 0}
+    assert pipe.counts()["skipped"] == 6 - number > 0
+
+
+def test_sources_draw_other_numbers_in_each_epoch(three):
+    pipe = JOINS["steps"](three)
+    first, second = ({sample["__key__"]: sample["draw"] for sample in pipe} for _ in range(2))
+    assert first.keys() == second.keys()
+    assert all(first[key] != second[key] for key in first)
+
+
+def test_counted_shards_are_read_as_a_whole_if_keys_may_be_missing(three):
+    """Each set has its own numbers of samples."""
+
+    def make():
+        some = read(three["some"], samples_per_shard=[1, 0, 2, 2])
+        return wp.join({"image": read(three["image"], samples_per_shard=SIZES), "some": some}, on_missing="skip")
+
+    for lanes in (1, 2, 5):
+        got = flat(wp.PipeLoader(make(), batch_size=2, collate="list", lanes=lanes, epoch_end="exact"))
+        assert sorted(keys_of(got)) == ["000", "002", "004", "005"]
+
+
+def test_samples_say_whether_they_fill_up_an_epoch(three):
+    pipe = JOINS["counted"](three)
+    got = flat(wp.PipeLoader(pipe, batch_size=4, collate="list", lanes=2, epoch_end="pad"))
+    assert Counter(sample["__padding__"] for sample in got) == {False: 6, True: 2}
+
+
 @pytest.mark.slow
 def test_workers_and_ranks(three):
     """Worker processes; one rank of two is continued on three."""

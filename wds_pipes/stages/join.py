@@ -64,10 +64,11 @@ class Join(Composite[Sample], Source[Sample]):
     ``skipped_shards`` and ``damaged``. A sample that a step of a source leaves out, such as a
     filter or ``on_error="skip"``, is missing there.
 
-    PipeLoader divides the shards of all sources together. It knows the number of samples, and
-    divides shards, too, if ``on_missing="error"``, and ``ShardList(index=...)`` or
-    ``samples_per_shard=`` counts the samples of each source, which then must be equal for each
-    shard. Otherwise use ``epoch_end="exact"`` or ``"loop"`` on several ranks.
+    A following ``interleave_shards`` keeps the shards at several places open. PipeLoader divides
+    the shards of all sources together. It knows the number of samples, and divides shards, too, if
+    ``on_missing="error"``, and ``ShardList(index=...)`` or ``samples_per_shard=`` counts the
+    samples of each source, which then must be equal for each shard. Otherwise use
+    ``epoch_end="exact"`` or ``"loop"`` on several ranks.
 
     To join samples that are sharded or ordered in different ways, write them once with ``wds-pipes
     join``, or read them with ``IndexedShards.by_key``.
