@@ -265,7 +265,7 @@ def test_samples_say_whether_they_fill_up_an_epoch(three):
 
 @pytest.mark.slow
 def test_workers_and_ranks(three):
-    """Worker processes; one rank of two is continued on three."""
+    """Worker processes; two ranks are continued on three."""
     make = lambda **options: wp.PipeLoader(all_three(three, "skip"), batch_size=1, epoch_end="exact", **options)  # noqa: E731
     expected = Counter(flat(sample["__key__"] for sample in make(num_workers=0)))
     assert Counter(flat(sample["__key__"] for sample in make(num_workers=2))) == expected

@@ -78,9 +78,11 @@ class Join(Composite[Sample], Source[Sample]):
         on_missing: for a sample of the first source whose key is not in the same shard of another
             one. ``"error"``: raise an error; also if only another source has a key. ``"skip"``:
             leave the sample out, and count it as skipped. ``"none"``: yield it without the fields
-            of that source, which are absent, not None. With these two, a sample of another source
-            whose key the first one lacks is passed over. Both shards are then read ahead up to the
-            next key that they have in common, and the samples up to there are held in memory.
+            of that source, which are absent, not None (a batch of such samples needs
+            ``collate="list"``, or a ``map_samples`` that fills them in). With these two, a sample
+            of another source whose key the first one lacks is passed over. Both shards are then
+            read ahead up to the next key that they have in common, and the samples up to there are
+            held in memory.
         prefix: name each field by its source, as in ``image.jpg`` and ``caption.txt``. Otherwise
             fields keep their names, and two sources with one name of a field are an error.
 
