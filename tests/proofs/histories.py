@@ -225,7 +225,21 @@ def grouped(rng, data):
         )
         pipe = getattr(pipe, step)(function)
     fields = {"fields": rng.choice([["cls"], ["txt", "cls"]])} if rng.random() < 0.2 else {}
-    return pipe.group_by_key(**fields, **skip)
+    pipe = pipe.group_by_key(**fields, **skip)
+    return beside(rng, pipe, urls, sizes, form) if rng.random() < 0.2 else pipe
+
+
+def beside(rng, pipe, urls, sizes, form, *, counted=True):
+    """A join of a pipe and of another one over the same shards, which may lack keys."""
+    options = {"on_error": "skip" if form == "damaged" else "raise", "empty_check": False}
+    if form != "damaged" and counted:
+        options["samples_per_shard"] = sizes
+    other = wp.ShardList(urls, **options).open_shards().load_tar().group_by_key()
+    other = other.rename_fields({"text": "txt", "class": "cls"})
+    may_lack = form == "damaged" or not counted
+    if may_lack:
+        other = other.filter_samples(wanted)
+    return wp.join({"a": pipe, "b": other}, on_missing=rng.choice(["skip", "none"]) if may_lack else "error")
 
 
 STEPS = {  # random steps after a pipe, by name
@@ -597,7 +611,8 @@ def ledger_chain(rng, data, form, *, exact):
         options = {"samples_per_shard": sizes} if counted else {}
         skip = {"on_error": "skip"} if form == "damaged" else {}
         options |= {"shuffle": rng.random() < 0.8, "seed": rng.randrange(99)}
-        return wp.ShardList(urls, empty_check=False, **options).open_shards().load_tar(**skip).group_by_key(**skip)
+        pipe = wp.ShardList(urls, empty_check=False, **options).open_shards().load_tar(**skip).group_by_key(**skip)
+        return beside(rng, pipe, urls, sizes, form, counted=counted) if rng.random() < 0.25 else pipe
 
     def extended(pipe, most, *, interleave=True):
         for _ in range(rng.randrange(most + 1)):

@@ -15,6 +15,7 @@ from wds_pipes.core.shard_ranges import ShardRange
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
 from wds_pipes.core.state import damaged, read_as, read_count, read_dict
 from wds_pipes.core.words import shown
+from wds_pipes.stages.join import Join
 from wds_pipes.stages.shard_list import ShardList
 
 
@@ -43,11 +44,12 @@ class InterleaveShards(Composite[Out]):
     rank together.
 
     Args:
-        source: a pipe that starts with ``ShardList``.
+        source: a pipe that starts with ``ShardList``, or with a ``join``, whose shards at one place
+            of the lists count as one shard.
         count: how many shards to keep open, at least 1.
 
     Raises:
-        TypeError: when the stage is built, if the pipe does not start with ``ShardList``, has
+        TypeError: when the stage is built, if the pipe does not start with these, has
             ``take_samples`` or ``slice_samples`` in it, or ``count`` is not an int.
         ValueError: when the stage is built, if ``count`` is less than 1.
 
@@ -71,13 +73,16 @@ class InterleaveShards(Composite[Out]):
     def __init__(self, source: Stage[Out], count: int) -> None:
         super().__init__(source)
         chain = Chain(source)
-        if not isinstance(chain.root, ShardList):
-            raise TypeError("interleave_shards() opens the shards of ShardList: start the pipeline with it")
+        listed = chain.root.first_list if isinstance(chain.root, Join) else chain.root
+        if not isinstance(listed, ShardList):
+            raise TypeError(
+                "interleave_shards() opens the shards of ShardList: start the pipeline with it, or a join()"
+            )
         if whole := next((step for step in reversed(chain.steps) if step.scope == "lane"), None):
             step, kind = functional_name(type(whole)), type(whole)
             mend = "" if is_built_in(kind) else f', or declare {kind.__name__}.scope = "window"'
             raise TypeError(f"interleave_shards() runs the steps before it for each shard: put {step}() after it{mend}")
-        self.count, self._list = check_count("count", count), chain.root
+        self.count, self._list = check_count("count", count), listed
         self._chains: list[Stage[Out]] = []  # while running, the chains of the open shards
         self._ahead: Stage[Out] | None = None  # while running, the chain of the shard that will be opened next
 

@@ -64,10 +64,11 @@ class Join(Composite[Sample], Source[Sample]):
     ``skipped_shards`` and ``damaged``. A sample that a step of a source leaves out, such as a
     filter or ``on_error="skip"``, is missing there.
 
-    PipeLoader divides the shards of all sources together. It knows the number of samples, and
-    divides shards, too, if ``on_missing="error"``, and ``ShardList(index=...)`` or
-    ``samples_per_shard=`` counts the samples of each source, which then must be equal for each
-    shard. Otherwise use ``epoch_end="exact"`` or ``"loop"`` on several ranks.
+    A following ``interleave_shards`` keeps the shards at several places open. PipeLoader divides
+    the shards of all sources together. It knows the number of samples, and divides shards, too, if
+    ``on_missing="error"``, and ``ShardList(index=...)`` or ``samples_per_shard=`` counts the
+    samples of each source, which then must be equal for each shard. Otherwise use
+    ``epoch_end="exact"`` or ``"loop"`` on several ranks.
 
     To join samples that are sharded or ordered in different ways, write them once with ``wds-pipes
     join``, or read them with ``IndexedShards.by_key``.
@@ -77,9 +78,11 @@ class Join(Composite[Sample], Source[Sample]):
         on_missing: for a sample of the first source whose key is not in the same shard of another
             one. ``"error"``: raise an error; also if only another source has a key. ``"skip"``:
             leave the sample out, and count it as skipped. ``"none"``: yield it without the fields
-            of that source, which are absent, not None. With these two, a sample of another source
-            whose key the first one lacks is passed over. Both shards are then read ahead up to the
-            next key that they have in common, and the samples up to there are held in memory.
+            of that source, which are absent, not None (a batch of such samples needs
+            ``collate="list"``, or a ``map_samples`` that fills them in). With these two, a sample
+            of another source whose key the first one lacks is passed over. Both shards are then
+            read ahead up to the next key that they have in common, and the samples up to there are
+            held in memory.
         prefix: name each field by its source, as in ``image.jpg`` and ``caption.txt``. Otherwise
             fields keep their names, and two sources with one name of a field are an error.
 
@@ -146,6 +149,10 @@ class Join(Composite[Sample], Source[Sample]):
         return None
 
     # What concerns the order of the shards: the first list says it
+
+    @property
+    def first_list(self) -> ShardList:
+        return self._lists[0]
 
     @property
     def branches(self) -> Mapping[str, Stage[Any]]:
