@@ -11,12 +11,13 @@ The other modules:
 
 - ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
-  ``threaded``: functions in threads.
+  ``threaded``: functions in threads; ``windowed``: the base of PackSamples and BucketSamples.
 - ``proportions``: the order of draws of Mix, and weights; ``edits``: what ``load_state_dict`` may
   change of a pipeline.
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples
+from wds_pipes.stages.bucket_samples import BucketSamples
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.explode_records import ExplodeRecords
@@ -30,6 +31,7 @@ from wds_pipes.stages.map_fields import MapFields
 from wds_pipes.stages.map_samples import MapSamples
 from wds_pipes.stages.mix import Mix
 from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.pack_samples import PackSamples
 from wds_pipes.stages.rename_fields import RenameFields
 from wds_pipes.stages.repeat import Repeat
 from wds_pipes.stages.sample_list import SampleList
@@ -45,6 +47,7 @@ from wds_pipes.stages.write_shards import WriteShards
 
 __all__ = [
     "BatchSamples",
+    "BucketSamples",
     "CacheShards",
     "DecodeByExt",
     "ExplodeRecords",
@@ -58,6 +61,7 @@ __all__ = [
     "MapSamples",
     "Mix",
     "OpenShards",
+    "PackSamples",
     "RenameFields",
     "Repeat",
     "SampleList",
