@@ -169,7 +169,7 @@ def test_without_a_place_for_it(fifty, caplog):
 def test_items_without_a_key_count_alike(fifty):
     """Such as those of a step of the user's, which ``ledger`` cannot know."""
     [state] = run(fifty, 3, make=lambda urls: samples(urls).then(only_text), collate="list")
-    assert state["ledger"]["epoch"] == to_text(of_samples([""] * 6, [of_shard("")] * 6))
+    assert state["ledger"]["epoch"] == to_text(of_samples([("", of_shard(""))] * 6))
 
 
 def only_text(items):
