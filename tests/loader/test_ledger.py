@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ledgers import Phase, digest_of, entry, play
 from pipelines import flat, samples, shuffled, through_json
@@ -47,7 +47,7 @@ PHASES = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     make=st.sampled_from([samples, shuffled, counted, listed]),
     end=st.sampled_from(["exact", "exact", "drop", "pad", "loop"]),
@@ -55,6 +55,10 @@ PHASES = st.lists(
     drop_last=st.booleans(),
     phases=PHASES,
 )
+@example(make=counted, end="exact", mix=1, drop_last=True, phases=[Phase(1, 2, 4, 100)])
+@example(make=counted, end="exact", mix=2, drop_last=True, phases=[Phase(1, 3, 2, 100)])
+@example(make=listed, end="pad", mix=1, drop_last=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
+@example(make=counted, end="pad", mix=1, drop_last=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
 def test_it_is_of_the_samples_that_were_returned(indexed, make, end, mix, drop_last, phases):  # noqa: PLR0917
     """At each cut the sum over all ranks is that of what came so far, also after a repartition."""
     if end != "exact" and make in (samples, shuffled):
@@ -164,6 +168,13 @@ def test_without_a_place_for_it(fifty, caplog):
             run(fifty, ledger=bad)
     with pytest.raises(ValueError, match="is a local file"):
         run(fifty, ledger="s3://bucket/a.ledger")
+
+
+def test_a_damaged_ledger_is_refused(fifty):
+    [state] = run(fifty, 3)
+    for bad in (5, {}, {"epoch": "0" * 32}, {"epoch": "0" * 32, "earlier": "x" * 32}, {"epoch": 0, "earlier": 0}):
+        with pytest.raises(wp.StateError, match="ledger"):
+            run(fifty, 1, state={**state, "ledger": bad})
 
 
 def test_items_without_a_key_count_alike(fifty):

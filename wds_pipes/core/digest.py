@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from wds_pipes.core.order import hash64
 
 Digest: TypeAlias = int  # from 0 to 2**128 - 1
-Shard: TypeAlias = "hashlib._Hash"  # what is common to the hashes of all samples of a shard
+Shard: TypeAlias = Any  # of hashlib: what is common to the hashes of all samples of a shard
 DIGESTS = ("digest_low", "digest_high")  # the names of its halves among the counts of a lane
 NOTHING: Digest = 0
 
