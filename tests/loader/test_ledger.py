@@ -199,6 +199,9 @@ def test_epochs_add_up(fifty):
     earlier = [in_epoch(digest_of(got, fifty), epoch) for epoch, got in enumerate((first, left))]
     assert state["epoch"] == 5
     assert state["ledger"] == entry(digest_of(now, fifty), add(earlier))
+    ranks = run(fifty, 0, world=3, state=state)
+    assert wp.merge_states(ranks)["ledger"] == state["ledger"]
+    assert wp.merge_states(run(fifty, 0, world=3, state=ranks))["ledger"] == state["ledger"]
 
 
 def test_the_file_of_a_ledger(fifty, tmp_path):
