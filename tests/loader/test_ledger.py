@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ledgers import Phase, digest_of, entry, play
 from pipelines import flat, samples, shuffled, through_json
@@ -47,7 +47,7 @@ PHASES = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     make=st.sampled_from([samples, shuffled, counted, listed]),
     end=st.sampled_from(["exact", "exact", "drop", "pad", "loop"]),
@@ -55,6 +55,10 @@ PHASES = st.lists(
     drop_last=st.booleans(),
     phases=PHASES,
 )
+@example(make=counted, end="exact", mix=1, drop_last=True, phases=[Phase(1, 2, 4, 100)])
+@example(make=counted, end="exact", mix=2, drop_last=True, phases=[Phase(1, 3, 2, 100)])
+@example(make=listed, end="pad", mix=1, drop_last=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
+@example(make=counted, end="pad", mix=1, drop_last=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
 def test_it_is_of_the_samples_that_were_returned(indexed, make, end, mix, drop_last, phases):  # noqa: PLR0917
     """At each cut the sum over all ranks is that of what came so far, also after a repartition."""
     if end != "exact" and make in (samples, shuffled):
@@ -166,10 +170,17 @@ def test_without_a_place_for_it(fifty, caplog):
         run(fifty, ledger="s3://bucket/a.ledger")
 
 
+def test_a_damaged_ledger_is_refused(fifty):
+    [state] = run(fifty, 3)
+    for bad in (5, {}, {"epoch": "0" * 32}, {"epoch": "0" * 32, "earlier": "x" * 32}, {"epoch": 0, "earlier": 0}):
+        with pytest.raises(wp.StateError, match="ledger"):
+            run(fifty, 1, state={**state, "ledger": bad})
+
+
 def test_items_without_a_key_count_alike(fifty):
     """Such as those of a step of the user's, which ``ledger`` cannot know."""
     [state] = run(fifty, 3, make=lambda urls: samples(urls).then(only_text), collate="list")
-    assert state["ledger"]["epoch"] == to_text(of_samples([""] * 6, [of_shard("")] * 6))
+    assert state["ledger"]["epoch"] == to_text(of_samples([("", of_shard(""))] * 6))
 
 
 def only_text(items):
@@ -188,6 +199,9 @@ def test_epochs_add_up(fifty):
     earlier = [in_epoch(digest_of(got, fifty), epoch) for epoch, got in enumerate((first, left))]
     assert state["epoch"] == 5
     assert state["ledger"] == entry(digest_of(now, fifty), add(earlier))
+    ranks = run(fifty, 0, world=3, state=state)
+    assert wp.merge_states(ranks)["ledger"] == state["ledger"]
+    assert wp.merge_states(run(fifty, 0, world=3, state=ranks))["ledger"] == state["ledger"]
 
 
 def test_the_file_of_a_ledger(fifty, tmp_path):
@@ -225,7 +239,12 @@ def test_the_first_step_that_differs(fifty, tmp_path):
     run(fifty, make=samples, ledger=whole)
     run(fifty, make=lambda urls: samples(urls).fault("swapped", 16), ledger=broken)
     said = "not the same data: step 8 of epoch 0, after 16 samples of it, is the first one that differs"
-    assert same_data(whole, broken) == (False, [said])
+    assert same_data(whole, broken).lines[0] == said
+    other = str(tmp_path / "other")
+    run(fifty, make=lambda urls: samples(urls, seed=6), ledger=other)
+    found = same_data(whole, other)
+    assert not found.same
+    assert found.lines[1].startswith("after 50 samples of epoch 0 they are the same again: the order was another")
     run(fifty, 10, make=samples, ledger=broken)
     assert same_data(whole, broken) == (
         True,

@@ -77,7 +77,8 @@ def fault(rng, kind, urls, directory):
     place, shard = Path(directory) / "broken", rng.choice([4, 5, 6])
     place.mkdir(exist_ok=True)
     broken = with_fault(kind, urls, shard, rng.randrange(1, SIZES[shard] - 1), place)
-    steps = sum(SIZES[:7]) // 2 + rng.randrange(5, 9)  # the last shard has begun
+    sizes = [*SIZES[:shard], SIZES[shard - 1] if kind == "wrong shard" else SIZES[shard], *SIZES[shard + 1 : 7]]
+    steps = sum(sizes) // 2 + rng.randrange(5, 9)  # the last shard has begun
     path = states_after(lambda: careless(broken), steps, place / "states.json", batch_size=2)
     return prove(path, broken).proven, not prove(path, urls).proven
 

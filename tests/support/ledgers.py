@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines import flat, keys_of, loaded, through_json
+from pipelines import flat, loaded, through_json
 
 import wds_pipes as wp
 from wds_pipes.core.digest import NOTHING, add, in_epoch, of_samples, of_shard, to_text
@@ -29,7 +29,7 @@ class Phase(NamedTuple):
 def digest_of(got, urls):
     """The digest of samples, without repeats."""
     got = [sample for sample in got if not sample.get("__padding__")]
-    return of_samples(keys_of(got), [of_shard(str(urls.index(sample["__url__"]))) for sample in got])
+    return of_samples((sample["__key__"], of_shard(str(urls.index(sample["__url__"])))) for sample in got)
 
 
 def entry(epoch, earlier=NOTHING):

@@ -76,6 +76,23 @@ def test_of_a_function(indexed, tmp_path, monkeypatch):
         prove(path, "builtins:dict")
 
 
+def test_epochs_before(indexed, tmp_path):
+    """Another one is noticed at the beginning of the next epoch, unless samples were dropped."""
+    (tmp_path / "broken").mkdir()
+    broken = with_fault("lost", indexed, 2, 4, tmp_path / "broken")
+    path = states_after(lambda: shuffled(broken), 100, tmp_path / "states.json", batch_size=2)
+    assert prove(path, broken).proven
+    assert prove(path, indexed).lines[1].startswith("not proven: in the epochs before other samples")
+    path = states_after(lambda: by_index(indexed), 100, path, batch_size=4, epoch_end="drop")
+    assert prove(path, indexed) == (
+        True,
+        [
+            "proven: 0 samples of epoch 1 were each returned once (digest 00000000000000000000000000000000)",
+            "of the epochs before it is not known which samples were dropped at their ends",
+        ],
+    )
+
+
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_is_noticed(fifty, kind, tmp_path):
     """The run read shards with the fault, and the shards of the proof have none; or the other way

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from wds_pipes.core.digest import DIGESTS, add, of_counts
+from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError
 
@@ -156,7 +156,7 @@ def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, count in counts.items():
             total[name] = total.get(name, 0) + count
     if not total.keys().isdisjoint(DIGESTS):
-        total |= zip(DIGESTS, add([of_counts(total)]), strict=True)
+        total |= as_counts(of_counts(total))
     return total
 
 

@@ -234,11 +234,16 @@ def read_state(state: object) -> Saved:
 def _read_ledger(value: object) -> dict[str, Digest]:
     """Return a value as the digests of a state, by its entries in ``LEDGER``."""
     found = read_dict(value, "'ledger'")
-    if found.keys() != set(LEDGER) or not all(
-        isinstance(text, str) and _DIGEST.fullmatch(text) for text in found.values()
-    ):
+    if found.keys() != set(LEDGER):
         raise damaged(f"its ledger is {shown(value)}")
-    return {name: from_text(text) for name, text in found.items()}
+    return {name: read_digest(text, "a digest of its ledger") for name, text in found.items()}
+
+
+def read_digest(value: object, what: str) -> Digest:
+    """Return a value as a digest of samples."""
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise damaged(f"{what} is {shown(value)}")
+    return from_text(value)
 
 
 def _read_grown(value: object) -> Grown:

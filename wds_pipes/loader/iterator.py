@@ -17,7 +17,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, leave_out, logger
-from wds_pipes.core.digest import DIGESTS, of_counts, subtract
+from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.words import plural
@@ -200,7 +200,7 @@ class Progress:
             state = unpack(lane)
             leave_out(state["counts"], delivered_in(lane) - delivered_in(at.lanes[number]))
             if plan.ledger:
-                state["counts"] |= zip(DIGESTS, of_counts(counts_in(at.lanes[number])), strict=True)
+                state["counts"] |= as_counts(of_counts(counts_in(at.lanes[number])))
             lanes[number] = pack(state)
         return after._replace(lanes=lanes).counted_from(at)
 

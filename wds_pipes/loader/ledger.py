@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.digest import DIGESTS, add, of_samples, of_shard
+from wds_pipes.core.digest import DIGESTS, Shard, add, halves, of_halves, of_samples, of_shard
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify
@@ -58,7 +58,7 @@ class Ledger(Stage[Out]):
         self.on = False
         # while running
         self._pending: list[tuple[Any, Any]] = []  # the identities of items since the last sum
-        self._shards: dict[str, bytes] = {}  # by their URLs, what ``of_samples`` takes
+        self._shards: dict[str, Shard] = {}  # by their URLs, what ``of_samples`` takes
 
     def run(self) -> Iterator[Out]:
         return self._noting() if self.on else self.source.items
@@ -84,16 +84,15 @@ class Ledger(Stage[Out]):
 
     def _sum_up(self) -> None:
         """Add the items since the last sum to the digest."""
-        keys, urls = zip(*self._pending, strict=True) if self._pending else ((), ())
-        at, known = self.at, self._shards
-        self._pending.clear()
+        at, known, pending = self.at, self._shards, self._pending
         try:
-            digest = of_samples(keys, [known.get(url) or self._shard_of(url) for url in urls])
+            digest = of_samples([(key, known.get(url) or self._shard_of(url)) for key, url in pending])
         except (TypeError, AttributeError):  # they are no texts
-            digest = of_samples(list(map(str, keys)), [self._shard_of(str(url)) for url in urls])
-        at.digest_low, at.digest_high = add([(at.digest_low, at.digest_high), digest])
+            digest = of_samples([(str(key), self._shard_of(str(url))) for key, url in pending])
+        pending.clear()
+        at.digest_low, at.digest_high = halves(add([of_halves(at.digest_low, at.digest_high), digest]))
 
-    def _shard_of(self, url: str) -> bytes:
+    def _shard_of(self, url: str) -> Shard:
         """Return what ``of_samples`` takes for a shard. It is that of its number in the list, so
         that it stays the same if shards are moved.
         """

@@ -30,7 +30,7 @@ from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import at_home
 from wds_pipes.loader.ranks import Rank
 
-_RECORD = struct.Struct("<IIIIQQQ")
+_RECORD = struct.Struct("<IIIIQ16s")
 _HEAD = b"wds_pipes ledger 1\n".ljust(_RECORD.size, b"\0")
 _BITS = (1 << 32) - 1
 _RANK = re.compile(r"\.rank-([0-9]{4,})-of-([0-9]{4,})")
@@ -72,7 +72,7 @@ class LedgerFile:
         """Append a record: what this rank has had of an epoch after a step."""
         file = self._file = self._file or self._open(rank)
         epoch, start, batches = (number & _BITS for number in step)
-        record = _RECORD.pack(0, epoch, start, batches, samples, *digest)
+        record = _RECORD.pack(0, epoch, start, batches, samples, digest.to_bytes(16, "little"))
         file.write(struct.pack("<I", zlib.crc32(record[4:])) + record[4:])
 
     def _open(self, rank: Rank) -> BinaryIO:
@@ -178,6 +178,6 @@ def _records_of(path: str) -> Iterator[tuple[Step, int, Digest]]:
         if file.read(_RECORD.size) != _HEAD:
             raise StateError(f"{path} is not the ledger of a PipeLoader, or it is damaged")
         while len(data := file.read(_RECORD.size)) == _RECORD.size:
-            crc, epoch, start, step, samples, low, high = _RECORD.unpack(data)
+            crc, epoch, start, step, samples, digest = _RECORD.unpack(data)
             if crc == zlib.crc32(data[4:]):
-                yield (epoch, start, step), samples, (low, high)
+                yield (epoch, start, step), samples, int.from_bytes(digest, "little")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, Lack, logger
-from wds_pipes.core.digest import DIGESTS, NOTHING, Digest, add, in_epoch, of_counts, subtract, to_text
+from wds_pipes.core.digest import NOTHING, Digest, add, as_counts, in_epoch, of_counts, subtract, to_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.recipe import Recipe
@@ -287,7 +287,7 @@ class Plan:
         state = unpack(lane)
         for name, count in (("delivered", -self.part_size), ("dropped", self.part_size)):
             state["counts"][name] = state["counts"].get(name, 0) + count
-        state["counts"] |= zip(DIGESTS, subtract(of_counts(state["counts"]), digest), strict=True)
+        state["counts"] |= as_counts(subtract(of_counts(state["counts"]), digest))
         return pack(state)
 
     def beginning(self, epoch: int, lanes: int | None = None, *, after: LoaderPosition | None = None) -> LoaderPosition:

@@ -20,10 +20,10 @@ from typing import Any, ClassVar
 
 from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.counts import LEFT_OUT, leave_out
-from wds_pipes.core.digest import DIGESTS, NOTHING, Digest, add, of_counts
+from wds_pipes.core.digest import NOTHING, Digest, add, as_counts, of_counts, to_text
 from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.stage import Source, Stage, is_built_in
-from wds_pipes.core.state import damaged, read_as, read_count
+from wds_pipes.core.state import damaged, read_count, read_digest
 from wds_pipes.core.words import shown
 from wds_pipes.loader.lengths import batches_of, batching
 from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
@@ -74,7 +74,7 @@ class Slices:
             stop = place + steps * step
         counts, pads = {"delivered": place} if place else {}, terms.mode == "pad"
         leave_out(counts, left_out)
-        counts |= {name: value for name, value in zip(DIGESTS, digest, strict=True) if value}
+        counts |= as_counts(digest) if digest else {}
         return cls(
             lanes=lanes,
             counts=counts,
@@ -121,19 +121,16 @@ class Slices:
     def as_json(self) -> dict[str, Any]:
         entry: dict[str, Any] = {_PLACE: self.place} | ({LEFT_OUT: self.left_out} if self.left_out else {})
         digest = of_counts(self.counts)
-        return entry if digest == NOTHING else {**entry, _DIGEST: list(digest)}
+        return {**entry, _DIGEST: to_text(digest)} if digest else entry
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Slices:
         if entry is None or not {_PLACE} <= entry.keys() <= {_PLACE, _DIGEST, LEFT_OUT} or terms.size < 1:
             raise damaged(f"its partition is {shown(entry)}, of batches of {terms.size} samples")
         place = read_count(entry[_PLACE], "the place at which its partition begins", most=terms.total)
-        digest = read_as(list, entry.get(_DIGEST, list(NOTHING)), "the digest of its partition")
-        if len(digest) != len(NOTHING):
-            raise damaged(f"the digest of its partition is {shown(digest)}")
-        low, high = (read_count(value, "a number of the digest of its partition") for value in digest)
+        digest = read_digest(entry[_DIGEST], "the digest of its partition") if _DIGEST in entry else NOTHING
         left_out = read_count(entry.get(LEFT_OUT, 0), "the number of samples that skip() left out", most=place)
-        return cls.of(lanes, epoch, terms, place, (low, high), left_out=left_out)
+        return cls.of(lanes, epoch, terms, place, digest, left_out=left_out)
 
     def begun(self, states: LaneStates, terms: Terms) -> bool:
         return self.next_place(states, terms) > 0
@@ -194,7 +191,7 @@ class Slices:
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""
         place = self.next_place(states, terms)
-        counts = {"delivered": place, **dict(zip(DIGESTS, self.digest(states), strict=True))}
+        counts = {"delivered": place, **as_counts(self.digest(states))}
         done = {**NOT_BEGUN, "ended": True, "counts": counts}
         leave_out(counts, self.left_out)
         return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}

@@ -18,7 +18,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, LEFT_OUT, sum_counts
-from wds_pipes.core.digest import DIGESTS, of_counts
+from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
 from wds_pipes.core.order import hash64
 from wds_pipes.core.running import END, close_running
 from wds_pipes.core.stage import Stage, functional_name, is_built_in
@@ -260,7 +260,7 @@ class _Running:
             "counts": counts,
         }
         if ended and counts["dropped"] > self._last.get("dropped", 0):  # these are not in the digest
-            counts |= zip(DIGESTS, of_counts(self._last), strict=True)
+            counts |= as_counts(of_counts(self._last))
         self._last = counts
         if full:
             counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))

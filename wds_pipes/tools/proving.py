@@ -44,7 +44,7 @@ class Proof(NamedTuple):
     """Whether a digest was found again.
 
     Attributes:
-        proven: whether it was.
+        proven: whether it was, also that of the epochs before, unless samples were dropped there.
         lines: what was found, in words.
     """
 
@@ -83,13 +83,14 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
         missing = f"with what is left, the digest is {to_text(with_rest)}, and that of the epoch {to_text(whole)}"
         return Proof(False, [f"not proven: {samples} have digest {to_text(epoch)}; {missing}"])
     lines = [f"proven: {samples} were each returned once (digest {to_text(epoch)})"]
-    if saved.epoch:
-        each_once = add(in_epoch(whole, number) for number in range(saved.epoch)) == earlier
-        told = "proven: each sample was returned once in each epoch before" if each_once else (
-            "not proven of the epochs before: some did not begin or end with this run, or had other samples"
-        )  # fmt: skip
-        lines.append(told)
-    return Proof(True, lines)
+    if not saved.epoch:
+        return Proof(True, lines)
+    if add(in_epoch(whole, number) for number in range(saved.epoch)) == earlier:
+        return Proof(True, [*lines, "proven: each sample was returned once in each epoch before"])
+    if saved.epoch_end == "drop":
+        return Proof(True, [*lines, "of the epochs before it is not known which samples were dropped at their ends"])
+    told = "not proven: in the epochs before other samples were returned, or the run left or did not begin some of them"
+    return Proof(False, [*lines, told])
 
 
 def _are_shards(what: Urls) -> bool:

@@ -248,6 +248,12 @@ def _same_ledgers(first: str, second: str) -> SameData:
         found = f"the same data in {plural(len(both), 'step')}, up to step {last.step} of epoch {last.epoch}"
         return SameData(True, [f"{found}, after {plural(last.samples, 'sample')} of it", *lines])
     at = one[differ]
+    last_of_epoch = max(place for place in both if place[0] == at.epoch)
+    if one[last_of_epoch].digest == other[last_of_epoch].digest:
+        lines.append(
+            f"after {plural(last_of_epoch[1], 'sample')} of epoch {at.epoch} they are the same again: the order was "
+            "another, as on another number of lanes"
+        )
     return SameData(
         False,
         [
