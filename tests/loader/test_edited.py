@@ -197,6 +197,10 @@ def test_a_sample_list_keeps_its_order_and_its_batches(urls, seed):
         states = [through_json(loader.state_dict()) for loader in loaders]
     last = loaded(listed(urls, batch_size=3, epoch_end="exact"), states, exclude=out)
     assert last.remaining() == -(-len(left) // 3)
+    begin = last.state_dict()["step"]
+    batches = (last.plan(begin + number, keys=True) for number in range(last.remaining()))
+    assert [sample.key for sample in flat(batches)] == left
+    assert [last.find(key) for key in out] == [[]] * len(out)
     assert flat(last) == left
     assert flat(last) == [key for key in following if key not in out]
     assert len(last) == -(-(len(following) - len(set(out))) // 3)

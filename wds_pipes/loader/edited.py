@@ -103,7 +103,9 @@ def _without_places(at: LoaderPosition, then: Plan, now: Plan, saved: Saved) -> 
     before, after = (cast(SampleList, plan.source).order(plan.source.seed, at.epoch) for plan in (then, now))
     whole = before.whole_place(place) if isinstance(before, Remaining) else place
     place = cast(Remaining, after).place(whole)
-    return beginning._replace(partition=Slices.of(lanes, at.epoch, now.terms, place, digest))
+    left_out = min(place, partition.left_out)
+    partition = Slices.of(lanes, at.epoch, now.terms, place, digest, left_out=left_out)
+    return beginning._replace(partition=partition)
 
 
 def _with_exclusion(at: LoaderPosition, now: Plan) -> LoaderPosition:

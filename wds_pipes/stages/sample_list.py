@@ -237,7 +237,9 @@ class SampleList(ShardSource[SampleRef]):
             found = [view.index(wanted)] if wanted in view else []
         else:  # it may have any order
             found = np.flatnonzero(view == wanted).tolist()
-        return found if order is None else order.places_of(np.array(found, np.int64)).tolist()
+        if self._left_out is not None:
+            found = np.setdiff1d(found, self._left_out).tolist()
+        return found if order is None else [order.place_of(place) for place in found]
 
     def key_of(self, shard: int, number: int) -> str:
         return self._located.key_of(self._located.starts[shard] + number)
@@ -344,17 +346,6 @@ class SampleList(ShardSource[SampleRef]):
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"
 
 
-def _in_shards(starts: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the shards of samples, and their numbers there.
-
-    Args:
-        starts: the number of the first sample of each shard.
-        numbers: those of the samples among all.
-    """
-    shards = np.searchsorted(starts, numbers, side="right") - 1
-    return shards, numbers - starts[shards]
-
-
 class Remaining:
     """An order without some of its places.
 
@@ -376,11 +367,9 @@ class Remaining:
         """Return the number at a place."""
         return int(self.numbers_at(np.array([place]))[0])
 
-    def places_of(self, numbers: Numbers) -> Numbers:
-        """Return the places of numbers, without the numbers that are left out."""
-        whole = numbers if self._order is None else self._order.places_of(numbers)
-        whole = whole[~np.isin(whole, self._places)]
-        return whole - np.searchsorted(self._places, whole)
+    def place_of(self, number: int) -> int:
+        """Return the place of a number that is not left out."""
+        return self.place(number if self._order is None else self._order.place_of(number))
 
     def whole_place(self, place: int) -> int:
         """Return how many places of the whole order are over after ``place`` of this one."""
@@ -389,6 +378,17 @@ class Remaining:
     def place(self, whole: int) -> int:
         """Return how many places of this order are over after ``whole`` of the whole one."""
         return whole - int(np.searchsorted(self._places, whole))
+
+
+def _in_shards(starts: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the shards of samples, and their numbers there.
+
+    Args:
+        starts: the number of the first sample of each shard.
+        numbers: those of the samples among all.
+    """
+    shards = np.searchsorted(starts, numbers, side="right") - 1
+    return shards, numbers - starts[shards]
 
 
 # places of an order in blocks: of each place, whether the next range of the lane begins there, and
