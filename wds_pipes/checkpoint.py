@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ from wds_pipes.loader.checkpoint_ranks import (
 from wds_pipes.loader.other_states import datasets_of, place_of_workers
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import merge_states
+from wds_pipes.stages.edits import Edits
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
 
@@ -141,6 +143,9 @@ def load(
     group: Any = None,
     wait_seconds: float = WAIT_SECONDS,
     moved: bool = False,
+    exclude: str | os.PathLike[str] | Iterable[str] | None = None,
+    added: str | None = None,
+    mix: str | None = None,
 ) -> int | None:
     """Make a loader continue from a checkpoint of any number of ranks and workers.
 
@@ -167,6 +172,10 @@ def load(
             counts.
         moved: the shards are those of the checkpoint, whatever their names and the index say: see
             ``WdsPipe.load_state_dict``.
+        exclude: the keys of samples to leave out from the checkpoint on, as in
+            ``PipeLoader.load_state_dict``.
+        added: ``"append"``: the list of shards has grown, as there.
+        mix: ``"changed"``: sources or weights of a mix have changed, as there.
 
     Returns:
         The step of the checkpoint; None if the directory holds no complete one.
@@ -191,11 +200,11 @@ def load(
     alike = agreeing(loader, group, f"checkpoint {number} of {root}") if together else nullcontext(list[str]())
     with alike as agreed:
         states = states or states_of_step(root, number)
-        at = place_in(loader, states, str(step_directory(root, number)), moved)
+        at = place_in(loader, states, str(step_directory(root, number)), Edits(moved, exclude, added, mix))
         incomplete = newer_incomplete(root, number)
         agreed.append(checksum_of({"ranks": states}) if together else "")
     known.root, known.incomplete = root, incomplete
-    progress_of(loader).go_to(at)
+    progress_of(loader).go_to(*at)
     known.step = number
     return number
 
@@ -279,11 +288,11 @@ class AllRanks:
         """Return what ``gather`` returns."""
         return gather(self._loader, self._group)
 
-    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
-        """Make the loader continue from ``state``, on any number of ranks; for ``moved`` see
-        ``WdsPipe.load_state_dict``.
+    def load_state_dict(self, state: State, **options: Any) -> None:
+        """Make the loader continue from ``state``, on any number of ranks; for the options see
+        ``PipeLoader.load_state_dict``.
         """
-        self._loader.load_state_dict(state, moved=moved)
+        self._loader.load_state_dict(state, **options)
 
 
 class DCPState:
@@ -343,4 +352,4 @@ class DCPState:
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint "
                 "that was saved with a DCPState under this name."
             ) from error
-        progress_of(self._loader).go_to(place_in(self._loader, states, "the distributed checkpoint"))
+        progress_of(self._loader).go_to(*place_in(self._loader, states, "the distributed checkpoint"))

@@ -6,7 +6,7 @@ import os
 import pickle
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -21,10 +21,12 @@ from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
+from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import StateError
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
+from wds_pipes.stages.edits import Edits, load
 
 MAX_WORKERS = 1024
 _EPOCHS = 1 << 32
@@ -106,19 +108,29 @@ class WdsDataset(Countable, IterableDataset[Any]):
         stream.settle()
         return {**stream.state_dict(), "ended": stream.over or stream.position.ended}
 
-    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
-        """Make the next iteration in this process continue from ``state``; for ``moved`` see
+    @checks_options
+    def load_state_dict(
+        self,
+        state: State,
+        *,
+        moved: bool = False,
+        exclude: str | os.PathLike[str] | Iterable[str] | None = None,
+        added: str | None = None,
+        mix: str | None = None,
+    ) -> None:
+        """Make the next iteration in this process continue from ``state``; for the arguments see
         ``WdsPipe.load_state_dict``.
 
-        StatefulDataLoader calls this in its workers, without ``moved``. If the shards were renamed
-        since the state was taken, pass ``ShardList(..., moved=True)``.
+        StatefulDataLoader calls this in its workers, with the state alone. If the shards were
+        renamed since the state was taken, pass ``ShardList(..., moved=True)``, and if a mix has
+        changed, ``mix(..., changed=True)``.
         """
         stream = self._stream
         stream.settle()
         saved = read_state(state)
         if saved.epoch >= _EPOCHS - 1:
             raise damaged(f"'epoch' is {saved.epoch}, and epochs are numbered below {_EPOCHS - 1}")
-        stream.load_state_dict(state, moved=moved)
+        load(stream, state, Edits(moved, exclude, added, mix))
         stream.over = stream.waits = saved.ended
         stream.tell(stream.position.epoch - 1)
         stream.loaded = os.getpid(), stream.latest

@@ -41,6 +41,7 @@ from wds_pipes.errors import StateError, WdsError
 from wds_pipes.loader.lengths import Countable
 from wds_pipes.loader.ranks import warn_of_ranks
 from wds_pipes.loader.sample_order import mend_loader
+from wds_pipes.stages.edits import Edits, load
 
 mend_loader()
 
@@ -85,7 +86,7 @@ class WdsNode(Countable, BaseNode[Any]):
         warn_of_ranks("a node")
         stream = self._stream
         if initial_state is not None:
-            stream.load_state_dict(initial_state)
+            load(stream, initial_state, Edits())
         else:
             self._tell_epoch()
             stream.give_up()

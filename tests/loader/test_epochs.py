@@ -464,7 +464,7 @@ def test_a_source_added_to_a_mix_where_lanes_have_ended_is_told(lanes, caplog, t
     before, after = mixed(2, a=urls[:2]), mixed(lanes, a=urls[:2], new=urls[2:])
     items = iter(before)
     first = [next(items) for _ in range(3)]
-    after.load_state_dict(through_json(before.state_dict()))
+    after.load_state_dict(through_json(before.state_dict()), mix="changed")
     assert (
         "source 'new' of mix() was added in the middle of an epoch in which 1 of the 2 lanes have ended" in caplog.text
     )

@@ -20,6 +20,7 @@ PROOFS = (  # the quick ones first
     "half_samples",
     "histories",
     "ledger",
+    "edits",
     "interrupts",
     "forks",
     "lying_server",

@@ -23,6 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import nodes
+from wds_pipes.core.lane import Lane
 from wds_pipes.core.order import stream
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, FilterSamples, Mix, ShuffleBuffer
@@ -324,7 +325,7 @@ def test_weights_may_change_and_sources_may_be_added(weights):
     proportions hold from there on, also after a further resume.
     """
     before, state = after(numbers({"a": 5, "b": 1}), 77)
-    first, state = after(loaded(numbers(weights), state), 50)
+    first, state = after(loaded(numbers(weights, changed=True), state), 50)
     again = loaded(numbers(weights), state)
     rest = [*first, *itertools.islice(again, 300)]
     assert deviation(np.array([list(weights).index(name) for name in names(rest)]), list(weights.values())) < 1
@@ -332,6 +333,124 @@ def test_weights_may_change_and_sources_may_be_added(weights):
         assert [number for found, number in [*before, *rest] if found == name] == list(
             range(names([*before, *rest]).count(name))
         )
+
+
+@pytest.mark.parametrize("weights", [{"a": 1, "b": 4}, {"a": 5, "c": 2, "b": 1}])
+def test_what_has_changed_must_be_declared(weights):
+    """By the mix, or by the call; the same proportions are no change."""
+    for cut in (0, 77):
+        _, state = after(numbers({"a": 5, "b": 1}), cut)
+        with pytest.raises(wp.StateError, match=r"this mix has .*pass load_state_dict\(state, mix='changed'\)"):
+            numbers(weights).load_state_dict(state)
+        rest = names(numbers_after(numbers(weights), state, changed=True))
+        assert rest == names(numbers_after(numbers(weights, changed=True), state))
+        numbers({"b": 2, "a": 10}).load_state_dict(state)
+
+
+def numbers_after(stream_, state, **options):
+    return itertools.islice(loaded(stream_, state, **options), 60)
+
+
+# Weights by a schedule
+
+
+def rising(samples):
+    """Weights that change with the number of samples."""
+    return {"a": 3, "b": samples / 400, "c": 0.7 if samples < 300 else 0}
+
+
+def test_a_schedule_decides_the_weights():
+    """In each lane by about how many samples all lanes have had; a source of weight 0 has none."""
+    stage = Mix({name: Given([(name, number) for number in range(2000)]) for name in "abc"}, schedule=rising)
+    for lanes in (1, 4):
+        found = names(itertools.islice(stage.open(Lane(0, 0, lanes - 1, lanes)).items, 1000))
+        due = dict.fromkeys("abc", 0.0)
+        for place in range(1000):
+            weights = rising(place // 100 * 100 * lanes)
+            for name, weight in weights.items():
+                due[name] += weight / sum(weights.values())
+            if weights["c"]:
+                assert all(abs(due[name] - found.count(name, 0, place + 1)) < 3 for name in "abc"), place
+        assert "b" not in found[:100]
+        assert "c" not in found[-(-300 // (100 * lanes)) * 100 :]
+        assert found.count("b", 900) > found.count("b", 100, 200)
+
+
+@pytest.mark.parametrize("exhausted", ["drop", "repeat"])
+def test_a_schedule_at_every_cut(exhausted, monkeypatch):
+    monkeypatch.setattr("wds_pipes.stages.mix._EVERY", 5)
+
+    def make():
+        sources = {name: Given([(name, number) for number in range(length)]) for name, length in SCHEDULED.items()}
+        return Stream(Mix(sources, schedule=lambda n: {"a": 1, "b": 0.3 + n / 20, "c": 2}, exhausted=exhausted))
+
+    assert len(check_resume(make)[0]) > 12
+    _, state = after(make(), 9)
+    shuffled = loaded(
+        Stream(
+            Mix(
+                {name: Given([(name, number) for number in range(SCHEDULED[name])]) for name in "cab"},
+                schedule=lambda n: {"a": 1, "b": 0.3 + n / 20, "c": 2},
+                exhausted=exhausted,
+            )
+        ),
+        state,
+    )
+    assert list(loaded(make(), state)) == list(shuffled)
+    for wrong in ([0.0], [0.0, 0.0, 1e30], [0.0, "a", 0.0], [0, 0, 0], "abc"):
+        state["lanes"]["0"]["position"][0]["behind"] = wrong
+        with pytest.raises(wp.StateError, match="damaged"):
+            make().load_state_dict(state)
+
+
+SCHEDULED = {"a": 7, "b": 3, "c": 8}
+
+
+def test_weights_may_become_a_schedule():
+    """It goes on with the number of samples that there were."""
+    asked = []
+
+    def schedule(samples):
+        asked.append(samples)
+        return {"a": 1, "b": 1}
+
+    _, state = after(numbers({"a": 5, "b": 1}), 230)
+    scheduled = Stream(Mix({name: Given([(name, n) for n in range(900)]) for name in "ab"}, schedule=schedule))
+    with pytest.raises(wp.StateError, match="this mix has the weights 'a': schedule, 'b': schedule, and that of the"):
+        scheduled.load_state_dict(state)
+    found, state = after(loaded(scheduled, state, changed=True), 200)
+    assert asked == [0, 200, 300, 400]
+    assert abs(names(found).count("a") - 100) <= 1
+    assert names(after(loaded(numbers({"a": 1, "b": 3}), state, changed=True), 4)[0]).count("b") == 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "error", "words"),
+    [
+        ({"a": 1, "b": 1}, TypeError, "schedule must be a function"),
+        (lambda n: {"a": 1}, ValueError, r"schedule\(0\) of mix\(\) returned .*: return a weight for each of 'a', 'b'"),
+        (lambda n: None, ValueError, r"returned None: return a weight"),
+        (lambda n: {"a": 0, "b": 0}, ValueError, "and one above 0"),
+        (lambda n: {"a": -1, "b": 2}, ValueError, "at least 0"),
+        (lambda n: {"a": float("nan"), "b": 2}, ValueError, "at least 0"),
+        (lambda n: {"a": "1", "b": 2}, ValueError, "at least 0"),
+    ],
+)
+def test_wrong_schedules_are_refused_when_it_is_built(schedule, error, words):
+    with pytest.raises(error, match=words):
+        Mix({"a": Given([]), "b": Given([])}, schedule=schedule)
+
+
+def test_wrong_weights_of_a_schedule_later():
+    both = {name: Given([(name, number) for number in range(150)]) for name in "ab"}
+    with pytest.raises(ValueError, match="takes weights= or schedule=, one of them"):
+        Mix(both, {"a": 1, "b": 1}, schedule=rising)
+    with pytest.raises(ValueError, match=r"schedule\(100\) of mix\(\) returned"):
+        list(Stream(Mix(both, schedule=lambda n: {"a": 1, "b": 1} if n < 100 else {})))
+    with pytest.raises(
+        ValueError, match=r"schedule\(\d+\) of mix\(\) gives no weight to the sources that are left: 'b'"
+    ):
+        list(Stream(Mix(both, schedule=lambda n: {"a": 1, "b": 0}, exhausted="drop")))
 
 
 def test_sources_may_be_left_out_on_request():
@@ -358,6 +477,7 @@ def test_a_source_that_was_left_out_is_forgotten(three, lanes, steps):
             {name: samples(urls) for name, urls in sources.items()},
             without=() if "b" in sources else ("b",),
             exhausted="drop",
+            changed="b" in sources,
         )
         return mixed if lanes is None else wp.PipeLoader(mixed, batch_size=None, lanes=lanes, epoch_end="exact")
 
@@ -378,7 +498,7 @@ def test_changes_are_refused_while_a_later_step_holds_samples(exhausted):
 
     def make(weights):
         sources = {name: Given([(name, number) for number in range(20)]) for name in weights}
-        return Stream(ShuffleBuffer(Mix(sources, weights, exhausted=exhausted), 4))
+        return Stream(ShuffleBuffer(Mix(sources, weights, exhausted=exhausted, changed=True), 4))
 
     length = len(list(make({"a": 2, "b": 1})))
     for cut in range(length + 1):
@@ -400,7 +520,7 @@ def test_changes_are_refused_while_a_step_after_the_whole_holds_samples(three, k
     """The mix whose weights change may be part of another mix, or be repeated."""
 
     def make(weights):
-        mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights)
+        mixed = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, weights, changed=True)
         other = {"c": samples(three["a"])}
         if kind == "repeat":
             return mixed.repeat(2).shuffle_buffer(4)

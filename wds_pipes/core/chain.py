@@ -19,6 +19,7 @@ own source is only a recipe, and a position has no entry for it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -263,6 +264,19 @@ class Chain:
         entry, *later = entries
         done, entry = (self._composite or self.root).rest_of(entry)
         return done, [entry, *later]
+
+
+def linked(first: Stage[Any], steps: Sequence[Stage[Any]]) -> Stage[Any]:
+    """Return the last of copies of ``steps``, which read from ``first``, one from the other."""
+    for step in steps:
+        again = copy.copy(step)
+        for kind in type(step).__mro__:
+            for name, value in vars(kind).items():
+                if isinstance(value, cached_property):  # it may be of the stages before
+                    vars(again).pop(name, None)
+        again.source = first
+        first = again
+    return first
 
 
 def makes_one_of_each(step: Stage[Any]) -> bool:

@@ -162,6 +162,12 @@ class Permutation:
             numbers[start : start + _BLOCK] = self._runs_at(slots) * self.run + offsets
         return numbers
 
+    def places_of(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the places of numbers: the inverse of ``numbers_at``."""
+        runs, offsets = numbers // self.run, numbers % self.run
+        places = self._runs_at(runs, -1) * self.run + offsets
+        return places - self._short * (places >= self._tail)
+
     def _permuted(self, value: int, direction: int) -> int:
         """Return which run is in a slot, or, with -1, in which slot a run is."""
         value = self._network(value, direction)
@@ -169,13 +175,13 @@ class Permutation:
             value = self._network(value, direction)
         return value
 
-    def _runs_at(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _runs_at(self, slots: npt.NDArray[np.int64], direction: int = 1) -> npt.NDArray[np.int64]:
         """Return which runs are in slots: the block form of ``_permuted``."""
         import numpy as np
 
-        runs: npt.NDArray[np.uint64] = self._network(slots.astype(np.uint64), 1)
+        runs: npt.NDArray[np.uint64] = self._network(slots.astype(np.uint64), direction)
         while len(outside := np.flatnonzero(runs >= self._runs)):
-            runs[outside] = self._network(runs[outside], 1)
+            runs[outside] = self._network(runs[outside], direction)
         return runs.astype(np.int64)
 
     def _network(self, value: _Int, direction: int) -> _Int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.moved import MEND, Data, Move
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import ADDED, SEGMENTS, Saved, SavedSource, damaged, read_state
+from wds_pipes.core.state import ADDED, SEGMENTS, Grown, Saved, SavedSource, damaged, read_state
 from wds_pipes.errors import StateError
 
 
@@ -24,6 +24,9 @@ class Recipe(NamedTuple):
         sources: the recipes of the chains that it mixes, by name.
         without: names of sources that a state may have, and the mix does not; None: sources never
             change.
+        weight: of one of these chains, its weight as text.
+        changed: the user declared that the weights or the sources of the mix have changed.
+        grown: see ``Source``.
     """
 
     seed: int
@@ -33,15 +36,31 @@ class Recipe(NamedTuple):
     samples: str | None = None
     sources: dict[str, Recipe] = {}  # noqa: RUF012 - never changed
     without: frozenset[str] | None = None
+    weight: str = ""
+    changed: bool = False
+    grown: Grown = ()
 
     @classmethod
     def of(cls, chain: Chain, *, counted: bool = False) -> Recipe:
         """Return the recipe of a chain; ``counted``: a step after it counts its items."""
         root, graph = chain.root, tuple(chain.graph(counted=counted))
-        sources = {name: cls.of(Chain(branch), counted=True) for name, branch in root.branches.items()}
+        sources = {
+            name: cls.of(Chain(branch), counted=True)._replace(weight=root.weight_of(name))
+            for name, branch in root.branches.items()
+        }
         without: frozenset[str] | None = getattr(root, "without", None)
+        changed = without is not None and bool(getattr(root, "changed", False))
         steps = blake2b("\0".join(graph).encode(), digest_size=4).hexdigest()
-        return cls(root.seed, graph, root.which_data(), steps, sources=sources, without=without)
+        return cls(
+            root.seed,
+            graph,
+            root.which_data(),
+            steps,
+            sources=sources,
+            without=without,
+            changed=changed,
+            grown=root.grown,
+        )
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -54,13 +73,15 @@ class Recipe(NamedTuple):
             entries["samples"] = self.samples
         if self.sources:
             entries["sources"] = {
-                name: {"steps": source.steps, **source.entries} for name, source in self.sources.items()
+                name: {"steps": source.steps, **({"weight": source.weight} if source.weight else {}), **source.entries}
+                for name, source in self.sources.items()
             }
         return entries
 
 
-def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
-    """Return the contents of a state. ``move`` notes where its data were.
+def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = False) -> Saved:
+    """Return the contents of a state. ``move`` notes where its data were; ``changed``: weights and
+    sources of a mix may be others.
 
     Raises:
         StateError: another pipeline made the state; the message lists all differences.
@@ -79,20 +100,22 @@ def check_recipe(state: State, recipe: Recipe, move: Move) -> Saved:
             "samples_per_shard or the index gave the shards other numbers of samples, by which "
             "the epoch was partitioned"
         )
+    if saved.grown != tuple(pair for pair in recipe.grown if pair[0] >= saved.epoch):
+        differences.append("its list of shards has grown in the middle of an epoch")
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
         raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
-    check_sources(saved.sources, recipe, move)
+    check_sources(saved.sources, recipe, move, changed=changed)
     return saved
 
 
-def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) -> None:
-    """Check that the sources of a mix or join in a state are those of a recipe. The recipe of a mix
-    may have more.
+def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move, *, changed: bool) -> None:
+    """Check that the sources of a mix or join in a state, and their weights, are those of a recipe.
 
     Raises:
-        StateError: a source is missing, or was another pipeline.
+        StateError: a source is missing, or was another pipeline; or, unless ``changed``, a source
+            is new, or has another weight.
     """
     if recipe.sources and not saved:
         raise damaged("it does not say what its sources are")
@@ -102,6 +125,11 @@ def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) 
         raise StateError(
             f"the state has {', '.join(map(repr, gone)):.500}, which is not in this mix. "
             f"If that is meant, pass mix(..., without={gone!r:.500})."
+        )
+    if not changed and not recipe.changed and (how := _how_mix_changed(saved, recipe.sources)) is not None:
+        raise StateError(
+            f"{how}. If that is meant, from here on, pass load_state_dict(state, mix='changed'); or "
+            "mix(..., changed=True) where another library loads the state."
         )
     for name in saved.keys() & recipe.sources.keys():
         then, now = saved[name], recipe.sources[name]
@@ -123,7 +151,24 @@ def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move) 
                 f"source {name!r}{what} is not the one of the state: {'; '.join(facts)}. Build it as it was{mend}"
                 f"{'' if problem is None else f' {MEND}'}"
             )
-        check_sources(then.sources, now, move)
+        check_sources(then.sources, now, move, changed=changed)
+
+
+def _how_mix_changed(saved: Mapping[str, SavedSource], sources: Mapping[str, Recipe]) -> str | None:
+    """Return how a mix differs from that of a state, for a message; None: it has no new source, and
+    the sources that are left have the proportions that they had.
+    """
+    if new := sorted(sources.keys() - saved.keys()):
+        return f"this mix has {', '.join(map(repr, new)):.500}, which is not in the state"
+    pairs = [(saved[name].weight, now.weight) for name, now in sources.items()]
+    fixed = all(weight.isdecimal() for pair in pairs for weight in pair)
+    first, second = map(int, pairs[0]) if fixed and pairs else (0, 0)
+    if all(int(then) * second == int(now) * first if fixed else then == now for then, now in pairs):
+        return None
+    then, now = (
+        "".join(f", {name!r}: {pair[which]}" for name, pair in zip(sources, pairs, strict=True))[2:] for which in (0, 1)
+    )
+    return f"this mix has the weights {now:.500}, and that of the state had {then:.500}"
 
 
 def _unlike(then: Sequence[str], now: Sequence[str]) -> str:

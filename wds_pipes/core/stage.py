@@ -41,6 +41,7 @@ from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed
 from wds_pipes.core.running import Mark, Out, begin, running_copy
+from wds_pipes.core.state import Grown
 from wds_pipes.core.suggest import nearest
 
 if TYPE_CHECKING:
@@ -438,6 +439,8 @@ class Source(Reports, Stage[Out]):
         counts_epochs: whether it reads from something that counts epochs itself: then only a mark
             says where an epoch begins.
         branches: the chains that it mixes, by name.
+        grown: the last epochs that have fewer shards than the list, each with the number of its
+            shards, which are the first ones of the list.
     """
 
     keeps_count = True
@@ -446,6 +449,7 @@ class Source(Reports, Stage[Out]):
     divides_shards: ClassVar[bool] = False
     has_global_order: ClassVar[bool] = False
     counts_epochs: bool = False
+    grown: Grown = ()
     seed: int = 0
     context: Context
     storage_options: dict[str, Any] | None = None
@@ -469,6 +473,15 @@ class Source(Reports, Stage[Out]):
     @property
     def branches(self) -> Mapping[str, Stage[Any]]:
         return {}
+
+    def entries_at(self, epoch: int) -> dict[str, Any]:
+        """Return the entries of a state in an epoch that say how the list has grown."""
+        left = [[last, shards] for last, shards in self.grown if last >= epoch]
+        return {"grown": left} if left else {}
+
+    def weight_of(self, branch: str) -> str:
+        """Return the weight of a chain that it mixes, as text; empty: it has none."""
+        return ""
 
     @property
     def divides_items(self) -> bool:

@@ -42,8 +42,14 @@ _MOST_NESTED = 20  # mixes in mixes
 _DATA = re.compile("[0-9a-f]{8}([12][0-9a-f]{7})?")  # see wds_pipes.core.moved
 _DIGEST = re.compile("[0-9a-f]{32}")
 LEDGER = ("epoch", "earlier")  # the digests in a state: of the samples of its epoch, and of the epochs before
+_WEIGHT = re.compile("|[1-9][0-9]{0,4000}|schedule")
 # as str(number) writes it: int() also accepts "01", " 1", "1_0" and non-ASCII digits
 _LANE = re.compile("0|[1-9][0-9]{0,6}")
+
+
+# of a list of shards that has grown at its end: pairs of an epoch, and the number of shards up to
+# this epoch
+Grown = tuple[tuple[int, int], ...]
 
 
 class SavedLane(NamedTuple):
@@ -67,6 +73,7 @@ class SavedSource(NamedTuple):
     data: str
     steps: str
     sources: dict[str, SavedSource]
+    weight: str
 
 
 class Saved(NamedTuple):
@@ -96,6 +103,7 @@ class Saved(NamedTuple):
     data: str
     sources: dict[str, SavedSource]
     ledger: dict[str, Digest] | None
+    grown: Grown
 
 
 def not_for_dcp() -> dict[str, Any]:
@@ -219,6 +227,7 @@ def read_state(state: object) -> Saved:
         data=read_data(state["data"]) if "data" in state else "",
         sources=_read_sources(state),
         ledger=_read_ledger(state["ledger"]) if "ledger" in state else None,
+        grown=_read_grown(state.get("grown", [])),
     )
 
 
@@ -230,6 +239,18 @@ def _read_ledger(value: object) -> dict[str, Digest]:
     ):
         raise damaged(f"its ledger is {shown(value)}")
     return {name: from_text(text) for name, text in found.items()}
+
+
+def _read_grown(value: object) -> Grown:
+    """Return a value as the epochs that have fewer shards than the list."""
+    what = "a list of shards that has grown"
+    pairs = [read_as(list, pair, what) for pair in read_as(list, value, what)]
+    if not all(len(pair) == 2 and is_count(pair[0]) and is_count(pair[1], least=1) for pair in pairs):
+        raise damaged(f"its list of shards has grown by {shown(value)}")
+    found = tuple((epoch, shards) for epoch, shards in pairs)
+    if found != tuple(sorted(found)):
+        raise damaged(f"its list of shards has grown by {shown(value)}")
+    return found
 
 
 def _read_sources(state: dict[str, Any], depth: int = 0) -> dict[str, SavedSource]:
@@ -247,8 +268,16 @@ def _read_sources(state: dict[str, Any], depth: int = 0) -> dict[str, SavedSourc
             read_data(entry["data"]) if "data" in entry else "",
             read_as(str, entry.get("steps"), f"the steps of {what}"),
             _read_sources(entry, depth + 1),
+            _read_weight(entry.get("weight", ""), what),
         )
     return found
+
+
+def _read_weight(value: object, what: str) -> str:
+    """Return a value as the weight of a source of a mix."""
+    if not isinstance(value, str) or not _WEIGHT.fullmatch(value):
+        raise damaged(f"the weight of {what} is {shown(value)}")
+    return value
 
 
 def _meant(state: object) -> str:

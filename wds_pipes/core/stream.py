@@ -43,6 +43,8 @@ class Stream(Generic[Out]):
 
     def __init__(self, stage: Stage[Out]) -> None:
         self.stage, self.chain = stage, Chain(stage)
+        self.base = stage  # without the edits of a loaded state: see wds_pipes.stages.edits
+        self.excluded: tuple[str, ...] = ()  # the keys of the samples that it leaves out
         # a Position; as a plain tuple when it is set at each item, to save time
         self.at: tuple[int, int, Mark | None, bool] | None = None
         self.will_resume = False  # a state was loaded, and the next ``iter()`` continues from it
@@ -158,6 +160,7 @@ class Stream(Generic[Out]):
             },
             "counts": self.counts(position),
             **not_for_dcp(),
+            **self.chain.root.entries_at(position.epoch),
         }
 
     @cached_property
@@ -168,20 +171,21 @@ class Stream(Generic[Out]):
         samples = root.samples_fingerprint if root.has_global_order else None  # which depends on their numbers
         return Recipe.of(self.chain)._replace(samples=samples)
 
-    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
+    def load_state_dict(self, state: State, *, moved: bool = False, changed: bool = False) -> None:
         """Make the next ``iter()`` continue from ``state``.
 
         Args:
             state: what ``state_dict`` returned.
             moved: the shards are the same, whatever their names and the index say: see
                 ``wds_pipes.core.moved``.
+            changed: the sources of a mix, or their weights, may have changed.
 
         Raises:
             StateError: the state was made by another version, over other shards, with another seed
                 or another chain of stages. The message says what differs.
         """
         move, context = Move(moved), self.chain.root.context
-        saved = check_recipe(state, self.recipe, move)
+        saved = check_recipe(state, self.recipe, move, changed=changed)
         lane = saved.lanes.get(context.lane)
         if saved.lane_count != context.lanes or lane is None:
             held = f"lane {some(saved.lanes)} of {saved.lane_count}"
@@ -195,6 +199,11 @@ class Stream(Generic[Out]):
         self.seek(Position(saved.epoch, lane.delivered, mark))
         if context.lane == 0:  # only one of several workers logs it
             move.log()
+
+    def change(self, stage: Stage[Out], excluded: tuple[str, ...]) -> None:
+        """Iterate an edited pipeline from now on; ``seek`` follows."""
+        self.stage, self.chain, self.excluded = stage, Chain(stage), excluded
+        self.__dict__.pop("recipe", None)
 
     def _stop_live(self, why: str) -> None:
         live = None if self._live is None else self._live()

@@ -98,15 +98,15 @@ def state_dict(pipe: IterDataPipe[Any]) -> State:
     return _ours(pipe).state_dict()
 
 
-def load_state_dict(pipe: IterDataPipe[Any], state: State, *, moved: bool = False) -> None:
+def load_state_dict(pipe: IterDataPipe[Any], state: State, **options: Any) -> None:
     """Make the next ``iter(pipe)`` continue from ``state``, also for a pipe of torch's after ours.
 
-    See ``WdsPipe.load_state_dict``, also for ``moved``.
+    See ``WdsPipe.load_state_dict``, also for the options.
 
     Raises:
         StateError: the state does not fit; the message says what differs.
     """
-    _ours(pipe).load_state_dict(state, moved=moved)
+    _ours(pipe).load_state_dict(state, **options)
 
 
 def _ours(pipe: IterDataPipe[Any]) -> WdsPipe:

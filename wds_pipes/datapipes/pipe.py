@@ -25,7 +25,7 @@ from wds_pipes.core.hosts import add_pipes, build, reads_several, remade, stage_
 from wds_pipes.core.lane import Context
 from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
-from wds_pipes.core.suggest import unknown
+from wds_pipes.core.suggest import checks_options, unknown
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
 from wds_pipes.dataset import LaneEnds, WdsDataset, WorkerNews, as_dataset, warn_of_copies
@@ -35,6 +35,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
+from wds_pipes.stages.edits import Edits, load
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -105,7 +106,16 @@ class WdsPipe(Countable, Base[T_co]):
         """
         return self._stream.state_dict()
 
-    def load_state_dict(self, state: State, *, moved: bool = False) -> None:
+    @checks_options
+    def load_state_dict(
+        self,
+        state: State,
+        *,
+        moved: bool = False,
+        exclude: str | os.PathLike[str] | Iterable[str] | None = None,
+        added: str | None = None,
+        mix: str | None = None,
+    ) -> None:
         """Make the next ``iter()`` continue from ``state``: the same samples in the same order,
         none lost, none twice.
 
@@ -120,11 +130,15 @@ class WdsPipe(Countable, Base[T_co]):
             moved: these are the shards of the state, in the same order, whatever their names and
                 the index say: for shards that were renamed or packed again. Everything else is
                 checked.
+            exclude: the keys of samples to leave out from here on, as in
+                ``PipeLoader.load_state_dict``; here it is always a filter.
+            added: ``"append"``: the list of shards has grown, as there.
+            mix: ``"changed"``: sources or weights of a mix have changed, as there.
 
         Raises:
             StateError: the state does not fit this pipeline; the message says what differs.
         """
-        self._stream.load_state_dict(state, moved=moved)
+        load(self._stream, state, Edits(moved, exclude, added, mix))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter()`` start ``epoch`` from its beginning. An iterator in use ends.

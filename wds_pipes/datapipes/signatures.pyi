@@ -247,9 +247,11 @@ class Mix(WdsPipe[Any]):
         sources: Mapping[str, IterDataPipe[Any]],
         weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
         *,
+        schedule: Callable[[int], Mapping[str, float]] | None = None,
         exhausted: str = "stop",
         seed: int = 0,
         without: Iterable[str] = (),
+        changed: bool = False,
     ) -> None: ...
 
 class OpenShards(WdsPipe[Shard]):

@@ -70,6 +70,7 @@ def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[
 def _describe(state: Saved) -> str:
     names = [entry.split("(")[0] for entry in state.graph]
     lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
+    lines += [f"up to epoch {epoch}: the first {plural(shards, 'shard')} of the list" for epoch, shards in state.grown]
     for number, lane in state.lanes.items():
         told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names, epoch=state.epoch)
         facts: list[str | None] = ["ended"] if lane.ended else [] if lane.position else ["not begun"]

@@ -31,9 +31,10 @@ from wds_pipes.loader.checkpoint_files import (
     states_of_step,
     written_since,
 )
+from wds_pipes.loader.edited import Place, find_place
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.plan import LoaderPosition
-from wds_pipes.loader.restoring import restore, why_apart
+from wds_pipes.loader.restoring import why_apart
+from wds_pipes.stages.edits import Edits
 
 _LOOK_AGAIN_SECONDS = 0.5
 _FOR_EVER = 1e9  # seconds
@@ -213,13 +214,14 @@ def gather_states(loader: PipeLoader, group: Any) -> list[State]:
     return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
 
 
-def place_in(loader: PipeLoader, states: list[State], where: str, moved: bool = False) -> LoaderPosition:
-    """Return the position from which a loader continues after loading the states of all ranks.
+def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Place:
+    """Return the place from which a loader continues after loading the states of all ranks.
 
     ``where`` says, for messages, where the states are from.
     """
     try:
-        return restore(progress_of(loader).plan, states, moved=moved)
+        progress = progress_of(loader)
+        return find_place(progress.editable, states, edits or Edits(), progress.excluded)
     except StateError as error:
         raise StateError(f"cannot load {where}: {error}") from error
 

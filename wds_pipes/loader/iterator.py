@@ -19,8 +19,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, leave_out, logger
 from wds_pipes.core.digest import DIGESTS, of_counts, subtract
 from wds_pipes.core.order import hash64
+from wds_pipes.core.stage import Stage
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
+from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, pack, total_counts, unpack
 from wds_pipes.loader.plan import LoaderPosition, Plan
@@ -30,6 +32,7 @@ from wds_pipes.loader.stats import Tally
 from wds_pipes.loader.worker import Begin, Result
 from wds_pipes.loader.workers import Workers
 from wds_pipes.stages.collating import which_batch
+from wds_pipes.stages.edits import Keys
 
 
 @dataclass
@@ -53,9 +56,11 @@ class Progress:
     """The position of a loader, and its workers.
 
     Attributes:
+        editable: what edits start from.
         plan: how epochs are divided.
         workers: what runs the lanes.
         ledger: the file to which each step appends a record; None: there is none.
+        excluded: the keys of the samples that a loaded state leaves out.
         at: the position after the last returned batch; None: the beginning of ``epoch``.
         epoch: the epoch of the next iteration, unless that resumes.
         resume: whether the next iteration continues from ``at``.
@@ -74,8 +79,15 @@ class Progress:
         loaded: the partition in which a state was loaded; None: only at its beginning.
     """
 
-    def __init__(self, plan: Plan, workers: Workers, ledger: LedgerFile | None = None) -> None:
-        self.plan, self.workers, self.ledger = plan, workers, ledger
+    def __init__(
+        self,
+        editable: Editable,
+        new_workers: Callable[[Stage[Any]], Workers],
+        ledger: LedgerFile | None = None,
+    ) -> None:
+        self.editable, self._new_workers, self.ledger = editable, new_workers, ledger
+        self.plan, self.workers = editable.plan, new_workers(editable.plan.stage)
+        self.excluded: Keys = ()
         self.at: LoaderPosition | None = None
         self.epoch = 0
         self.resume = self.passed = False
@@ -135,9 +147,16 @@ class Progress:
             self._replace("set_epoch() was called: continue with a new iter()")
             self.epoch, self.at, self.resume = epoch, self.plan.beginning(epoch, self.lanes, after=self.at), False
 
-    def go_to(self, at: LoaderPosition) -> None:
-        """Make the next iteration continue from a position."""
-        self._replace("a state was loaded: continue with a new iter()")
+    def go_to(self, at: LoaderPosition, plan: Plan | None = None, excluded: Keys | None = None) -> None:
+        """Make the next iteration continue from a position, which may be of an edited pipeline: see
+        ``wds_pipes.loader.edited.Place``.
+        """
+        self.excluded = self.excluded if excluded is None else excluded
+        if plan is None or plan is self.plan:
+            self._replace("a state was loaded: continue with a new iter()")
+        else:
+            self.close("a state was loaded: continue with a new iter()")
+            self.plan, self.workers = plan, self._new_workers(plan.stage)
         self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
 
     def skip(self, batches: int) -> None:
@@ -295,13 +314,17 @@ class LoaderIterator:
     """
 
     def __init__(self, progress: Progress, join: Callable[[list[Any]], Any], bar: Callable[..., Any] | None) -> None:
-        self._progress, self._plan, self._join, self._new_bar = progress, progress.plan, join, bar
+        self._progress, self._join, self._new_bar = progress, join, bar
         self._error: Exception | None = None
         self._trace: TracebackType | None = None  # of the error before it is raised: each raise adds frames
         self._at: LoaderPosition | None = None  # None: not started
         self._run = Run()
         self._bar: Any = None
         self._tally = Tally(progress.network)
+
+    @property
+    def _plan(self) -> Plan:
+        return self._progress.plan  # another one if a state is loaded with an edit
 
     def __iter__(self) -> LoaderIterator:
         return self

@@ -17,7 +17,8 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.chain import Chain
@@ -28,14 +29,15 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
+from wds_pipes.loader.edited import Editable, find_place
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
 from wds_pipes.loader.lengths import in_batches
 from wds_pipes.loader.lookup import Lookup, PlannedSample, PlannedVisit
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.ranks import Rank, of_all_ranks
-from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.workers import Workers
+from wds_pipes.stages.edits import Edits
 
 if TYPE_CHECKING:
     from torch.utils.data.datapipes.datapipe import IterDataPipe
@@ -185,8 +187,8 @@ class PipeLoader:
         self._text = str(call._replace(arguments=(graph.to_text(pipe), *call.arguments)))
         Chain(stage).root.check_resumable()
         stage = in_batches(stage, batch_size, drop_last=drop_last, collate=collate, mix_lanes=mix_lanes)
-        plan = Plan(
-            stage,
+        new_plan = partial(
+            Plan,
             epoch_end=epoch_end,
             lanes=lanes,
             num_workers=num_workers,
@@ -196,9 +198,10 @@ class PipeLoader:
             rank=(rank, world_size),
         )
         prefetch_factor = 2 if prefetch_factor is None else check_count("prefetch_factor", prefetch_factor)
-        workers = Workers(
-            plan.stage,
-            num_workers,
+        plan = new_plan(stage)
+        new_workers = partial(
+            Workers,
+            count=num_workers,
             persistent=bool(persistent_workers),
             prefetch=prefetch_factor * mix_lanes,
             method=multiprocessing_context if num_workers else None,
@@ -206,11 +209,16 @@ class PipeLoader:
             on_start=worker_init_fn,
         )
         path = check_path(ledger)
-        self._plan, self._progress = plan, Progress(plan, workers, None if path is None else LedgerFile(path))
+        file = None if path is None else LedgerFile(path)
+        self._progress = Progress(Editable(plan, stage, new_plan), new_workers, file)
         if on_device is not None and not callable(on_device):
             raise TypeError(f"on_device is a function of a batch, not {on_device!r:.80}")
         self._join = Joining(mix_lanes, collate if callable(collate) else None, pin=pin_memory, on_device=on_device)
         self._tqdm = library("tqdm", "tqdm", "progress=True").tqdm if progress else None
+
+    @property
+    def _plan(self) -> Plan:
+        return self._progress.plan
 
     @property
     def rank(self) -> Rank:
@@ -319,7 +327,16 @@ class PipeLoader:
             state["given_samples"] = at.samples
         return state | plan.ledger_entry(at)
 
-    def load_state_dict(self, state: State | list[State], *, moved: bool = False) -> None:
+    @checks_options
+    def load_state_dict(
+        self,
+        state: State | list[State],
+        *,
+        moved: bool = False,
+        exclude: str | os.PathLike[str] | Iterable[str] | None = None,
+        added: str | None = None,
+        mix: str | None = None,
+    ) -> None:
         """Make the next ``iter()`` continue from a state.
 
         The state of one rank fits the same rank of the same number of ranks. The states of all
@@ -332,12 +349,32 @@ class PipeLoader:
                 ``merge_states`` made of them.
             moved: the shards are those of the state, whatever their names and the index say: see
                 ``WdsPipe.load_state_dict``.
+            exclude: leave out the samples with these keys from here on, and in later epochs:
+                ``"@keys.txt"``, a file with a key on each line, or the keys. The rest is the old
+                rest less these samples, in the old order; batches are filled from what follows.
+                Pass the same list with later states; new keys come at its end. On a ``SampleList``
+                whose batches do not depend on the number of workers, the samples are no part of the
+                epochs any more. Otherwise a filter leaves them out and counts them as filtered,
+                after the last step that may change the order or number of samples: there they must
+                still have their ``"__key__"``, and not be batches. ``epoch_end="drop"`` and
+                ``"pad"`` cannot have this filter.
+            added: ``"append"``: the ``ShardList`` has grown at its end. This epoch goes on with the
+                shards that it had, in their order; from the next one on, all are read. With
+                ``epoch_end="loop"``, the next epoch is the first that no lane has begun. Later
+                states know this; they need no ``added``. With several ranks, pass the states of
+                all. Not for ``SampleList``, whose order is of all samples, ``mix``, which can have
+                another source, ``weights`` and ``repeat``.
+            mix: ``"changed"``: the sources of a ``mix`` in the pipeline, or their weights, are
+                others than those of the state, from here on; see ``mix``.
 
         Raises:
             StateError: another pipeline made the state, or it is the state of one rank of another
-                number of ranks; the message says what to do.
+                number of ranks; or an edit does not fit it. The message says what to do.
+            ValueError, TypeError: the pipeline cannot be edited in this way. Nothing has changed
+                then.
         """
-        self._progress.go_to(restore(self._plan, state, moved=moved))
+        edits = Edits(moved, exclude, added, mix)
+        self._progress.go_to(*find_place(self._progress.editable, state, edits, self._progress.excluded))
         at = self._progress.position
         self._progress.loaded = at.partition if at.step else None
 

@@ -200,6 +200,7 @@ class Plan:
             "world_size": self.rank.of,
             "epoch_end": self.mode,
             "batch_size": self.batch_size,
+            **self.source.entries_at(at.epoch),
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts
@@ -225,7 +226,7 @@ class Plan:
         }
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
-            facts |= {"epoch": None, "partition": None}
+            facts |= {"epoch": None, "partition": None, "grown": None}
         check_alike(loader, self.rank, facts)
 
     @property
@@ -348,7 +349,7 @@ class Plan:
 def _sources(recipe: Recipe) -> list[Any]:
     """Return what identifies the chains from which a chain mixes, and what they read."""
     return [
-        [source.seed, source.data.identity, source.data.shards, source.graph, _sources(source)]
+        [source.seed, source.data.identity, source.data.shards, source.graph, source.weight, _sources(source)]
         for source in recipe.sources.values()
     ]
 

@@ -130,7 +130,7 @@ def _how_data_differ(one: Saved | SavedSource, other: Saved | SavedSource, moved
         )
     for name, then in one.sources.items():
         now = other.sources[name]
-        for what in ("seed", "shards", "steps"):
+        for what in ("seed", "shards", "steps", "weight"):
             if getattr(then, what) != getattr(now, what):
                 return f"differ in {what!r} of source {shown(name)}. Take them of one run."
         if (deeper := _how_data_differ(then, now, moved)) is not None:
@@ -169,7 +169,7 @@ def _merged(states: list[State], saved: list[Saved]) -> State:
         raise damaged("it is nested too deeply") from error
 
 
-def _of_rank(states: list[State], plan: Plan, moved: bool) -> State:
+def of_rank(states: list[State], plan: Plan, moved: bool) -> State:
     """Return the state that a rank loads, from the states of all ranks: all as one, or its own if
     the ranks can only continue by themselves.
     """
@@ -185,16 +185,14 @@ def _of_rank(states: list[State], plan: Plan, moved: bool) -> State:
     return next(state for state, of in zip(states, saved, strict=True) if of.rank == plan.rank.number)
 
 
-def restore(plan: Plan, state: State | list[State], *, moved: bool = False) -> LoaderPosition:
+def restore(plan: Plan, state: State, *, moved: bool = False, changed: bool = False) -> LoaderPosition:
     """Return the position in a state from which this rank continues.
 
     Raises:
         StateError: as in ``PipeLoader.load_state_dict``.
     """
-    if isinstance(state, (list, tuple)):
-        state = _of_rank(list(state), plan, moved or plan.recipe.data.moved)
     move = Move(moved)
-    saved = check_recipe(state, plan.recipe, move)
+    saved = check_recipe(state, plan.recipe, move, changed=changed)
     at = _with_ledger(plan, saved, _position(plan, saved, _lanes_of(plan, saved)))
     move.log()
     # Of what all ranks gave since the cut of with_epoch(), each now counts its share.

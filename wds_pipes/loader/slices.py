@@ -89,9 +89,9 @@ class Slices:
     def after_skip(self, batches: int, states: LaneStates, epoch: int, terms: Terms) -> Slices:
         """Return the partition of what is left, without the next batches of each rank."""
         more = batches * terms.ranks * terms.size
-        place = min(self._next_place(states, terms) + more, self.total)
-        more = place - self._next_place(states, terms)
-        return self.of(self.lanes, epoch, terms, place, self._digest(states), left_out=self.left_out + more)
+        place = min(self.next_place(states, terms) + more, self.total)
+        more = place - self.next_place(states, terms)
+        return self.of(self.lanes, epoch, terms, place, self.digest(states), left_out=self.left_out + more)
 
     def _slice(self, number: int) -> Slice:
         return Slice(self.size, self.place, self.stop, number, self.lanes)
@@ -136,9 +136,9 @@ class Slices:
         return cls.of(lanes, epoch, terms, place, (low, high), left_out=left_out)
 
     def begun(self, states: LaneStates, terms: Terms) -> bool:
-        return self._next_place(states, terms) > 0
+        return self.next_place(states, terms) > 0
 
-    def _next_place(self, states: LaneStates, terms: Terms) -> int:
+    def next_place(self, states: LaneStates, terms: Terms) -> int:
         """Return the first place that no rank has had.
 
         Raises:
@@ -184,17 +184,17 @@ class Slices:
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Slices]:
         return epoch, self.of(
-            lanes, epoch, terms, self._next_place(states, terms), self._digest(states), left_out=self.left_out
+            lanes, epoch, terms, self.next_place(states, terms), self.digest(states), left_out=self.left_out
         )
 
-    def _digest(self, states: LaneStates) -> Digest:
+    def digest(self, states: LaneStates) -> Digest:
         """Return the digest of all samples that came before the lanes stand at these states."""
         return add(map(of_counts, (self.counts, *(state["counts"] for state in states.values()))))
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> tuple[Ranges, LaneStates]:
         """Return two lanes: what was given, which has ended, and the rest of the order."""
-        place = self._next_place(states, terms)
-        counts = {"delivered": place, **dict(zip(DIGESTS, self._digest(states), strict=True))}
+        place = self.next_place(states, terms)
+        counts = {"delivered": place, **dict(zip(DIGESTS, self.digest(states), strict=True))}
         done = {**NOT_BEGUN, "ended": True, "counts": counts}
         leave_out(counts, self.left_out)
         return Ranges(2, sizes=(place, self.total - place)), {0: done, 1: NOT_BEGUN}

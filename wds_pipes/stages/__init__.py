@@ -12,7 +12,8 @@ The other modules:
 - ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
   ``threaded``: functions in threads.
-- ``proportions``: the order of draws of Mix, and weights.
+- ``proportions``: the order of draws of Mix, and weights; ``edits``: what ``load_state_dict`` may
+  change of a pipeline.
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -18,12 +18,20 @@ from wds_pipes.core.state import damaged
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.stages.proportions import TURNS, in_proportion, turns, whole_weights
+from wds_pipes.stages.proportions import (
+    SCHEDULE,
+    TURNS,
+    in_proportion,
+    scheduled_weights,
+    turns,
+    whole_weights,
+)
 
 logger = logging.getLogger("wds_pipes")
 # After this many passes times the number of lanes in which a source had no shard in a lane, it is
 # left out there: with one shard, the chance of that is e**-20.
 _PASSES = 20
+_EVERY = 100  # samples of a lane between two calls of a schedule
 
 
 class Drawn(NamedTuple):
@@ -66,6 +74,14 @@ class Mix(Composite[Any], Source[Any]):
         sources: the pipelines by name.
         weights: by name, or in the order of the sources: ints, fractions, or floats. A float means
             the decimal number that it is printed as. None: equal weights.
+        schedule: instead of ``weights``, a function that returns the weights by name, at least 0,
+            after a number of samples, as in ``lambda n: {"web": 1, "code": min(n / 1e6, 1)}``. The
+            number is how many samples the mix has yielded in this lane and epoch, times the number
+            of lanes: about those of all lanes together. In each lane the function is called every
+            100 samples, with the numbers 0, 100 * lanes, 200 * lanes and so on. It must return the
+            same for the same number, also after a resume; the state does not know it. A source
+            with weight 0 is not drawn. How often each source was drawn differs from the sum of its
+            shares by less than the number of sources, if no weight is 0.
         exhausted: what to do when a source that comes next has no more samples. ``"stop"``: the
             epoch ends. ``"drop"``: the epoch continues with the other sources, whose proportions
             start anew at this place. ``"repeat"``: the source starts again in another order, and
@@ -74,18 +90,23 @@ class Mix(Composite[Any], Source[Any]):
         seed: an integer for the decisions of the mix, and for the steps after it.
         without: names of sources that a loaded state may contain, although they are no longer in
             the mix.
+        changed: declare that the sources or weights are others than those of the state that is
+            loaded. It does the same as ``load_state_dict(state, mix="changed")``: use it if another
+            library loads the state.
 
     Raises:
         TypeError, ValueError: when the stage is built: there are no sources, a weight is not above
-            0, a name is unknown, or torch's pipes distribute a source over the workers.
+            0, a name is unknown, or torch's pipes distribute a source over the workers. During
+            iteration: ``schedule`` returned no weights, or none for the sources that are left.
         StateError: when a state is loaded: a source was another pipeline under the same name, a
-            source of the state is neither in the mix nor in ``without``, or the proportions may not
-            change (see below).
+            source of the state is neither in the mix nor in ``without``, or the weights or sources
+            are others and it was not declared that they may be, or may not be (see below).
 
     Checkpoint: for each source, by name, how often it was drawn, and its position. A resume reads
-    again what each source reads again. With other weights or new sources, the proportions start
-    anew from there on, and a new source starts at its beginning; lanes that have ended read it
-    from the next epoch on, and PipeLoader warns of that. Weights and sources may not change in the
+    again what each source reads again. Other weights or new sources need ``changed`` or
+    ``load_state_dict(state, mix="changed")``. The proportions then start anew from there on, and a
+    new source starts at its beginning; lanes that have ended read it from the next epoch on, and
+    PipeLoader warns of that. Weights and sources may not change in the
     middle of an epoch while a step after the mix holds samples, as ``shuffle_buffer`` does: put
     such a step into the sources. The size is about 150 bytes for each source, plus its position.
     """
@@ -93,6 +114,10 @@ class Mix(Composite[Any], Source[Any]):
     @dataclass(slots=True)
     class At(Composite.At):
         last: str = ""  # the name of the source that was drawn last
+        # With a schedule: how many samples were yielded, and of each source by how many draws it is
+        # behind its shares; None: by none.
+        yielded: int = 0
+        behind: list[float] | None = None
 
     divides = True
     divides_items = False  # each source divides its own items over the lanes
@@ -106,16 +131,22 @@ class Mix(Composite[Any], Source[Any]):
         sources: Mapping[str, Stage[Any]],
         weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
         *,
+        schedule: Callable[[int], Mapping[str, float]] | None = None,
         exhausted: str = "stop",
         seed: int = 0,
         without: Iterable[str] = (),
+        changed: bool = False,
     ) -> None:
         super().__init__(seed)
         check_sources(sources)
         self.sources = dict(sources)
-        self.weights = whole_weights(list(sources), weights)
+        self.weights, self.schedule = whole_weights(list(sources), weights), schedule
+        if schedule is not None:
+            if weights is not None:
+                raise ValueError("mix() takes weights= or schedule=, one of them")
+            self._scheduled_at(0)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
-        self.without = check_without(without, self.sources)
+        self.without, self.changed = check_without(without, self.sources), bool(changed)
         roots = [Chain(source).root for source in self.sources.values()]
         self.context, self.on_error = roots[0].context, common_on_error(roots)
         self.counts_epochs = any(root.counts_epochs for root in roots)
@@ -124,6 +155,7 @@ class Mix(Composite[Any], Source[Any]):
         # a row each had no shard in this lane.
         self._running: dict[int, Stage[Any]] = {}
         self._empty: list[int] = []
+        self._behind: list[float] = []  # after the draw that comes now
 
     @property
     def storage_options(self) -> dict[str, Any] | None:  # type: ignore[override]
@@ -147,6 +179,9 @@ class Mix(Composite[Any], Source[Any]):
 
     def changes_count(self) -> str | None:
         return "how many samples a mix() gives is not known"
+
+    def weight_of(self, branch: str) -> str:
+        return str(self.weights[branch]) if self.schedule is None else SCHEDULE
 
     def number_of(self, url: str) -> str | None:
         """Return the name of the first source that has the shard in its list, and the number of the
@@ -173,7 +208,7 @@ class Mix(Composite[Any], Source[Any]):
                 self.parts[number] = part._replace(mark=self._running[number].mark())
 
     def _beginnings(self) -> list[Drawn]:
-        return [Drawn(name, str(weight)) for name, weight in self.weights.items()]
+        return [Drawn(name, self.weight_of(name)) for name in self.sources]
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         for number, source in self._running.items():
@@ -200,7 +235,8 @@ class Mix(Composite[Any], Source[Any]):
         weights, hashes = list(self.weights.values()), [hash64(key, hash_text(name)) for name in self.sources]
         while live := [number for number, place in enumerate(places) if not place.ended]:
             drawn = [places[number].draws - places[number].since for number in live]
-            for turn in turns([weights[number] for number in live], [hashes[number] for number in live], drawn):
+            of_live = [weights[number] for number in live], [hashes[number] for number in live]
+            for turn in turns(*of_live, drawn) if self.schedule is None else self._by_schedule(live, of_live[1]):
                 number = live[turn]
                 item = next(running[number].items, END)
                 while item is END and self._begin_again(number):
@@ -212,9 +248,39 @@ class Mix(Composite[Any], Source[Any]):
                 mark = running[number].mark()
                 places[number] = place._replace(draws=place.draws + 1, given=place.given + 1, mark=mark)
                 at.last = place.name
+                if self.schedule is not None:
+                    at.yielded, at.behind = at.yielded + 1, self._behind
                 yield item
             if self._is_done():
                 break
+
+    def _scheduled_at(self, samples: int) -> list[float]:
+        """Return the weights after a number of samples, in the order of the sources."""
+        return scheduled_weights(self.schedule, samples, list(self.sources))
+
+    def _by_schedule(self, live: list[int], hashes: list[int]) -> Iterator[int]:
+        """Yield which of the sources ``live`` to draw from, one after the other, without end: the
+        one that is most behind its shares.
+        """
+        at, weights, known = self.at, list[float](), -1
+        while True:
+            turn = at.yielded // _EVERY
+            if turn != known:
+                known, samples = turn, turn * _EVERY * self.lane.of
+                weights = self._scheduled_at(samples)
+                total = sum(weights[number] for number in live)
+                if not total:
+                    left = ", ".join(repr(self.parts[number].name) for number in live)
+                    raise ValueError(
+                        f"schedule({samples}) of mix() gives no weight to the sources that are left: {left}"
+                    )
+            self._behind = behind = [*(at.behind or [0.0] * len(weights))]
+            for number in live:
+                behind[number] += weights[number] / total
+            drawn = [place for place, number in enumerate(live) if weights[number]]
+            place = max(drawn, key=lambda place: (behind[live[place]], hashes[place]))
+            behind[live[place]] -= 1
+            yield place
 
     def _is_done(self) -> bool:
         """Whether the epoch ends when a source is exhausted."""
@@ -286,11 +352,19 @@ class Mix(Composite[Any], Source[Any]):
                     f"source {shown(part.name)} of mix was drawn {part.draws} times, and earlier "
                     f"{max(part.since, part.given)} times"
                 )
+        behind = at.behind or [0.0] * len(parts)
+        if len(behind) != len(parts) or not all(isinstance(value, float) and abs(value) < 2**53 for value in behind):
+            raise damaged(f"mix cannot be behind by {shown(behind)}")
         if not parts:
             return []
         at.last = at.last if at.last in self.sources else ""
         places = [saved.get(beginning.name, beginning) for beginning in self._beginnings()]
-        if {part.name: part.weight for part in parts} == {name: str(weight) for name, weight in self.weights.items()}:
+        weights = {name: self.weight_of(name) for name in self.sources}
+        if {part.name: part.weight for part in parts} == weights:
+            if self.schedule is not None:
+                of = {part.name: value for part, value in zip(parts, behind, strict=True)}
+                at.behind = [of[name] for name in self.sources]
+                return places
             live = [
                 (weight, place.draws - place.since)
                 for weight, place in zip(self.weights.values(), places, strict=True)
@@ -308,7 +382,8 @@ class Mix(Composite[Any], Source[Any]):
                 "it, such as shuffle_buffer, still held samples that were drawn by "
                 "the old ones. Change them at the beginning of an epoch, or put that step into the sources."
             )
-        weights = {name: str(weight) for name, weight in self.weights.items()}
+        yielded = at.yielded or sum(part.draws for part in parts)
+        at.yielded, at.behind = (0 if self.schedule is None else yielded), None
         return [place._replace(since=place.draws, weight=weights[place.name]) for place in places]
 
 

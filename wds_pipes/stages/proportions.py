@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+SCHEDULE = "schedule"  # in a state, instead of the weight of a source
 TURNS = 4  # the salt of the order of draws
 _PHASES = 1 << 16  # phases are multiples of 1 / (m * _PHASES)
 
@@ -67,6 +68,25 @@ def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -
         start = may[chosen] = may[chosen] + step
         rate = rates[chosen]
         first[chosen], last[chosen] = -(-start // rate), (start + late) // rate + 1
+
+
+def scheduled_weights(schedule: Any, samples: int, names: list[str]) -> list[float]:
+    """Return what a function of ``mix(schedule=...)`` says after a number of samples, as one weight
+    for each name.
+
+    Raises:
+        TypeError, ValueError: it is no function, or returned something else.
+    """
+    if not callable(schedule):
+        raise TypeError(f"schedule must be a function of a number of samples, not {schedule!r:.80}")
+    found = schedule(samples)
+    wanted = f"return a weight for each of {', '.join(map(repr, names))}, at least 0, and one above 0"
+    if not isinstance(found, Mapping) or found.keys() != set(names):
+        raise ValueError(f"schedule({samples}) of mix() returned {found!r:.200}: {wanted}")
+    weights = [found[name] for name in names]
+    if not all(isinstance(weight, Real) and 0 <= float(weight) < inf for weight in weights) or not any(weights):
+        raise ValueError(f"schedule({samples}) of mix() returned {found!r:.200}: {wanted}")
+    return [float(weight) for weight in weights]
 
 
 def in_proportion(sources: Sequence[tuple[int, int]]) -> bool:

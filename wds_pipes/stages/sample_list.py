@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,7 +115,10 @@ class SampleList(ShardSource[SampleRef]):
     tallies = ("padded",)
     scope, has_global_order = "item", True
     gives = "references"
-    order_options = ("shuffle", "block_samples", "view")
+    order_options = ("shuffle", "block_samples", "view", "excluded")
+    excluded: str | None = None  # which samples a loaded state leaves out: see wds_pipes.stages.edits
+    _left_out: Numbers | None = None  # their places in the view, sorted
+    shared = (*ShardSource.shared, "_orders")
 
     def __init__(
         self,
@@ -156,6 +160,7 @@ class SampleList(ShardSource[SampleRef]):
             )
         self.view = described(self._view, len(every))  # a part of the order
         self.samples = self._located.counts
+        self._orders: dict[tuple[int, int], Remaining] = {}  # the last one, if samples are left out
         if self.urls.plain:  # then it takes little time, and the first state is as fast as the others
             _ = self.which_data(), self.samples_fingerprint
 
@@ -189,9 +194,29 @@ class SampleList(ShardSource[SampleRef]):
         url, size = self.urls[shard], None if self.facts is None else self.facts.size(shard)
         return url, self._located.index_of(shard), size, is_remote(url)
 
-    def order(self, seed: int, epoch: int) -> Permutation | None:
+    def order(self, seed: int, epoch: int) -> Permutation | Remaining | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
-        return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
+        if self._left_out is None:
+            return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
+        of = seed, epoch
+        if of not in self._orders:
+            size = len(self._view)
+            whole = order_of_samples(size, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
+            self._orders.clear()
+            self._orders[of] = Remaining(whole, self._left_out)
+        return self._orders[of]
+
+    def leaving_out(self, keys: Sequence[str], label: str) -> SampleList:
+        """Return this list without the samples with these keys, in the order that the samples have
+        in this list; ``label`` says in the graph of a state which they are.
+        """
+        again = copy.copy(self)
+        found = Selector(self._located).with_keys(self._view, keys)
+        again._orders = {}
+        again._left_out, again.excluded, again.count = found, label, len(self._view) - len(found)
+        if not again.count:
+            raise ValueError(f"exclude= leaves none of {plural(len(self._view), 'sample')}")
+        return again
 
     # The order without reading: see ``ShardSource``
 
@@ -212,6 +237,8 @@ class SampleList(ShardSource[SampleRef]):
             found = [view.index(wanted)] if wanted in view else []
         else:  # it may have any order
             found = np.flatnonzero(view == wanted).tolist()
+        if self._left_out is not None:
+            found = np.setdiff1d(found, self._left_out).tolist()
         return found if order is None else [order.place_of(place) for place in found]
 
     def key_of(self, shard: int, number: int) -> str:
@@ -317,6 +344,40 @@ class SampleList(ShardSource[SampleRef]):
 
     def size_shown(self) -> str:
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"
+
+
+class Remaining:
+    """An order without some of its places.
+
+    Args:
+        order: the whole order; None: the numbers in order.
+        left_out: the numbers that are left out.
+    """
+
+    def __init__(self, order: Permutation | None, left_out: Numbers) -> None:
+        self._order, self._places = order, np.sort(left_out if order is None else order.places_of(left_out))
+        self._before = self._places - np.arange(len(self._places))  # how many that stay come before each
+
+    def numbers_at(self, places: Numbers) -> Numbers:
+        """Return the numbers at many places: int64, in the shape (places,) of the argument."""
+        whole = places + np.searchsorted(self._before, places, side="right")
+        return whole if self._order is None else self._order.numbers_at(whole)
+
+    def number_at(self, place: int) -> int:
+        """Return the number at a place."""
+        return int(self.numbers_at(np.array([place]))[0])
+
+    def place_of(self, number: int) -> int:
+        """Return the place of a number that is not left out."""
+        return self.place(number if self._order is None else self._order.place_of(number))
+
+    def whole_place(self, place: int) -> int:
+        """Return how many places of the whole order are over after ``place`` of this one."""
+        return place and place + int(np.searchsorted(self._before, place - 1, side="right"))
+
+    def place(self, whole: int) -> int:
+        """Return how many places of this order are over after ``whole`` of the whole one."""
+        return whole - int(np.searchsorted(self._places, whole))
 
 
 def _in_shards(starts: Numbers, numbers: Numbers) -> tuple[Numbers, Numbers]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.shard_ranges import ShardRange, ShardRanges
-from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.state import Grown, damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each, in_sure_order
@@ -278,16 +279,37 @@ class ShardList(ShardSource[ShardRef]):
         per_lane = -(-((lane.shards or 0) - lane.number) // lane.of)
         return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
 
+    def with_growth(self, grown: Grown) -> ShardList:
+        """Return this list, of which some epochs have only the first shards: see ``Source``."""
+        again = copy.copy(self)
+        again.grown = grown
+        return again
+
+    def first(self, count: int) -> ShardList:
+        """Return the list of the first shards of this one, to read a state of them."""
+        again = copy.copy(self)
+        again.urls = Packed(islice(self.urls, count))
+        if self.facts is not None:
+            again.facts = Facts()
+            again.facts.extend(islice(self.facts, count), [""] * count)
+        again.samples = None if self.samples is None else self.samples[:count]
+        for name in ("_data", "samples_fingerprint"):
+            vars(again).pop(name, None)
+        return again
+
+    def _count_in(self, epoch: int) -> int:
+        """Return how many shards an epoch has."""
+        return next((count for last, count in self.grown if epoch <= last), len(self.urls))
+
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
-        last = self._last.shards
-        if last is None or last[:2] != (seed, epoch):
-            last = seed, epoch, ShardRanges.whole(self.epoch_order(seed, epoch), self.samples)
-            self._last.shards = last
-        return last[2]
+        last, of = self._last.shards, (seed, epoch, self._count_in(epoch))
+        if last is None or last[0] != of:
+            last = self._last.shards = of, ShardRanges.whole(self.epoch_order(seed, epoch), self.samples)
+        return last[1]
 
     def epoch_order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of all shards in the order of an epoch."""
-        count, key = len(self.urls), hash64(seed, epoch, _ORDER)
+        count, key = self._count_in(epoch), hash64(seed, epoch, _ORDER)
         if self._bounds is not None:
             return weighted(self._bounds, key, 0, count)
         if self.resampled:
@@ -304,7 +326,8 @@ class _LastEpoch:
     another process makes its own.
     """
 
-    shards: tuple[int, int, ShardRanges] | None = None  # seed, epoch, and the shards in order
+    # seed, epoch and number of shards; and the shards in order
+    shards: tuple[tuple[int, int, int], ShardRanges] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _LastEpoch, ()

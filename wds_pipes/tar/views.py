@@ -118,6 +118,17 @@ class Selector:
                 found = compact(kept[~among(kept, np.sort(as_array(without)))])
         return found
 
+    def with_keys(self, view: Numbers, keys: Iterable[str]) -> npt.NDArray[np.int64]:
+        """Return the places in a view of its samples that have one of these keys, sorted.
+
+        Raises:
+            ValueError, ShardError, SampleError: as in ``select``.
+        """
+        found = self._by_keys(keys)
+        if isinstance(view, range):
+            return np.sort((as_array(of_view(view, found)) - view.start) // view.step)
+        return np.flatnonzero(among(view, found))
+
     def _find(self, wanted: Any, view: Numbers, option: str) -> Numbers:
         """Return the samples of a view that a selection has."""
         if isinstance(wanted, KeyRange):

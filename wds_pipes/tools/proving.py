@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from functools import partial
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
@@ -22,6 +23,7 @@ from wds_pipes.core.state import ADDED, LEDGER, Saved, read_state
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import Urls
+from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger import Ledger
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
@@ -30,6 +32,7 @@ from wds_pipes.loader.restoring import merge_states, restore
 from wds_pipes.loader.segments import Segments
 from wds_pipes.loader.workers import Workers
 from wds_pipes.stages import BatchSamples, GroupByKey, SampleList
+from wds_pipes.stages.edits import has_exclusion
 from wds_pipes.tools.rewriting import function_of
 from wds_pipes.tools.states import read_states
 
@@ -103,6 +106,8 @@ def _unprovable(saved: Saved) -> str | None:
         return "it has no ledger: build the PipeLoader with ledger=True from the first step"
     if len(saved.lanes) < saved.lane_count:
         return f"it is of rank {saved.rank} of {saved.world_size} alone: name a file with the states of all ranks"
+    if saved.grown or has_exclusion(saved.graph):
+        return "its epoch was edited (exclude= or added=), so a part of it came of another list"
     if saved.epoch_end not in _ENDS:
         return "with epoch_end='loop' its digest is of several epochs together"
     if left_out := saved.counts.get(LEFT_OUT):
@@ -114,9 +119,9 @@ def _unprovable(saved: Saved) -> str | None:
 
 def _digest_of(stage: Stage[Any], epoch: int, state: State | None = None) -> Digest:
     """Return the digest of what is left of an epoch at a state; None: of the whole epoch."""
-    plan = Plan(stage, epoch_end="exact", lanes=None, num_workers=0, ledger=True, rank=(0, 1))
-    workers = Workers(plan.stage, 0, persistent=False, prefetch=1, method=None, timeout=0, on_start=None)
-    progress = Progress(plan, workers)
+    new_plan = partial(Plan, epoch_end="exact", lanes=None, num_workers=0, ledger=True, rank=(0, 1))
+    plan = new_plan(stage)
+    progress = Progress(Editable(plan, stage, new_plan), partial(Workers, count=0, persistent=False, prefetch=1))
     begin = plan.beginning(epoch) if state is None else restore(plan, state)
     if begin.epoch != epoch:  # all lanes had ended
         return NOTHING

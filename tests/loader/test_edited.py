@@ -1,0 +1,393 @@
+"""Edits of a running epoch: samples that are left out, shards that were added, on pipes, nodes,
+datasets and PipeLoaders.
+"""
+
+import itertools
+import json
+import random
+from collections import Counter
+
+import pytest
+from pipelines import after, flat, key_of, keys_of, loaded, samples, shuffled, through_json
+
+import wds_pipes as wp
+from wds_pipes import checkpoint, nodes
+from wds_pipes.core.digest import of_samples, of_shard, to_text
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
+from wds_pipes.tools import prove
+
+SIZES = [5, 4, 6, 3, 7, 5, 8, 9]
+OLD = 5  # shards of these that the shorter list has
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory):
+    found = make_shards(tmp_path_factory.mktemp("edited"), shards=len(SIZES), samples=SIZES)
+    index_shards(found, offsets=True)
+    return found
+
+
+def keyed(urls, **options):
+    """A pipe of shuffled keys."""
+    return shuffled(urls, **options).map_samples(key_of)
+
+
+def loader_of(pipe, rank=0, ranks=1, **options):
+    options = {"batch_size": 2, "collate": "list", **options}
+    return wp.PipeLoader(pipe, rank=rank, world_size=ranks, **options)
+
+
+def listed(urls, rank=0, ranks=1, **options):
+    """A PipeLoader of keys over a SampleList."""
+    return loader_of(in_order(urls), rank, ranks, **options)
+
+
+def in_order(urls):
+    return wp.SampleList(urls, shuffle=True, seed=2).fetch_samples().map_samples(key_of)
+
+
+def step(loaders, count):
+    """What the ranks yield in ``count`` steps, in the order of (step, rank); one may have ended."""
+    ranks = [iter(loader) for loader in loaders]
+    return [item for _ in range(count) for items in ranks for item in next(items, [])]
+
+
+# Samples that are left out
+
+
+@pytest.mark.parametrize("steps", ["keys", "decoded", "batches", "list"])
+@pytest.mark.parametrize("cut", [0, 3, 11, 30])
+def test_the_rest_is_the_old_rest_less_these(urls, steps, cut, tmp_path):
+    """Also after a further resume, with a list that has grown at its end, and in the next epoch."""
+
+    def make():
+        if steps == "list":
+            return wp.SampleList(urls, shuffle=True).fetch_samples().map_samples(key_of)
+        if steps == "decoded":
+            return shuffled(urls).decode_by_ext().map_samples(key_of, threads=2)
+        pipe = keyed(urls)
+        return pipe.batch_samples(2, collate="list").unbatch_samples() if steps == "batches" else pipe
+
+    whole, following = list(make()), list(loaded(make(), state_at_epoch(make, 1)))
+    if steps == "batches":  # the last step that may change their number: its items have no keys
+        pipe = make()
+        pipe.load_state_dict(pipe.state_dict(), exclude=whole[:1])
+        with pytest.raises(TypeError, match=r"after unbatch_samples\(\), .* its items have no '__key__'"):
+            next(iter(pipe))
+        return
+    first, second = [whole[cut + 1], whole[-1], whole[0]], whole[cut + 4]
+    pipe = make()
+    after(pipe, cut)
+    (tmp_path / "keys.txt").write_text("\n".join(first))
+    pipe = loaded(make(), through_json(pipe.state_dict()), exclude=f"@{tmp_path / 'keys.txt'}")
+    found = list(itertools.islice(pipe, 2))
+    (tmp_path / "keys.txt").write_text("\n".join([*first, second]))
+    pipe = loaded(make(), through_json(pipe.state_dict()), exclude=tmp_path / "keys.txt")
+    found += pipe
+    assert found == [key for key in whole[cut:] if key not in first and (key != second or key in found[:2])]
+    assert pipe.counts()["filtered"] == len(whole) - cut - len(found)
+    assert list(pipe) == [key for key in following if key not in {*first, second}]
+
+
+def state_at_epoch(make, epoch):
+    pipe = make()
+    pipe.set_epoch(epoch)
+    return pipe.state_dict()
+
+
+def test_a_state_without_the_list_is_refused(urls):
+    pipe = keyed(urls)
+    after(pipe, 7)
+    plain, out = pipe.state_dict(), list(keyed(urls))[9:12]
+    pipe = loaded(keyed(urls), plain, exclude=out)
+    state = pipe.state_dict()
+    with pytest.raises(wp.StateError, match=r"leaves out the samples of 3 keys .*: pass the same list"):
+        keyed(urls).load_state_dict(state)
+    with pytest.raises(wp.StateError, match=r"must begin with the keys that it had, in the same order"):
+        keyed(urls).load_state_dict(state, exclude=out[::-1])
+    with pytest.raises(wp.StateError, match=r"leaves out the samples of 3 keys, and the state of 0: pass the"):
+        pipe.load_state_dict(plain)
+    assert list(loaded(pipe, state)) == list(loaded(keyed(urls), state, exclude=out))  # the pipe knows its list
+    assert list(loaded(pipe, plain, exclude=[])) == list(loaded(keyed(urls), plain))
+    assert pipe.state_dict() == loaded(keyed(urls), pipe.state_dict()).state_dict()
+
+
+def test_other_hosts(urls):
+    """A dataset takes the list. A node, whose state another library loads, refuses such a state."""
+    out = list(keyed(urls))[9:12]
+    pipe = keyed(urls)
+    after(pipe, 7)
+    state = pipe.state_dict()
+    rest = list(loaded(keyed(urls), state, exclude=out))
+    assert list(loaded(wp.as_dataset(keyed(urls)), {**state, "ended": False}, exclude=out)) == rest
+    pipe = loaded(samples(urls), samples(urls).state_dict(), exclude=out)
+    node = nodes.GroupByKey(nodes.LoadTar(nodes.OpenShards(nodes.ShardList(urls, shuffle=True, seed=5))))
+    with pytest.raises(wp.StateError, match="leaves out the samples of 3 keys"):
+        node.reset(pipe.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("make", "exclude", "error", "words"),
+    [
+        (keyed, "keys.txt", ValueError, "is not '@keys.txt', a file of keys"),
+        (keyed, 3, TypeError, "must be keys or '@keys.txt', not 3"),
+        (keyed, [3], TypeError, "must be the keys of samples, which are strings"),
+        (wp.ShardList, ["a"], ValueError, "the items of this pipeline are shards"),
+        (
+            lambda urls: samples(urls).batch_samples(2, collate="list").shuffle_buffer(2),
+            ["a"],
+            ValueError,
+            r"the items of shuffle_buffer\(\) are batches: make batches after it",
+        ),
+    ],
+)
+def test_what_cannot_be_left_out(urls, make, exclude, error, words):
+    pipe = make(urls)
+    with pytest.raises(error, match=words):
+        pipe.load_state_dict(pipe.state_dict(), exclude=exclude)
+
+
+def test_a_step_without_keys_says_where(urls):
+    pipe = samples(urls).to_tuple("txt").shuffle_buffer(3)
+    pipe.load_state_dict(pipe.state_dict(), exclude=["a"])
+    with pytest.raises(TypeError, match=r"after shuffle_buffer\(\), .*its items have no '__key__'"):
+        next(iter(pipe))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lanes_leave_out_samples_over_any_ranks(urls, seed):
+    """Each sample that is left comes once, and the counts of the epoch add up."""
+    chance = random.Random(seed)
+    whole, found, out, states = list(keyed(urls)), [], [], None
+    for _ in range(4):
+        ranks = chance.choice([1, 2, 3])
+        loaders = [loader_of(keyed(urls), rank, ranks, epoch_end="exact") for rank in range(ranks)]
+        if states is not None:
+            out += chance.sample([key for key in whole if key not in {*found, *out}], 2)
+            for loader in loaders:
+                loader.load_state_dict(states, exclude=out)
+        found += step(loaders, 1)
+        states = [through_json(loader.state_dict()) for loader in loaders]
+    last = loaded(loader_of(keyed(urls), epoch_end="exact"), states, exclude=out)
+    found += flat(last)
+    assert Counter(found) == Counter(set(whole) - set(out))
+    assert last.counts() == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_sample_list_keeps_its_order_and_its_batches(urls, seed):
+    """Over any ranks and batch sizes, all batches are full, and the places that are left out are no
+    part of later epochs.
+    """
+    chance = random.Random(seed)
+    pipe, out, states, size = in_order(urls), [], None, 0
+    left, following = list(pipe), list(pipe)
+    for _ in range(4):
+        ranks, before, size = chance.choice([1, 2, 3]), size, chance.choice([1, 2])
+        loaders = [listed(urls, rank, ranks, batch_size=size) for rank in range(ranks)]
+        own = states is not None and ranks == len(states) and size == before
+        if states is not None:
+            out += chance.sample(following, 2)
+        for rank, loader in enumerate(loaders if states else ()):
+            loader.load_state_dict(states[rank] if own else states, exclude=out)
+        left = [key for key in left if key not in out]
+        assert step(loaders, 2) == left[: 2 * ranks * size]
+        left = left[2 * ranks * size :]
+        states = [through_json(loader.state_dict()) for loader in loaders]
+    last = loaded(listed(urls, batch_size=3, epoch_end="exact"), states, exclude=out)
+    assert last.remaining() == -(-len(left) // 3)
+    begin = last.state_dict()["step"]
+    batches = (last.plan(begin + number, keys=True) for number in range(last.remaining()))
+    assert [sample.key for sample in flat(batches)] == left
+    assert [last.find(key) for key in out] == [[]] * len(out)
+    assert flat(last) == left
+    assert flat(last) == [key for key in following if key not in out]
+    assert len(last) == -(-(len(following) - len(set(out))) // 3)
+
+
+@pytest.mark.parametrize("make", [listed, lambda urls, *ranks, **options: loader_of(keyed(urls), *ranks, **options)])
+def test_the_ledger_is_of_what_came(urls, make, tmp_path):
+    """Before and after the edit. Such an epoch cannot be proved, which is said."""
+    options = {"ledger": True, "epoch_end": "exact"}
+    loaders = [make(urls, rank, 2, **options) for rank in range(2)]
+    found = step(loaders, 2)
+    states = [through_json(loader.state_dict()) for loader in loaders]
+    out = [key for key in keyed(urls) if key not in found][:3]
+    loaders = [make(urls, rank, 2, **options) for rank in range(2)]
+    if make is listed:
+        with pytest.raises(wp.StateError, match="with a ledger, exclude= needs the states of all ranks"):
+            loaders[0].load_state_dict(states[0], exclude=out)
+    for loader in loaders:
+        loader.load_state_dict(states, exclude=out)
+    found += step(loaders, 2)
+    merged = checkpoint.merge_states([loader.state_dict() for loader in loaders])
+    numbers = {key: number for number, url in enumerate(urls) for key in keys_of(samples([url]))}
+    assert merged["ledger"]["epoch"] == to_text(of_samples(found, [of_shard(str(numbers[key])) for key in found]))
+    (tmp_path / "state.json").write_text(json.dumps(merged))
+    with pytest.raises(wp.StateError, match="its epoch was edited"):
+        prove((tmp_path / "state.json").as_posix(), urls)
+
+
+def test_equal_ranks_need_a_sample_list(urls):
+    counted = {"samples_per_shard": SIZES}
+    loader = loader_of(keyed(urls, **counted), epoch_end="drop")
+    state = loader.state_dict()
+    with pytest.raises(ValueError, match=r"exclude=...\) leaves samples out, and only a SampleList knows"):
+        loader.load_state_dict(state, exclude=["a"])
+    assert len(flat(loader)) == sum(SIZES) // 2 * 2  # nothing has changed
+    with pytest.raises(ValueError, match="no sample has one of 1 key"):
+        listed(urls).load_state_dict(listed(urls).state_dict(), exclude=["nowhere"])
+    with pytest.raises(ValueError, match="exclude= leaves none of"):
+        listed(urls).load_state_dict(listed(urls).state_dict(), exclude=flat(listed(urls)))
+
+
+def test_workers_and_the_iterator_in_use(urls):
+    """Workers of the old pipeline end, and an iterator that was made before is refused."""
+    loader = loader_of(keyed(urls), num_workers=1, multiprocessing_context="fork", lanes=1)
+    items = after(loader, 3)
+    rest, state = flat(loaded(loader_of(keyed(urls), lanes=1), loader.state_dict())), loader.state_dict()
+    loader.load_state_dict(state, exclude=rest[1:3])
+    with pytest.raises(wp.StateError, match="a state was loaded: continue with a new iter"):
+        next(items)
+    assert flat(loader) == [rest[0], *rest[3:]]
+    assert loader.counts()["filtered"] == 2
+    loader.close()
+
+
+def test_a_checkpoint_is_loaded_with_edits(urls, tmp_path):
+    loader = loader_of(keyed(urls[:OLD]), lanes=1)
+    after(loader, 3)
+    checkpoint.save(tmp_path, loader, step=3)
+    rest = flat(loaded(loader_of(keyed(urls[:OLD]), lanes=1), loader.state_dict()))
+    again = loader_of(keyed(urls), lanes=1)
+    assert checkpoint.load(tmp_path, again, exclude=rest[:1], added="append") == 3
+    assert flat(again) == rest[1:]
+    assert len(flat(again)) == sum(SIZES) - 1
+
+
+# Shards that were added
+
+
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("ranks", [(2, 2, 2), (2, 3, 1)])
+def test_this_epoch_as_it_was_and_the_next_over_all(urls, counted, ranks):
+    """In the states that follow, too, and if the list grows twice."""
+
+    def make(count, rank, of):
+        options = {"samples_per_shard": SIZES[:count]} if counted else {}
+        return loader_of(keyed(urls[:count], **options), rank, of, epoch_end="exact")
+
+    whole = list(keyed(urls[:OLD]))
+    states, found = None, []
+    for count, of, added in zip((OLD, OLD + 2, len(urls)), ranks, (None, "append", "append"), strict=True):
+        loaders = [make(count, rank, of) for rank in range(of)]
+        for loader in loaders if states else ():
+            loader.load_state_dict(states, added=added)
+        found += step(loaders, 1)
+        states = [through_json(loader.state_dict()) for loader in loaders]
+    assert states[0]["grown"] == [[0, OLD]]
+    last = loaded(make(len(urls), 0, 1), states)  # the state knows
+    found += flat(last)
+    assert Counter(found) == Counter(whole)
+    assert f"up to epoch 0: the first {OLD} shards of the list" in wp.describe_state(states[0])
+    assert "grown" not in last.state_dict()
+    assert Counter(flat(last)) == Counter(keyed(urls))
+    if ranks == (2, 2, 2):  # the same lanes go on
+        alone = [make(OLD, rank, 2) for rank in range(2)]
+        assert found[:12] == step(alone, 3)
+
+
+def test_a_pipe_and_an_order_that_is_not_shuffled(urls):
+    for options in ({}, {"shuffle": False}, {"resampled": True}):
+        whole, pipe = list(keyed(urls[:OLD], **options)), keyed(urls[:OLD], **options)
+        after(pipe, 9)
+        pipe = loaded(keyed(urls, **options), through_json(pipe.state_dict()), added="append")
+        after(pipe, 3)
+        pipe = loaded(keyed(urls, **options), through_json(pipe.state_dict()))
+        assert list(pipe) == whole[12:]
+        alone = keyed(urls, **options)
+        alone.set_epoch(1)
+        assert list(pipe) == list(alone)
+
+
+def test_at_the_beginning_of_an_epoch_all_shards_are_read(urls):
+    loader = loader_of(keyed(urls[:OLD]))
+    assert len(flat(loader)) == sum(SIZES[:OLD])
+    again = loaded(loader_of(keyed(urls)), loader.state_dict(), added="append")
+    assert "grown" not in again.state_dict()
+    assert len(flat(again)) == sum(SIZES)
+    pipe = loaded(keyed(urls), keyed(urls[:OLD]).state_dict(), added="append")
+    assert len(list(pipe)) == sum(SIZES)
+
+
+def test_with_loop_the_epochs_that_a_lane_has_begun_have_the_old_shards(urls):
+    """On other ranks, each sample comes once in each epoch of the data."""
+    loaders = [loader_of(keyed(urls[:OLD]), rank, 2, epoch_end="loop") for rank in range(2)]
+    found = step(loaders, 5)
+    while not any(lane["position"][0].get("epoch") for one in loaders for lane in one.state_dict()["lanes"].values()):
+        found += step(loaders, 1)
+    states = [through_json(loader.state_dict()) for loader in loaders]
+    loaders = [loaded(loader_of(keyed(urls), rank, 3, epoch_end="loop"), states, added="append") for rank in range(3)]
+    assert loaders[0].state_dict()["grown"] == [[1, OLD]]
+    old, rest = 2 * sum(SIZES[:OLD]), sum(SIZES)
+    found += step(loaders, -(-(old + rest - len(found)) // 6) + 8)
+    counts = Counter(found)
+    assert set(counts) == set(keyed(urls))
+    assert all(counts[key] >= 3 for key in keyed(urls[:OLD]))
+
+
+def test_what_cannot_grow(urls):
+    state = samples(urls[:OLD]).state_dict()
+    with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 8"):
+        samples(urls).load_state_dict(state)
+    with pytest.raises(wp.StateError, match="its list of shards has other URLs or another order"):
+        samples(urls[1:]).load_state_dict(state, added="append")
+    with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 3"):
+        samples(urls[:3]).load_state_dict(state, added="append")
+    with pytest.raises(ValueError, match="added must be one of 'append', not 'yes'"):
+        samples(urls).load_state_dict(state, added="yes")
+    listed_state = listed(urls[:OLD]).state_dict()
+    with pytest.raises(ValueError, match="not sample_list: its one order is of all samples"):
+        listed(urls).load_state_dict(listed_state, added="append")
+    mixed = wp.mix({"a": samples(urls)})
+    with pytest.raises(ValueError, match="not mix: add the new shards as a source"):
+        mixed.load_state_dict(mixed.state_dict(), added="append")
+    with pytest.raises(ValueError, match="nor for repeat"):
+        samples(urls).repeat(2).load_state_dict(samples(urls[:OLD]).repeat(2).state_dict(), added="append")
+    ranks = [loader_of(keyed(urls[:OLD]), rank, 2, epoch_end="exact") for rank in range(2)]
+    with pytest.raises(wp.StateError, match="needs the states of all ranks"):
+        loader_of(keyed(urls), 0, 2, epoch_end="exact").load_state_dict(ranks[0].state_dict(), added="append")
+    grown = loaded(samples(urls), after_some(urls), added="append").state_dict()
+    for wrong in ([[0, 0]], [[-1, 5]], [[3, 5], [1, 5]], [5], "x"):
+        with pytest.raises(wp.StateError, match="damaged"):
+            samples(urls).load_state_dict({**grown, "grown": wrong})
+    with pytest.raises(wp.StateError, match="has grown"):
+        mixed.load_state_dict({**mixed.state_dict(), "grown": [[0, 2]]})
+
+
+def after_some(urls):
+    pipe = samples(urls[:OLD])
+    after(pipe, 4)
+    return pipe.state_dict()
+
+
+def test_all_edits_together(urls):
+    """And a mix that has changed, with samples that are left out of all sources."""
+
+    def make(**weights):
+        return wp.mix({name: shuffled(urls, seed=ord(name)) for name in weights}, weights, exhausted="drop")
+
+    pipe = make(a=1, b=1)
+    given = keys_of(itertools.islice(pipe, 20))
+    state, whole = through_json(pipe.state_dict()), Counter(keys_of(make(a=1, b=1)))
+    out = keys_of(itertools.islice(loaded(make(a=1, b=1), state), 8))[::3]
+    with pytest.raises(wp.StateError, match=r"this mix has the weights 'a': 1, 'b': 3, and that of the state had"):
+        make(a=1, b=3).load_state_dict(state, exclude=out)
+    with pytest.raises(wp.StateError, match=r"this mix has 'c', which is not in the state"):
+        make(a=1, b=1, c=1).load_state_dict(state)
+    edited = loaded(make(a=1, b=3), state, exclude=out, mix="changed")
+    given += keys_of(edited)
+    assert Counter(given) == whole - Counter(dict.fromkeys(out, 2)) + Counter(
+        {key: min(given[:20].count(key), 2) for key in out}
+    )
