@@ -29,6 +29,7 @@ from wds_pipes.stages.map_fields import MapFields
 from wds_pipes.stages.map_samples import MapSamples
 from wds_pipes.stages.mix import Mix
 from wds_pipes.stages.open_shards import OpenShards
+from wds_pipes.stages.pack_samples import PackSamples
 from wds_pipes.stages.rename_fields import RenameFields
 from wds_pipes.stages.repeat import Repeat
 from wds_pipes.stages.sample_list import SampleList
@@ -57,6 +58,7 @@ __all__ = [
     "MapSamples",
     "Mix",
     "OpenShards",
+    "PackSamples",
     "RenameFields",
     "Repeat",
     "SampleList",

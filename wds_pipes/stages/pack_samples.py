@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,8 @@ class PackSamples(ReadsAgain[Any]):
         method: ``"best-fit"`` packs ``window`` samples at a time, the longest first, each where it
             leaves the least room: best-fit decreasing (Johnson, "Near-optimal bin packing
             algorithms", 1973). ``"first-fit"`` packs them as they come, each into the first pack
-            with room. Both leave samples whole. ``"wrap"`` cuts them: each pack but the last is
+            with room. Both leave samples whole, and carry the emptiest pack of a window over to the
+            next. ``"wrap"`` cuts them: each pack but the last is
             full, and a sample may go on in the next one. It needs the name of a field.
         window: how many samples are packed together, at least 1. Their packs come in the order of
             their first samples.
@@ -72,13 +74,15 @@ class PackSamples(ReadsAgain[Any]):
             more than one dimension; or the samples of a pack differ in their fields.
         TypeError, ValueError: when the stage is built: an option is wrong.
 
-    Checkpoint: three numbers, and the position of the source before the current window; for
-    ``"wrap"``, before the sample that is cut. A resume reads at most ``window`` samples again.
+    Checkpoint: a few numbers, a bit for each sample of a window, and the position of the source
+    before the window of the pack that was carried over; for ``"wrap"``, before the sample that is
+    cut. A resume reads at most 2 * ``window`` samples again.
     """
 
     @dataclass(slots=True)
     class At(ReadsAgain.At):
         yielded: int = 0  # packs of the current window
+        carried: str = ""  # which samples of the window before are in the pack that is carried over: bits, as hexadecimal
         inside: int = 0  # tokens of the sample that is cut that are in packs already
         delivered: int = 0
         dropped: int = 0
@@ -109,7 +113,12 @@ class PackSamples(ReadsAgain[Any]):
         self.pad = pad
 
     def had_items(self, at: Any) -> bool:
-        return bool(at.yielded or at.inside)
+        return bool(at.yielded or at.inside or at.carried)
+
+    def problem(self, at: Any) -> str | None:
+        if not re.fullmatch("[0-9a-f]*", at.carried) or _bits(at.carried).bit_length() > self.window:
+            return f"{at.carried!r:.40} does not say which of {self.window} samples are carried"
+        return None
 
     def run(self) -> Iterator[Any]:
         yield from self._wrapped() if self.method == "wrap" else self._windows()
@@ -117,26 +126,34 @@ class PackSamples(ReadsAgain[Any]):
 
     def _windows(self) -> Iterator[Any]:
         at, source = self.at, self.source
+        before, carried = source.mark(), _bits(at.carried)
+        window = islice(source.items, self.window) if carried else ()
+        held = [self._whole(sample) for number, sample in enumerate(window) if carried >> number & 1]
+        if len(held) < carried.bit_count():
+            raise _unlike()
         while True:
-            before = source.mark()
+            begin = source.mark()
             parts = [self._whole(sample) for sample in islice(source.items, self.window)]
             self.check_again()
-            resumed = at.yielded
-            kept = [part for part in parts if part.stop <= self.budget]
-            packs = (_best_fit if self.method == "best-fit" else _first_fit)(kept, self.budget)
-            if len(packs) < resumed:
+            packs = self._packs(held, parts)
+            if len(packs) < at.yielded:
                 raise _unlike()
-            if not resumed:
-                at.dropped += len(parts) - len(kept)
-            if not parts:
+            if not at.yielded:
+                at.dropped += sum(part.stop > self.budget for part in parts)
+            left = _least_full(packs[bool(held) :]) if len(parts) == self.window else None
+            self.earlier = before if held else begin
+            for number, pack in enumerate(pack for pack in packs if pack is not left):
+                if number >= at.yielded:
+                    packed = self._pack(pack)
+                    at.yielded = number + 1
+                    at.delivered += len(pack)
+                    yield packed
+            before, held = begin, left or []
+            numbers = {id(part): number for number, part in enumerate(parts)}
+            at.carried = f"{sum(1 << numbers[id(part)] for part in held):x}" if held else ""
+            at.yielded, self.earlier = 0, before if held else None
+            if len(parts) < self.window:
                 return
-            self.earlier = before
-            for number, pack in enumerate(packs[resumed:], resumed + 1):
-                packed = self._pack(pack)
-                at.yielded = number
-                at.delivered += len(pack)
-                yield packed
-            at.yielded, self.earlier = 0, None
 
     def _wrapped(self) -> Iterator[Any]:
         at, source, parts, room = self.at, self.source, list[Part](), self.budget
@@ -165,6 +182,34 @@ class PackSamples(ReadsAgain[Any]):
             at.inside, self.earlier = 0, None
             at.delivered += sum(part.stop == part.length for part in parts)
             yield packed
+
+    def _packs(self, held: list[Part], parts: Sequence[Part]) -> list[list[Part]]:
+        """Return the packs of a window, in the order of their first parts; ``held`` is the pack that
+        was carried over from the window before.
+        """
+        packs = [list(held)] if held else []
+        rooms = [(self.budget - sum(part.stop for part in pack), 0) for pack in packs]  # sorted, with the pack's number
+        order = list(range(len(parts)))
+        if self.method == "best-fit":
+            order.sort(key=lambda number: -parts[number].stop)
+        numbers: list[list[int]] = [[] for _ in packs]
+        for number in order:
+            size = parts[number].stop
+            if size > self.budget:
+                continue
+            place = bisect_left(rooms, (size, -1))
+            if self.method == "first-fit" and place < len(rooms):
+                place = min(range(place, len(rooms)), key=lambda place: rooms[place][1])
+            if place == len(rooms):
+                room, pack = self.budget, len(numbers)
+                numbers.append([])
+            else:
+                room, pack = rooms.pop(place)
+            numbers[pack].append(number)
+            insort(rooms, (room - size, pack))
+        first, rest = numbers[: len(packs)], numbers[len(packs) :]
+        new = [[parts[number] for number in sorted(pack)] for pack in [*first, *sorted(map(sorted, rest))]]
+        return [packs[0] + new[0], *new[1:]] if packs else new
 
     def _whole(self, sample: Any) -> Part:
         """Return a sample as a part; one that is dropped is longer than the budget."""
@@ -224,35 +269,13 @@ class PackSamples(ReadsAgain[Any]):
         return _tensor(_filled(np.concatenate(pieces), total, 0 if self.pad is None else self.pad))
 
 
-def _best_fit(parts: Sequence[Part], budget: int) -> list[list[Part]]:
-    """Return packs by best-fit decreasing, in the order of their first parts."""
-    packs: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # the room that each pack has left, with its number; sorted
-    for number in sorted(range(len(parts)), key=lambda number: (-parts[number].stop, number)):
-        size = parts[number].stop
-        place = bisect_left(rooms, (size, -1))
-        if place == len(rooms):
-            packs.append([])
-            room, pack = budget, len(packs) - 1
-        else:
-            room, pack = rooms.pop(place)
-        packs[pack].append(number)
-        insort(rooms, (room - size, pack))
-    return [[parts[number] for number in pack] for pack in sorted(map(sorted, packs))]
+def _least_full(packs: Sequence[list[Part]]) -> list[Part] | None:
+    """Return the pack with the fewest tokens; None if there is no pack."""
+    return min(packs, key=lambda pack: sum(part.stop for part in pack), default=None)
 
 
-def _first_fit(parts: Sequence[Part], budget: int) -> list[list[Part]]:
-    """Return packs by first fit, in the order of their first parts."""
-    packs: list[list[Part]] = []
-    rooms: list[int] = []
-    for part in parts:
-        pack = next((pack for pack, room in enumerate(rooms) if room >= part.stop), len(packs))
-        if pack == len(packs):
-            packs.append([])
-            rooms.append(budget)
-        packs[pack].append(part)
-        rooms[pack] -= part.stop
-    return packs
+def _bits(carried: str) -> int:
+    return int(carried, 16) if carried else 0
 
 
 def _is_sequence(value: Any) -> bool:
