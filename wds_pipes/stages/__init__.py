@@ -16,6 +16,7 @@ The other modules:
 """
 
 from wds_pipes.stages.batch_samples import BatchSamples
+from wds_pipes.stages.bucket_samples import BucketSamples
 from wds_pipes.stages.cache_shards import CacheShards
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.explode_records import ExplodeRecords
@@ -45,6 +46,7 @@ from wds_pipes.stages.write_shards import WriteShards
 
 __all__ = [
     "BatchSamples",
+    "BucketSamples",
     "CacheShards",
     "DecodeByExt",
     "ExplodeRecords",
