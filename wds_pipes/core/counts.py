@@ -13,7 +13,7 @@ from wds_pipes.errors import SampleError
 logger = logging.getLogger("wds_pipes")
 
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always reported
-TROUBLE = ("skipped_shards", "damaged", "padded")  # reported only if they are not 0
+TROUBLE = ("skipped_shards", "damaged", "padded", "cut")  # reported only if they are not 0
 DONE = "done"  # the field in which a stage that runs chains has the counts of those that are done
 # those of the skipped samples that PipeLoader.skip() left out; reported only if there are any
 LEFT_OUT = "left_out"

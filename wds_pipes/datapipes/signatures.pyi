@@ -35,6 +35,19 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[Any]:
         """Collect samples into batches."""
 
+    def bucket_samples(
+        self,
+        length: str | Callable[[Any], int],
+        batch_size: int | Sequence[int] | None = None,
+        *,
+        budget: int | None = None,
+        boundaries: Sequence[int] | None = None,
+        aligned: Sequence[str] = (),
+        window: int = 1024,
+        pad: float | Mapping[str, float] = 0,
+    ) -> WdsPipe[Any]:
+        """Make batches of samples of like length."""
+
     def cache_shards(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -153,6 +166,20 @@ class Methods(Generic[T_co]):
     ) -> WdsPipe[Shard]:
         """Open the shards at URLs or paths."""
 
+    def pack_samples(
+        self,
+        length: str | Callable[[Any], int] = "tokens",
+        budget: int = 8192,
+        *,
+        aligned: Sequence[str] = (),
+        method: str = "best-fit",
+        window: int = 512,
+        too_long: str = "error",
+        drop_last: bool = False,
+        pad: float | Mapping[str, float] | None = None,
+    ) -> WdsPipe[Any]:
+        """Put samples together to packs of at most ``budget`` tokens."""
+
     def rename_fields(
         self, names: Mapping[str, str], *, on_error: OnError | None = None, max_errors: int | None = None
     ) -> WdsPipe[dict[str, Any]]:
@@ -201,6 +228,9 @@ class Methods(Generic[T_co]):
 
 class BatchSamples(WdsPipe[Any]):
     """Collect samples into batches."""
+
+class BucketSamples(WdsPipe[Any]):
+    """Make batches of samples of like length."""
 
 class CacheShards(WdsPipe[T_co]):
     """Keep remote shards on a local disk, for the ``open_shards`` after it."""
@@ -254,6 +284,9 @@ class Mix(WdsPipe[Any]):
 
 class OpenShards(WdsPipe[Shard]):
     """Open the shards at URLs or paths."""
+
+class PackSamples(WdsPipe[Any]):
+    """Put samples together to packs of at most ``budget`` tokens."""
 
 class RenameFields(WdsPipe[dict[str, Any]]):
     """Rename fields of each sample; the others stay as they are."""

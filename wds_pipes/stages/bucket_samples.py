@@ -4,54 +4,62 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.windowed import Sized, Windowed
-from wds_pipes.stages.collating import stack_samples
-from wds_pipes.stages.lengths import as_array, is_as_long, length_of, too_long
+from wds_pipes.stages.collating import as_tensor, stack_samples
+from wds_pipes.stages.windowed import Arranged, Sized, Windowed, too_long_error
 
 
 class BucketSamples(Windowed[Any]):
     """Make batches of samples of like length (functional name: ``bucket_samples``).
 
-    If ``length`` is the name of a field, that field is padded to the longest of its batch, to shape
-    (batch, longest), and so is each field that is as long, such as labels. The other fields are
-    collated as ``batch_samples`` does, and ``lengths`` has the lengths: int64, shape (batch,). If
-    ``length`` is a function, a batch is the list of its samples.
+    If ``length`` is the name of a field, that field is padded to the longest of its batch: a tensor
+    of shape (batch, longest, ...), of the field's dtype. So is each of the ``aligned`` fields. The
+    other fields are collated as ``batch_samples`` does, and ``lengths`` has the lengths: int64,
+    shape (batch,). If ``length`` is a function, a batch is the list of its samples.
+
+    Samples whose field is empty are left out, and count as dropped.
 
     Args:
         source: any pipe of samples.
-        length: the name of a field (a list, array or tensor, whose first dimension is the length),
-            or a function that returns the length of a sample.
+        length: the name of a field (a list, array or tensor of numbers, whose first dimension is
+            the length), or a function that returns the length of a sample, or the number of its
+            bucket.
         batch_size: how many samples a batch has; with ``boundaries`` it may be a list, with a
             number for each bucket.
         budget: instead of ``batch_size``: how many elements a batch has at most, with its padding:
-            its samples times the longest of them.
-        boundaries: the greatest lengths of the buckets, increasing; longer samples are in a bucket
-            of their own. A batch has samples of one bucket, in the order in which they came. None:
-            the samples of a window are sorted by their lengths.
-        window: how many samples are looked at together, at least 1. Batches come in the order of
-            their first samples. A sample waits for others of its bucket at most until the end of
-            the next window; then its batch is yielded as it is.
-        pad: the value that fills up shorter samples.
+            the number of its samples times the longest of them.
+        boundaries: the greatest lengths of the buckets, increasing; longer samples are in one more
+            bucket. A batch has samples of one bucket, in the order in which they came. None: the
+            samples of a window are sorted by their lengths.
+        aligned: names of other fields that are as long, such as labels.
+        window: how many samples are looked at together, from 1 to 4096. Batches come in the order
+            of their first samples. A sample waits for others of its bucket at most until the end of
+            the next window; then its batch is yielded as it is, with fewer samples.
+        pad: the value that fills up shorter samples: a number, or a dict with one for the field and
+            each of ``aligned``, such as ``{"tokens": 0, "labels": -100}``.
 
     Raises:
-        SampleError: during iteration: a sample has no such field, is longer than ``budget``, or
-            cannot be collated.
+        SampleError: during iteration: a sample is longer than ``budget``, or lacks a field; a field
+            is no list, array or tensor of numbers, or differs from those of the other samples in
+            dtype or shape; an ``aligned`` field has another length; the other fields cannot be
+            collated.
         TypeError, ValueError: when the stage is built: an option is wrong.
+
+    The number of batches of an epoch is not known before: on several ranks, use PipeLoader with
+    ``epoch_end="loop"`` and ``with_epoch(batches=...)``, so that each rank gets as many.
 
     Checkpoint: a few numbers, a bit for each sample of a window, and the position of the source
     before the window from which samples were carried over. A resume reads at most 2 * ``window``
-    samples again.
+    samples again. On another number of ranks or workers, what is left of a lane is batched for
+    itself, so some more batches may have fewer samples.
     """
 
-    order_options = ("length", "batch_size", "budget", "boundaries", "window")
+    order_options = ("field", "batch_size", "budget", "boundaries", "window")
 
     def __init__(
         self,
@@ -61,77 +69,72 @@ class BucketSamples(Windowed[Any]):
         *,
         budget: int | None = None,
         boundaries: Sequence[int] | None = None,
+        aligned: Sequence[str] = (),
         window: int = 1024,
-        pad: float = 0,
+        pad: float | Mapping[str, float] = 0,
     ) -> None:
-        super().__init__(source, length, window)
+        super().__init__(source, length, aligned, pad, window)
         if (batch_size is None) == (budget is None):
             raise ValueError("bucket_samples() needs either batch_size= or budget=")
-        self.boundaries = [check_count("a boundary", boundary) for boundary in boundaries or ()]
+        self.budget = None if budget is None else check_count("budget", budget)
+        self.boundaries = [check_count("a boundary", boundary, least=0) for boundary in boundaries or ()]
         if any(after <= before for before, after in pairwise(self.boundaries)):
             raise ValueError(f"boundaries must increase, unlike {self.boundaries!r:.80}")
-        self.budget = None if budget is None else check_count("budget", budget)
         buckets = len(self.boundaries) + 1
-        sizes = [batch_size] * buckets if batch_size is None or isinstance(batch_size, int) else list(batch_size)
+        sizes = list(batch_size) if isinstance(batch_size, Sequence) else [batch_size] * buckets
         if len(sizes) != buckets:
             raise ValueError(f"batch_size has {len(sizes)} numbers, and there are {buckets} buckets")
-        self.batch_size = [size and check_count("batch_size", size) for size in sizes]
-        self.pad = pad
+        self.batch_size = None if budget is not None else [check_count("batch_size", size) for size in sizes]
 
-    def sized(self, sample: Any) -> Sized:
-        sized = length_of(self, sample)
-        if self.budget is not None and sized.length > self.budget:
-            raise too_long(sized, self.budget, "Pass a larger budget, or leave it out with filter_samples().")
-        return sized
+    def length_of(self, sample: Any) -> int:
+        length = super().length_of(sample)
+        if self.budget is not None and length > self.budget:
+            mend = "Pass a larger budget, or leave it out with filter_samples()."
+            raise too_long_error(Sized(sample, length), self.budget, mend)
+        return length
 
-    def arranged(
-        self, held: Sequence[Sized], window: Sequence[Sized], *, last: bool
-    ) -> tuple[list[list[Sized]], list[Sized]]:
-        samples = [*held, *window]
+    def arranged(self, lengths: Sequence[int], held: int, *, last: bool) -> Arranged:
         buckets: defaultdict[int, list[int]] = defaultdict(list)
-        for number, sample in enumerate(samples):
-            buckets[bisect_left(self.boundaries, sample.length)].append(number)
+        for number, length in enumerate(lengths):
+            if length or self.field is None:
+                buckets[bisect_left(self.boundaries, length)].append(number)
         groups, left = list[list[int]](), list[int]()
         for bucket, numbers in buckets.items():
             if not self.boundaries:
-                numbers.sort(key=lambda number: samples[number].length)
-            *full, rest = self._cut(samples, numbers, self.batch_size[bucket])
+                numbers.sort(key=lambda number: lengths[number])
+            *full, rest = self._cut(lengths, numbers, bucket)
             groups += full
-            if last or min(rest) < len(held):
+            if last or min(rest) < held:
                 groups.append(rest)
             else:
                 left += rest
-        groups.sort(key=min)
-        return [[samples[number] for number in group] for group in groups], [samples[number] for number in left]
+        return Arranged(sorted(groups, key=min), sorted(left))
 
-    def _cut(self, samples: Sequence[Sized], numbers: Sequence[int], size: int | None) -> Iterator[list[int]]:
-        """Yield the batches of one bucket."""
+    def _cut(self, lengths: Sequence[int], numbers: Sequence[int], bucket: int) -> Iterator[list[int]]:
+        """Yield the batches of one bucket; the last one may have fewer samples than it could."""
+        size = None if self.batch_size is None else self.batch_size[bucket]
         batch, longest = list[int](), 0
         for number in numbers:
-            longest = max(longest, samples[number].length)
+            longest = max(longest, lengths[number])
             if len(batch) == size or (self.budget is not None and longest * (len(batch) + 1) > self.budget):
                 yield batch
-                batch, longest = [], samples[number].length
+                batch, longest = [], lengths[number]
             batch.append(number)
         yield batch
 
     def joined(self, group: Sequence[Sized]) -> Any:
-        if callable(self.length):
-            return [sample for sample, _ in group]
+        samples = [sample for sample, _ in group]
+        if self.field is None:
+            return samples
+        self.check_free(samples[0], ["lengths"])
         longest = max(length for _, length in group)
-        padded = [name for name in group[0].sample if is_as_long(name, group)]
-        rows = []
-        for sample, length in group:
-            fill = longest - length
-            arrays = {name: as_array(sample[name]) for name in padded}
-            rows.append(
-                {
-                    **sample,
-                    **{
-                        name: np.pad(array, [(0, fill), *[(0, 0)] * (array.ndim - 1)], constant_values=self.pad)
-                        for name, array in arrays.items()
-                    },
-                    "lengths": length,
-                }
-            )
-        return stack_samples(rows)
+        padded = {}
+        for name in self.aligned:
+            arrays = self.arrays_of(name, group)
+            batch = self.filled(name, (len(group), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+            for row, array in zip(batch, arrays, strict=True):
+                row[: len(array)] = array
+            padded[name] = as_tensor(batch)
+        # a number in the place of each of these fields keeps the order of the fields
+        rows = [{**sample, **dict.fromkeys(padded, 0), "lengths": length} for sample, length in group]
+        return stack_samples(rows) | padded

@@ -83,13 +83,20 @@ def _column(
             stacked = np.array(values, np.int64 if all(type(value) is int for value in values) else None)
         if collate is not None:
             return stacked
-        import torch
-
-        return torch.from_numpy(stacked if stacked.dtype.isnative else stacked.astype(stacked.dtype.newbyteorder("=")))
+        return as_tensor(stacked)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _unstackable(
             values, name, batch, 0, f"{_describe(first)} in {_name(batch, 0)} and the others: {error}"
         ) from error
+
+
+def as_tensor(array: npt.NDArray[Any]) -> Any:
+    """Return an array as a tensor, which shares its memory if the order of its bytes is that of the
+    machine.
+    """
+    import torch
+
+    return torch.from_numpy(array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
 
 def _kind(value: Any) -> str | None:
@@ -124,7 +131,7 @@ def _uneven(batch: list[Any], sample: Any) -> SampleError:
     return SampleError(
         f"the samples of a batch differ in form: {_form(batch[0])} in {_name(batch, 0)}, but "
         f"{_form(sample)} in {_name(batch, place)}. Choose the fields with "
-        "to_tuple() or group_by_key(fields=...), or pass collate=.",
+        "select_fields(), to_tuple() or group_by_key(fields=...), or pass collate= to batch_samples().",
         url=url,
         key=key,
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,14 +11,14 @@ import numpy as np
 
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.stage import Stage
-from wds_pipes.core.windowed import Sized, Windowed
-from wds_pipes.errors import SampleError
-from wds_pipes.stages.fields import identity
-from wds_pipes.stages.lengths import as_array, is_as_long, length_of, too_long
+from wds_pipes.stages.collating import as_tensor, stack_samples
+from wds_pipes.stages.windowed import Arranged, Sized, Windowed, too_long_error
+
+_MADE = ("cu_seqlens", "max_seqlen", "position_ids", "document_ids")
 
 
 class Part(NamedTuple):
-    """The elements ``start`` to ``stop`` - 1 of a sample."""
+    """The tokens ``start`` to ``stop`` - 1 of a sample."""
 
     sized: Sized
     start: int
@@ -36,57 +35,79 @@ class PackSamples(Windowed[Any]):
     ``pack_samples``).
 
     If ``length`` is the name of a field, a pack is a dict, with what attention over sequences of
-    different lengths needs:
+    different lengths needs (flash-attn's ``flash_attn_varlen_func``, torch's ``varlen_attn``, a
+    document mask of FlexAttention). A part is a sample, or with ``"wrap"`` what of it is in the
+    pack:
 
     ==================  ============================================================================
-    the field           the tokens of all parts: a tensor of shape (tokens,), of the field's dtype
-    other fields        concatenated likewise, if each sample's value is as long as its tokens, such
-                        as labels or a mask of the loss; otherwise a list with a value for each part
-    ``cu_seqlens``      where the parts begin, and where the last one ends: int32, shape (parts + 1,)
-    ``max_seqlen``      the length of the longest part
-    ``position_ids``    the place of each token in its part, from 0: int64, shape (tokens,)
-    ``document_ids``    the number of the part that each token is of: int32, shape (tokens,)
-    ``__key__``         the keys of the parts: a list
+    the field           the tokens of all parts: a tensor of shape (tokens, ...), of the field's
+                        dtype
+    ``aligned`` fields  likewise
+    other fields        a list with a value for each part, such as ``__key__``
+    ``cu_seqlens``      where each part begins, and where the last one ends: int32 (parts + 1,)
+    ``max_seqlen``      the length of the longest part: an int
+    ``position_ids``    the place of each token in its part, from 0: int64 (tokens,)
+    ``document_ids``    the number of the part to which each token belongs: int32 (tokens,)
     ==================  ============================================================================
 
-    With ``pad``, the tensors have ``budget`` elements: after the tokens come ``pad`` in the fields,
-    0 in ``position_ids`` and -1 in ``document_ids``; ``cu_seqlens`` ends before them.
+    With ``pad``, each pack has ``budget`` tokens, so that packs can be stacked. What fills a pack
+    up is one more part for ``cu_seqlens``, ``max_seqlen`` and ``position_ids``, since kernels leave
+    rows that are in no part undefined; its ``document_ids`` are -1.
 
     If ``length`` is a function, a pack is the list of its samples.
 
+    Samples whose field is empty are left out, and count as dropped.
+
     Args:
         source: any pipe of samples.
-        length: the name of a field with the tokens of a sample (a list, array or tensor, whose
-            first dimension is the length), or a function that returns the length of a sample.
+        length: the name of a field with the tokens of a sample (a list, array or tensor of numbers,
+            whose first dimension is the length), or a function that returns the length of a sample.
         budget: how many tokens a pack has at most.
+        aligned: names of other fields with a value for each token, such as labels or a mask of the
+            loss.
         method: ``"best-fit"`` packs ``window`` samples at a time, the longest first, each where it
-            leaves the least room: best-fit decreasing (Johnson, "Near-optimal bin packing
+            leaves the least room: best-fit decreasing (D. S. Johnson, "Near-optimal bin packing
             algorithms", 1973). ``"first-fit"`` packs them as they come, each into the first pack
             with room. Both leave samples whole, and carry the emptiest pack of a window over to the
-            next one. ``"wrap"`` cuts them: each pack but the last is full, and a sample may go on
-            in the next one. It needs the name of a field.
-        window: how many samples are packed together, at least 1. Their packs come in the order of
-            their first samples.
-        too_long: what to do with a sample of more than ``budget`` tokens: ``"error"``, ``"cut"``:
-            keep its first ``budget`` tokens, or ``"drop"``: leave it out, and count it as dropped.
-            ``"wrap"`` packs samples of any length.
-        pad: the value that fills up each pack; None: packs end with their last token.
+            next one, where it is filled up. ``"wrap"`` cuts them: each pack but the last is full,
+            and a sample may go on in the next one.
+        window: how many samples are packed together, from 1 to 4096. It should be enough for ten
+            packs or more. Packs come in the order of their first samples.
+        too_long: what to do with a sample of more than ``budget`` tokens: ``"error"``; ``"cut"``:
+            keep its first ``budget`` tokens, and count it as ``cut``; or ``"drop"``: leave it out,
+            and count it as dropped. ``"wrap"`` packs samples of any length.
+        drop_last: leave out the last pack of an epoch if it is not full, for best-fit and first-fit
+            the emptiest one. Its samples count as dropped. With this and ``"wrap"``, all packs are
+            full.
+        pad: the value that fills up each pack: a number, or a dict with one for the field and each
+            of ``aligned``, such as ``{"tokens": 0, "labels": -100}``; None: a pack ends with its
+            last token.
 
     Raises:
-        SampleError: during iteration: a sample is too long, or has no such field; or the samples of
-            a pack differ in their fields.
+        SampleError: during iteration: a sample is too long, or lacks a field; a field is no list,
+            array or tensor of numbers, or differs from those of the other samples in dtype or
+            shape; an ``aligned`` field has another length; the samples of a pack differ in their
+            fields, or have one of the names above.
         TypeError, ValueError: when the stage is built: an option is wrong.
+
+    Under PipeLoader, each lane makes packs of its own samples. ``PipeLoader(pipe)`` yields packs,
+    ``PipeLoader(pipe.to_tuple("tokens", "document_ids"), batch_size=8)`` stacks those that were
+    filled up. The number of packs of an epoch is not known before: on several ranks, use
+    ``epoch_end="loop"`` with ``with_epoch(batches=...)``, so that each rank gets as many.
 
     Checkpoint: a few numbers, a bit for each sample of a window, and the position of the source
     before the window from which a pack was carried over; for ``"wrap"``, before the sample that is
-    cut. A resume reads at most 2 * ``window`` samples again.
+    cut. A resume reads at most 2 * ``window`` samples again. On another number of ranks or workers,
+    what is left of a lane is packed for itself, so one more pack of it may not be full.
     """
 
     @dataclass(slots=True)
     class At(Windowed.At):
-        inside: int = 0  # tokens of the sample that is cut that are in packs already
+        cut: int = 0  # samples of which the end was left out
+        inside: int = 0  # for "wrap": how many tokens of the next sample are in packs already
 
-    order_options = ("length", "budget", "method", "window", "too_long")
+    tallies = (*Windowed.tallies, "cut")
+    order_options = ("field", "budget", "method", "window", "too_long", "drop_last")
 
     def __init__(
         self,
@@ -94,17 +115,26 @@ class PackSamples(Windowed[Any]):
         length: str | Callable[[Any], int] = "tokens",
         budget: int = 8192,
         *,
+        aligned: Sequence[str] = (),
         method: str = "best-fit",
         window: int = 512,
         too_long: str = "error",
-        pad: int | None = None,
+        drop_last: bool = False,
+        pad: float | Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(source, length, window)
-        self.budget, self.pad = check_count("budget", budget), pad
+        super().__init__(source, length, aligned, pad, window)
+        self.budget, self.drop_last = check_count("budget", budget), bool(drop_last)
         self.method = check_choice("method", method, "best-fit", "first-fit", "wrap")
         self.too_long = check_choice("too_long", too_long, "error", "cut", "drop")
-        if callable(length) and (method == "wrap" or too_long == "cut" or pad is not None):
-            raise ValueError("samples are cut and padded by the name of a field: pass length='tokens', not a function")
+        if self.field is None and (method == "wrap" or too_long == "cut" or pad is not None):
+            raise ValueError(
+                "method='wrap', too_long='cut' and pad= go with length= as the name of a field, not as a function"
+            )
+
+    def problem(self, at: Any) -> str | None:
+        if (at.yielded or at.carried) if self.method == "wrap" else at.inside:
+            return f"it packs by {self.method!r}"
+        return super().problem(at)
 
     def had_items(self, at: Any) -> bool:
         return super().had_items(at) or bool(at.inside)
@@ -112,106 +142,105 @@ class PackSamples(Windowed[Any]):
     def run(self) -> Iterator[Any]:
         return self._wrapped() if self.method == "wrap" else super().run()
 
-    def sized(self, sample: Any) -> Sized:
-        sized = length_of(self, sample)
-        if sized.length > self.budget and self.too_long == "error":
-            raise too_long(sized, self.budget, "Pass too_long='cut' or 'drop', or a larger budget.")
-        return sized
+    def length_of(self, sample: Any) -> int:
+        length = super().length_of(sample)
+        if length > self.budget and self.too_long == "error" and self.method != "wrap":
+            raise too_long_error(Sized(sample, length), self.budget, "Pass too_long= or a larger budget.")
+        return length
 
-    def arranged(
-        self, held: Sequence[Sized], window: Sequence[Sized], *, last: bool
-    ) -> tuple[list[list[Sized]], list[Sized]]:
-        samples = [*held, *window]
-        sizes = [min(sample.length, self.budget) for sample in samples]
-        packs = [list(range(len(held)))] if held else []
-        rooms = [(self.budget - sum(sizes[: len(held)]), 0) for _ in packs]  # with the number of the pack; sorted
-        new = range(len(held), len(samples))
-        for number in sorted(new, key=lambda number: -sizes[number]) if self.method == "best-fit" else new:
-            if samples[number].length > self.budget and self.too_long == "drop":
-                continue
+    def arranged(self, lengths: Sequence[int], held: int, *, last: bool) -> Arranged:
+        budget, drops = self.budget, self.too_long == "drop"
+        sizes = [min(length, budget) for length in lengths]
+        packs = [list(range(held))] if held else []
+        rooms = [(budget - sum(sizes[:held]), 0) for _ in packs]  # and the number of the pack; sorted
+        new = [number for number in range(held, len(sizes)) if not self._leaves_out(lengths[number], drops)]
+        if self.method == "best-fit":
+            new.sort(key=lambda number: -sizes[number])
+        for number in new:
             place = bisect_left(rooms, (sizes[number], -1))
             if self.method == "first-fit" and place < len(rooms):
                 place = min(range(place, len(rooms)), key=lambda place: rooms[place][1])
             if place == len(rooms):
                 packs.append([])
-                room, pack = self.budget, len(packs) - 1
+                room, pack = budget, len(packs) - 1
             else:
                 room, pack = rooms.pop(place)
             packs[pack].append(number)
             insort(rooms, (room - sizes[number], pack))
-        left = max((entry for entry in rooms if entry[1] or not held), default=None)
-        rest = [] if last or left is None else packs.pop(left[1])
-        groups = sorted(map(sorted, packs))
-        return [[samples[number] for number in pack] for pack in groups], [samples[number] for number in rest]
+        # the emptiest one, if it is not full; what was carried over is not carried over again
+        rest = [pack for room, pack in rooms if room and (last or pack or not held)][-1:]
+        left = packs.pop(rest[0]) if rest and (self.drop_last or not last) else []
+        return Arranged(sorted(map(sorted, packs)), [] if last else sorted(left))
+
+    def _leaves_out(self, length: int, drops: bool) -> bool:
+        return (drops and length > self.budget) or (not length and self.field is not None)
 
     def joined(self, group: Sequence[Sized]) -> Any:
-        if callable(self.length):
+        self.at.cut += sum(length > self.budget for _, length in group)
+        if self.field is None:
             return [sample for sample, _ in group]
         return self._pack([Part(sized, 0, min(sized.length, self.budget)) for sized in group])
 
     def _wrapped(self) -> Iterator[Any]:
+        """Yield full packs, with the samples as one sequence."""
         at, source, parts, room = self.at, self.source, list[Part](), self.budget
         before, taken = source.mark(), at.inside
         for sample in source.items:
-            sized = length_of(self, sample)
+            sized = Sized(sample, self.length_of(sample))
             self.check_again()
-            if sized.length < taken:
-                raise self._unlike()
+            if taken and taken >= sized.length:
+                raise self.unlike()
+            at.dropped += not sized.length
             while taken < sized.length:
                 stop = min(sized.length, taken + room)
                 parts.append(Part(sized, taken, stop))
                 room, taken = room - (stop - taken), stop
                 if not room:
-                    packed = self._pack(parts)
-                    at.inside = 0 if parts[-1].is_last else taken
-                    self.earlier = before if at.inside else None
-                    at.delivered += sum(part.is_last for part in parts)
-                    yield packed
+                    yield self._complete(parts, before)
                     parts, room = [], self.budget
             before, taken = source.mark(), 0
-        if parts:
-            packed = self._pack(parts)
-            at.inside, self.earlier = 0, None
-            at.delivered += sum(part.is_last for part in parts)
-            yield packed
-        elif at.inside:
-            raise self._unlike()
+        if at.inside and not parts:
+            raise self.unlike()
+        at.inside, self.earlier = 0, None
+        if parts and self.drop_last:
+            at.dropped += _ended(parts)
+        elif parts:
+            yield self._complete(parts, before)
+
+    def _complete(self, parts: Sequence[Part], before: Any) -> dict[str, Any]:
+        """Return a pack for ``"wrap"``, and set the position after it; ``before``: that of the
+        source before the sample of its last part.
+        """
+        at, pack = self.at, self._pack(parts)
+        at.inside = 0 if parts[-1].is_last else parts[-1].stop
+        self.earlier = before if at.inside else None
+        at.delivered += _ended(parts)
+        return pack
 
     def _pack(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return parts as one dict of tensors."""
-        sizes = np.array([part.stop - part.start for part in parts])
-        total = int(sizes.sum()) if self.pad is None else self.budget
+        """Return parts as one dict."""
         group = [part.sized for part in parts]
-        names = group[0].sample.keys()
-        for sample, _ in group:
-            if sample.keys() != names:
-                named = identity(sample)
-                raise SampleError(
-                    f"the samples of a pack differ in form: {named.name()} has fields {', '.join(sample)}, another one "
-                    f"has {', '.join(names)}. Choose the fields with select_fields().",
-                    url=named.url,
-                    key=named.key,
-                )
-        pack: dict[str, Any] = {}
-        for name in names:
-            pack[name] = [sample[name] for sample, _ in group]
-            if is_as_long(name, group):
-                pieces = [as_array(part.sized.sample[name])[part.start : part.stop] for part in parts]
-                pack[name] = _tensor(np.concatenate(pieces), total, self.pad or 0)
-        ends = np.cumsum(sizes)
-        pack["cu_seqlens"] = _tensor(np.concatenate([[0], ends]).astype(np.int32), len(parts) + 1, 0)
-        pack["max_seqlen"] = int(sizes.max())
-        pack["position_ids"] = _tensor(np.arange(ends[-1]) - np.repeat(ends - sizes, sizes), total, 0)
-        pack["document_ids"] = _tensor(np.repeat(np.arange(len(parts), dtype=np.int32), sizes), total, -1)
+        self.check_free(group[0].sample, _MADE)
+        pack: dict[str, Any] = stack_samples([sample for sample, _ in group], collate="columns")
+        sizes = [part.stop - part.start for part in parts]
+        numbers, fill = list(range(len(parts))), self.budget - sum(sizes)
+        for name in self.aligned:
+            pieces = [
+                array[part.start : part.stop] for array, part in zip(self.arrays_of(name, group), parts, strict=True)
+            ]
+            if self.pads is not None:
+                pieces.append(self.filled(name, (fill, *pieces[0].shape[1:]), pieces[0].dtype))
+            pack[name] = as_tensor(np.concatenate(pieces))
+        if self.pads is not None and fill:
+            sizes, numbers = [*sizes, fill], [*numbers, -1]
+        ends = np.cumsum([0, *sizes])
+        pack["cu_seqlens"] = as_tensor(ends.astype(np.int32))
+        pack["max_seqlen"] = max(sizes)
+        pack["position_ids"] = as_tensor(np.arange(ends[-1]) - np.repeat(ends[:-1], sizes))
+        pack["document_ids"] = as_tensor(np.repeat(np.array(numbers, np.int32), sizes))
         return pack
 
 
-def _tensor(array: Any, total: int, fill: int) -> Any:
-    """Return an array as a tensor of ``total`` rows, of which the last ones are ``fill``; as an
-    array where torch was not imported.
-    """
-    missing = total - len(array)
-    if missing:
-        array = np.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)], constant_values=fill)
-    torch = sys.modules.get("torch")
-    return array if torch is None else torch.from_numpy(array)
+def _ended(parts: Sequence[Part]) -> int:
+    """Return how many samples end in these parts."""
+    return sum(part.is_last for part in parts)
