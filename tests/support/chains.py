@@ -55,6 +55,11 @@ def pairs_of(items: Any) -> Any:
         return
 
 
+def digits(sample: Any) -> int:
+    """A length that differs between neighbours: 2 to 7."""
+    return 2 + int(sample["__key__"]) * 5 % 6
+
+
 def as_text(value: Any) -> bytes:
     """An encoder of what other steps make of samples."""
     return repr(value).encode()
@@ -71,6 +76,8 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "FilterSamples": ((wanted,), {}),
     "InterleaveShards": ((2,), {}),
     "BatchSamples": ((2,), {"collate": "list"}),
+    "BucketSamples": ((digits, 2), {"boundaries": [3, 5], "window": 3}),
+    "PackSamples": ((digits, 9), {"window": 3}),
     "MapFields": (({"text;txt": backwards},), {}),
     "RenameFields": (({"text": "text;txt"},), {}),
     "SelectFields": (("text;txt", "cls"), {}),

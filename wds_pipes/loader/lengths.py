@@ -62,6 +62,15 @@ def batching(stage: Stage[Any]) -> list[Stage[Any]]:
     return [step for step in after if step.items_per_batch is not None][::-1]
 
 
+def uneven(stage: Stage[Any]) -> Stage[Any] | None:
+    """The step that makes batches of different numbers of samples; None if there is none."""
+    chain = Chain(stage)
+    for step in itertools.takewhile(lambda step: not step.expands, reversed(chain.steps)):
+        if step.items_per_batch is None and "delivered" in step.tallies:
+            return step
+    return next(filter(None, map(uneven, chain.root.branches.values())), None)
+
+
 def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:
     """How many batches these steps make of this number of samples."""
     for step in steps:

@@ -24,13 +24,13 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds
-from wds_pipes.core.stage import State
+from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
-from wds_pipes.loader.lengths import in_batches
+from wds_pipes.loader.lengths import in_batches, uneven
 from wds_pipes.loader.lookup import Lookup, PlannedSample, PlannedVisit
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.ranks import Rank, of_all_ranks
@@ -270,12 +270,16 @@ class PipeLoader:
 
         Raises:
             ValueError: neither or both are passed, the number is not such a multiple, or ranks may
-                end an epoch of the data at different times.
+                end an epoch of the data at different times; or ``samples`` was passed, and a step
+                such as ``pack_samples`` makes batches of different numbers of samples.
         """
         if (samples is None) == (batches is None):
             raise ValueError("with_epoch() takes samples= or batches=, one of them")
         plan = self._plan
         ranks, size = self.rank.of, 1 if samples is None else plan.batch_size
+        if samples is not None and (step := uneven(plan.stage)) is not None:
+            name = functional_name(type(step))
+            raise ValueError(f"{name}() makes batches of different numbers of samples: pass batches= to with_epoch()")
         what, given = ("samples", samples) if batches is None else ("batches", batches)
         count = check_count(what, given)
         if count % (ranks * size):

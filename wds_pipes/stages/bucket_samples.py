@@ -102,17 +102,17 @@ class BucketSamples(Windowed[Any]):
         for bucket, numbers in buckets.items():
             if not self.boundaries:
                 numbers.sort(key=lambda number: lengths[number])
-            *full, rest = self._cut(lengths, numbers, bucket)
+            size = None if self.batch_size is None else self.batch_size[bucket]
+            *full, rest = self._cut(lengths, numbers, size)
             groups += full
-            if last or min(rest) < held:
+            if last or len(rest) == size or min(rest) < held:
                 groups.append(rest)
             else:
                 left += rest
         return Arranged(sorted(groups, key=min), sorted(left))
 
-    def _cut(self, lengths: Sequence[int], numbers: Sequence[int], bucket: int) -> Iterator[list[int]]:
+    def _cut(self, lengths: Sequence[int], numbers: Sequence[int], size: int | None) -> Iterator[list[int]]:
         """Yield the batches of one bucket; the last one may have fewer samples than it could."""
-        size = None if self.batch_size is None else self.batch_size[bucket]
         batch, longest = list[int](), 0
         for number in numbers:
             longest = max(longest, lengths[number])

@@ -221,22 +221,23 @@ class PackSamples(Windowed[Any]):
         """Return parts as one dict."""
         group = [part.sized for part in parts]
         self.check_free(group[0].sample, _MADE)
-        pack: dict[str, Any] = stack_samples([sample for sample, _ in group], collate="columns")
         sizes = [part.stop - part.start for part in parts]
         numbers, fill = list(range(len(parts))), self.budget - sum(sizes)
+        tokens = {}
         for name in self.aligned:
-            pieces = [
-                array[part.start : part.stop] for array, part in zip(self.arrays_of(name, group), parts, strict=True)
-            ]
+            arrays = self.arrays_of(name, group)
+            pieces = [array[part.start : part.stop] for array, part in zip(arrays, parts, strict=True)]
             if self.pads is not None:
                 pieces.append(self.filled(name, (fill, *pieces[0].shape[1:]), pieces[0].dtype))
-            pack[name] = as_tensor(np.concatenate(pieces))
+            tokens[name] = as_tensor(np.concatenate(pieces))
+        pack: dict[str, Any] = stack_samples([sample for sample, _ in group], collate="columns") | tokens
         if self.pads is not None and fill:
             sizes, numbers = [*sizes, fill], [*numbers, -1]
         ends = np.cumsum([0, *sizes])
         pack["cu_seqlens"] = as_tensor(ends.astype(np.int32))
         pack["max_seqlen"] = max(sizes)
-        pack["position_ids"] = as_tensor(np.arange(ends[-1]) - np.repeat(ends[:-1], sizes))
+        places = np.arange(pack["max_seqlen"])
+        pack["position_ids"] = as_tensor(np.concatenate([places[:size] for size in sizes]))
         pack["document_ids"] = as_tensor(np.repeat(np.array(numbers, np.int32), sizes))
         return pack
 

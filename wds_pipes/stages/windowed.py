@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -163,16 +163,15 @@ class Windowed(ReadsAgain[Out]):
         """
         if self.field is None:
             return check_count(f"the length of {identity(sample).name()}", self.measure(sample), least=0)
-        # quick for what most samples have
-        value = sample.get(self.field) if type(sample) is dict else None
-        return len(value) if type(value) is list else self._length_in(sample, self.field)
+        return self._length_in(sample, self.field)
 
     def _length_in(self, sample: Any, name: str) -> int:
         """Return how many values a field has; SampleError if it is nothing that has values."""
+        value = sample.get(name) if isinstance(sample, dict) else None
+        if isinstance(value, list) or getattr(value, "shape", ()):
+            return len(cast(list[Any], value))
         check_sample(sample, functional_name(type(self)))
-        value = sample[field_of(sample, [name], self.source)]
-        if isinstance(value, list) or len(getattr(value, "shape", ())):
-            return len(value)
+        field_of(sample, [name], self.source)
         why = f"has {type(value).__name__} in field {name!r}, not a list, an array or a tensor"
         raise error_of(sample, why, "Decode it before this step.")
 
@@ -185,21 +184,35 @@ class Windowed(ReadsAgain[Out]):
         """
         arrays = list[Any]()
         for sample, length in group:
-            if (found := self._length_in(sample, name)) != length:
-                why = f"has {found:,} values in field {name!r}, and {length:,} in {self.field!r}"
+            value = sample.get(name)
+            array = value if type(value) is np.ndarray and value.ndim else self._array_in(sample, name)
+            if len(array) != length:
+                why = f"has {len(array):,} values in field {name!r}, and {length:,} in {self.field!r}"
                 raise error_of(sample, why, "Correct it, or leave it out of aligned=.")
-            try:
-                array = np.asarray(sample[name])
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise error_of(sample, f"has no numbers in field {name!r}: {error}", _DECODE) from error
-            if array.dtype.kind not in "biufc":
-                raise error_of(sample, f"has {array.dtype} in field {name!r}", _DECODE)
-            first = arrays[0] if arrays else array
-            if array.dtype != first.dtype or array.shape[1:] != first.shape[1:]:
-                why = f"has {_form(array)} in field {name!r}, and {identity(group[0].sample).name()} has {_form(first)}"
-                raise error_of(sample, why, "Bring them to one form with map_fields().")
             arrays.append(array)
+            if (
+                array.dtype != arrays[0].dtype
+                or array.shape[1:] != arrays[0].shape[1:]
+                or array.dtype.kind not in "biufc"
+            ):
+                raise self._unjoinable(name, group, arrays)
         return arrays
+
+    def _array_in(self, sample: Any, name: str) -> Any:
+        """Return a field as an array; SampleError if it has no numbers."""
+        self._length_in(sample, name)
+        try:
+            return np.asarray(sample[name])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise error_of(sample, f"has no array of numbers in field {name!r}: {error}", _DECODE) from error
+
+    def _unjoinable(self, name: str, group: Sequence[Sized], arrays: Sequence[Any]) -> SampleError:
+        """Return the error for the last of some arrays, which cannot be joined to the first one."""
+        sample, array, first = group[len(arrays) - 1].sample, arrays[-1], arrays[0]
+        if array.dtype.kind not in "biufc":
+            return error_of(sample, f"has {array.dtype} in field {name!r}", _DECODE)
+        why = f"has {_form(array)} in field {name!r}, and {identity(group[0].sample).name()} has {_form(first)}"
+        return error_of(sample, why, "Bring them to one form with map_fields().")
 
     def filled(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an array with the value that fills up a field; SampleError if the field cannot
