@@ -164,7 +164,7 @@ def test_every_stage_before_every_kind(first, tmp_path):
             first not in PAIRED or first == second or getattr(stages, first).scope == "lane"
         ):
             continue  # it needs ShardList, once, and comes before these
-        if first == "BatchSamples" and second in ("MapSamples", "Then"):
+        if first in ("BatchSamples", "BucketSamples", "PackSamples") and second in ("MapSamples", "Then"):
             continue  # these take samples
         check_resume(lambda second=second: make(second))
 
@@ -205,6 +205,8 @@ OF_ANY = {
     "shuffle, seed": lambda pipe: pipe.shuffle_buffer(4, seed=2),
     "batch": lambda pipe: pipe.batch_samples(2, collate="list"),
     "batch, drop_last": lambda pipe: pipe.batch_samples(2, collate="list", drop_last=True),
+    "pack": lambda pipe: pipe.pack_samples(len, 9, window=3),
+    "bucket": lambda pipe: pipe.bucket_samples(len, 2, window=3),
     "take": lambda pipe: pipe.take_samples(3),
     "slice": lambda pipe: pipe.slice_samples(1, 9, 2),
     "then": lambda pipe: pipe.then(iter, keeps_count=True),

@@ -11,7 +11,7 @@ The other modules:
 
 - ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
-  ``threaded``: functions in threads.
+  ``threaded``: functions in threads; ``windowed``: the base of PackSamples and BucketSamples.
 - ``proportions``: the order of draws of Mix, and weights.
 """
 
