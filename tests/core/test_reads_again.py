@@ -71,7 +71,7 @@ STEPS = {
     "unbatch": lambda pipe: pipe.batch_samples(3, collate="list").unbatch_samples(),
     "explode": lambda pipe: pipe.explode_records("jsonl"),
     "then": lambda pipe: pipe.then(late),
-    "pack": lambda pipe: pipe.pack_samples(lambda sample: 1, 2, window=3).unbatch_samples(),  # in their order
+    "pack": lambda pipe: pipe.pack_samples(lambda sample: 2, 3, window=3).map_samples(lambda pack: pack[0]),
 }
 PIPES = {
     "plain": lambda urls, step: step(samples(urls)),
