@@ -65,10 +65,12 @@ def batching(stage: Stage[Any]) -> list[Stage[Any]]:
 def uneven(stage: Stage[Any]) -> Stage[Any] | None:
     """The step that makes batches of different numbers of samples; None if there is none."""
     chain = Chain(stage)
+    step: Stage[Any]
     for step in itertools.takewhile(lambda step: not step.expands, reversed(chain.steps)):
         if step.items_per_batch is None and "delivered" in step.tallies:
             return step
-    return next(filter(None, map(uneven, chain.root.branches.values())), None)
+    found: list[Stage[Any] | None] = [uneven(branch) for branch in chain.root.branches.values()]
+    return next(filter(None, found), None)
 
 
 def batches_of(steps: Iterable[Stage[Any]], samples: int) -> int:

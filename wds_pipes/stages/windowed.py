@@ -168,7 +168,7 @@ class Windowed(ReadsAgain[Out]):
     def _length_in(self, sample: Any, name: str) -> int:
         """Return how many values a field has; SampleError if it is nothing that has values."""
         value = sample.get(name) if isinstance(sample, dict) else None
-        if isinstance(value, list) or getattr(value, "shape", ()):
+        if isinstance(value, list) or getattr(value, "shape", None):  # a 0-d array has ()
             return len(cast(list[Any], value))
         check_sample(sample, functional_name(type(self)))
         field_of(sample, [name], self.source)
