@@ -1,8 +1,8 @@
 """How full ``pack_samples`` makes its packs, beside Grain and Zephon on the same lengths; what it
 costs; and how large a state is: all in one run.
 
-    pip install --no-deps --target LIBS grain array-record etils absl-py cloudpickle protobuf portpicker \\
-        zephon backports.zstd filelock msgpack optree tenacity wrapt
+    pip install --no-deps --target LIBS grain array-record etils absl-py cloudpickle protobuf \\
+        portpicker zephon backports.zstd filelock msgpack optree tenacity wrapt
     PYTHONPATH=LIBS python tests/bench/packing.py [DIRECTORY]      writes 30 MB there (default: a
     temporary directory), takes about a minute; a library that is not there is left out
 
@@ -127,7 +127,7 @@ def costs(urls):
     for name, times in found.items():
         beside = found["raw" if name.startswith("raw") else "decoded"]
         print(
-            f"  {name:<20} {SAMPLES / min(times):>9,.0f} samples/s, {median_ratio(beside, times):.2f} of the chain without"
+            f"  {name:<20} {SAMPLES / min(times):>9,.0f} samples/s, {median_ratio(beside, times):.2f} of that without"
         )
     bar(
         "rate of best-fit, beside the chain without", median_ratio(found["decoded"], found["best-fit"]), 0.9, least=True

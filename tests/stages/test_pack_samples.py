@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -162,7 +164,7 @@ def test_with_a_function_packs_are_lists_of_samples():
         (
             {"tokens": [0] * 11},
             {},
-            r"sample '1' of shard b.tar has the length 11, more than the budget of 10. Pass too_l",
+            r"sample '1' of shard b.tar has the length 11, more than the budget of 10. Pass a larger budget or too_l",
         ),
         ({"text": "x"}, {}, "has no field 'tokens'"),
         ({"tokens": b"xyz"}, {}, "has bytes in field 'tokens', not a list, an array or a tensor. Decode it"),
@@ -215,7 +217,7 @@ VARIANTS = [
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_every_cut_and_second_cut(options):
-    samples = documents([3, 8, 0, 2, 14, 6, 1, 7, 10, 4, 5, 23])
+    samples = documents([3, 8, 0, 2, 14, 6, 1, 7, 10, 4, 5, 33, 1, 1, 0, 1])
     options = {"window": 4, "too_long": "cut", **options}
     check_resume(lambda: Stream(PackSamples(Given(samples), "tokens", BUDGET, **options)))
 
@@ -225,6 +227,7 @@ def test_every_cut_and_second_cut(options):
     [
         ("wrap", {"yielded": 1}, "it packs by 'wrap'"),
         ("best-fit", {"inside": 1}, "it packs by 'best-fit'"),
+        ("best-fit", {"passed": 1}, "it packs by 'best-fit'"),
         ("best-fit", {"yielded": 9}, "8 samples do not make so many groups"),
         ("best-fit", {"carried": "EA=="}, "does not say which of 4 samples are carried over"),
         ("best-fit", {"carried": "?"}, "does not say which of 4 samples"),
@@ -320,3 +323,15 @@ def test_every_cut_with_workers(workers, urls):
             got = [pack["tokens"].tolist() for pack in itertools.islice(first, cut)]
             second.load_state_dict(through_json(first.state_dict()))
             assert got + [pack["tokens"].tolist() for pack in second] == whole
+
+
+@pytest.mark.slow
+def test_the_page_about_packing_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = Path(wp.__file__).parents[1] / "tutorials" / "docs" / "packing.md"
+    names = {}
+    for block in re.findall(r"(?s)```python\n(.*?)```", page.read_text()):
+        exec(block, names)
+    printed = capsys.readouterr().out
+    assert printed.count("torch.Size([4, 1024]) torch.Size([4, 1024]) torch.Size([4, 1024])") == 10
+    assert {tuple(batch["image"].shape)[1:3] for batch in names["batches"]} == set(names["SHAPES"])

@@ -11,7 +11,7 @@ from typing import Any
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.collating import as_tensor, stack_samples
-from wds_pipes.stages.windowed import Arranged, Sized, Windowed, too_long_error
+from wds_pipes.stages.windowed import Arranged, Sized, Windowed
 
 
 class BucketSamples(Windowed[Any]):
@@ -76,7 +76,7 @@ class BucketSamples(Windowed[Any]):
         super().__init__(source, length, aligned, pad, window)
         if (batch_size is None) == (budget is None):
             raise ValueError("bucket_samples() needs either batch_size= or budget=")
-        self.budget = None if budget is None else check_count("budget", budget)
+        self.budget = self.limit = None if budget is None else check_count("budget", budget)
         self.boundaries = [check_count("a boundary", boundary, least=0) for boundary in boundaries or ()]
         if any(after <= before for before, after in pairwise(self.boundaries)):
             raise ValueError(f"boundaries must increase, unlike {self.boundaries!r:.80}")
@@ -85,13 +85,6 @@ class BucketSamples(Windowed[Any]):
         if len(sizes) != buckets:
             raise ValueError(f"batch_size has {len(sizes)} numbers, and there are {buckets} buckets")
         self.batch_size = None if budget is not None else [check_count("batch_size", size) for size in sizes]
-
-    def length_of(self, sample: Any) -> int:
-        length = super().length_of(sample)
-        if self.budget is not None and length > self.budget:
-            mend = "Pass a larger budget, or leave it out with filter_samples()."
-            raise too_long_error(Sized(sample, length), self.budget, mend)
-        return length
 
     def arranged(self, lengths: Sequence[int], held: int, *, last: bool) -> Arranged:
         buckets: defaultdict[int, list[int]] = defaultdict(list)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.collating import as_tensor, stack_samples
-from wds_pipes.stages.windowed import Arranged, Sized, Windowed, too_long_error
+from wds_pipes.stages.windowed import Arranged, Sized, Windowed
 
 _MADE = ("cu_seqlens", "max_seqlen", "position_ids", "document_ids")
 
@@ -96,15 +98,17 @@ class PackSamples(Windowed[Any]):
     ``epoch_end="loop"`` with ``with_epoch(batches=...)``, so that each rank gets as many.
 
     Checkpoint: a few numbers, a bit for each sample of a window, and the position of the source
-    before the window from which a pack was carried over; for ``"wrap"``, before the sample that is
-    cut. A resume reads at most 2 * ``window`` samples again. On another number of ranks or workers,
-    what is left of a lane is packed for itself, so one more pack of it may not be full.
+    before the window from which a pack was carried over; for ``"wrap"``, before the samples of the
+    last pack. A resume reads at most 2 * ``window`` samples again, or this pack. On another number
+    of ranks or workers, what is left of a lane is packed for itself, so one more pack of it may not
+    be full.
     """
 
     @dataclass(slots=True)
     class At(Windowed.At):
         cut: int = 0  # samples of which the end was left out
-        inside: int = 0  # for "wrap": how many tokens of the next sample are in packs already
+        inside: int = 0  # for "wrap": how many tokens of the sample that is cut are in packs already
+        passed: int = 0  # and how many samples come before it, after the position of the source
 
     tallies = (*Windowed.tallies, "cut")
     order_options = ("field", "budget", "method", "window", "too_long", "drop_last")
@@ -126,13 +130,15 @@ class PackSamples(Windowed[Any]):
         self.budget, self.drop_last = check_count("budget", budget), bool(drop_last)
         self.method = check_choice("method", method, "best-fit", "first-fit", "wrap")
         self.too_long = check_choice("too_long", too_long, "error", "cut", "drop")
+        if self.too_long == "error" and self.method != "wrap":
+            self.limit = self.budget
         if self.field is None and (method == "wrap" or too_long == "cut" or pad is not None):
             raise ValueError(
                 "method='wrap', too_long='cut' and pad= go with length= as the name of a field, not as a function"
             )
 
     def problem(self, at: Any) -> str | None:
-        if (at.yielded or at.carried) if self.method == "wrap" else at.inside:
+        if (at.yielded or at.carried) if self.method == "wrap" else (at.inside or at.passed):
             return f"it packs by {self.method!r}"
         return super().problem(at)
 
@@ -142,20 +148,15 @@ class PackSamples(Windowed[Any]):
     def run(self) -> Iterator[Any]:
         return self._wrapped() if self.method == "wrap" else super().run()
 
-    def length_of(self, sample: Any) -> int:
-        length = super().length_of(sample)
-        if length > self.budget and self.too_long == "error" and self.method != "wrap":
-            raise too_long_error(Sized(sample, length), self.budget, "Pass too_long= or a larger budget.")
-        return length
-
     def arranged(self, lengths: Sequence[int], held: int, *, last: bool) -> Arranged:
-        budget, drops = self.budget, self.too_long == "drop"
+        budget, least = self.budget, 0 if self.field is None else 1
+        most = budget if self.too_long == "drop" else math.inf
         sizes = [min(length, budget) for length in lengths]
         packs = [list(range(held))] if held else []
         rooms = [(budget - sum(sizes[:held]), 0) for _ in packs]  # and the number of the pack; sorted
-        new = [number for number in range(held, len(sizes)) if not self._leaves_out(lengths[number], drops)]
+        new = [number for number in range(held, len(sizes)) if least <= lengths[number] <= most]
         if self.method == "best-fit":
-            new.sort(key=lambda number: -sizes[number])
+            new.sort(key=sizes.__getitem__, reverse=True)
         for number in new:
             place = bisect_left(rooms, (sizes[number], -1))
             if self.method == "first-fit" and place < len(rooms):
@@ -172,9 +173,6 @@ class PackSamples(Windowed[Any]):
         left = packs.pop(rest[0]) if rest and (self.drop_last or not last) else []
         return Arranged(sorted(map(sorted, packs)), [] if last else sorted(left))
 
-    def _leaves_out(self, length: int, drops: bool) -> bool:
-        return (drops and length > self.budget) or (not length and self.field is not None)
-
     def joined(self, group: Sequence[Sized]) -> Any:
         self.at.cut += sum(length > self.budget for _, length in group)
         if self.field is None:
@@ -184,9 +182,11 @@ class PackSamples(Windowed[Any]):
     def _wrapped(self) -> Iterator[Any]:
         """Yield full packs, with the samples as one sequence."""
         at, source, parts, room = self.at, self.source, list[Part](), self.budget
-        before, taken = source.mark(), at.inside
+        before, passed, taken = source.mark(), at.passed, at.inside
+        for _ in islice(source.items, passed):
+            pass
         for sample in source.items:
-            sized = Sized(sample, self.length_of(sample))
+            sized, full = Sized(sample, self.length_of(sample)), False
             self.check_again()
             if taken and taken >= sized.length:
                 raise self.unlike()
@@ -196,23 +196,29 @@ class PackSamples(Windowed[Any]):
                 parts.append(Part(sized, taken, stop))
                 room, taken = room - (stop - taken), stop
                 if not room:
-                    yield self._complete(parts, before)
-                    parts, room = [], self.budget
-            before, taken = source.mark(), 0
+                    yield self._complete(parts, before, passed)
+                    parts, room, full = [], self.budget, True
+            passed, taken = passed + 1, 0
+            if full:  # a mark for each sample would cost too much
+                before, passed = source.mark(), 0
         if at.inside and not parts:
             raise self.unlike()
-        at.inside, self.earlier = 0, None
+        at.inside, at.passed, self.earlier = 0, 0, None
         if parts and self.drop_last:
             at.dropped += _ended(parts)
         elif parts:
-            yield self._complete(parts, before)
+            yield self._complete(parts, before, passed)
 
-    def _complete(self, parts: Sequence[Part], before: Any) -> dict[str, Any]:
-        """Return a pack for ``"wrap"``, and set the position after it; ``before``: that of the
-        source before the sample of its last part.
+    def _complete(self, parts: Sequence[Part], before: Any, passed: int) -> dict[str, Any]:
+        """Return a pack for ``"wrap"``, and set the position after it.
+
+        Args:
+            parts: those of the pack.
+            before: an earlier position of the source.
+            passed: how many samples come between that and the sample of the last part.
         """
         at, pack = self.at, self._pack(parts)
-        at.inside = 0 if parts[-1].is_last else parts[-1].stop
+        at.inside, at.passed = (0, 0) if parts[-1].is_last else (parts[-1].stop, passed)
         self.earlier = before if at.inside else None
         at.delivered += _ended(parts)
         return pack

@@ -53,6 +53,7 @@ class Windowed(ReadsAgain[Out]):
         field: the name of the field that is as long as a sample; None: ``measure`` says how long.
         aligned: all names of fields that are as long, ``field`` first.
         pads: the value that fills up each of these fields; None: they are not filled up.
+        limit: how long a sample may be; None: of any length.
     """
 
     @dataclass(slots=True)
@@ -84,6 +85,7 @@ class Windowed(ReadsAgain[Out]):
         if self.field is None and aligned:
             raise ValueError("aligned= goes with length= as the name of a field, not as a function")
         self.pads = self._read_pads(pad)
+        self.limit: int | None = None
         self.window = check_count("window", window, most=MOST)
 
     def _read_pads(self, pad: float | Mapping[str, float] | None) -> dict[str, float] | None:
@@ -159,11 +161,17 @@ class Windowed(ReadsAgain[Out]):
         """Return the length of a sample.
 
         Raises:
-            SampleError: it has no such field, or the value has no length.
+            SampleError: it has no such field, the value has no length, or it is longer than
+                ``limit``.
         """
-        if self.field is None:
-            return check_count(f"the length of {identity(sample).name()}", self.measure(sample), least=0)
-        return self._length_in(sample, self.field)
+        if self.field is not None:
+            length = self._length_in(sample, self.field)
+        elif type(length := self.measure(sample)) is not int or length < 0:
+            length = check_count(f"the length of {identity(sample).name()}", length, least=0)
+        if self.limit is not None and length > self.limit:
+            why = f"has the length {length:,}, more than the budget of {self.limit:,}"
+            raise error_of(sample, why, "Pass a larger budget or too_long=, or leave it out with filter_samples().")
+        return length
 
     def _length_in(self, sample: Any, name: str) -> int:
         """Return how many values a field has; SampleError if it is nothing that has values."""
@@ -249,11 +257,6 @@ def error_of(sample: Any, why: str, mend: str) -> SampleError:
     """Return an error that names a sample."""
     named = identity(sample)
     return SampleError(f"{named.name()} {why}. {mend}", url=named.url, key=named.key)
-
-
-def too_long_error(sized: Sized, budget: int, mend: str) -> SampleError:
-    """Return the error for a sample that is longer than a budget."""
-    return error_of(sized.sample, f"has the length {sized.length:,}, more than the budget of {budget:,}", mend)
 
 
 def _is_name(name: object) -> bool:
