@@ -65,6 +65,7 @@ class Windowed(ReadsAgain[Out]):
 
     tallies: ClassVar[tuple[str, ...]] = ("delivered", "dropped")
     scope = "window"
+    _keeps_keys = False  # an item has several samples
 
     def __init__(
         self,
