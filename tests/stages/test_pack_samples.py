@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -309,16 +310,13 @@ def test_all_ranks_get_as_many_full_packs(urls):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_every_cut_with_workers(workers, urls):
-    loaders = []
-
+def test_cuts_with_workers(workers, urls):
     def make():
-        loaders.append(wp.PipeLoader(chain(urls), num_workers=workers, epoch_end="exact"))
-        return loaders[-1]
+        return closing(wp.PipeLoader(chain(urls), num_workers=workers, epoch_end="exact"))
 
     with make() as loader:
         whole = [pack["tokens"].tolist() for pack in loader]
-    for cut in (1, 5, 11, len(whole) - 1):
+    for cut in (1, 5, len(whole) - 1):
         with make() as first, make() as second:
             got = [pack["tokens"].tolist() for pack in itertools.islice(first, cut)]
             second.load_state_dict(through_json(first.state_dict()))
