@@ -267,6 +267,13 @@ def test_what_is_asked_must_be_there(shards):
             ask()
 
 
+def test_the_end_of_an_epoch_with_other_sizes_of_batches(shards):
+    """After as many batches of one as of two, and none is left."""
+    urls, keys = shards
+    history = [Setting(3, 1, size, 1, "exact", 4) for size in (2, 1)]
+    check(lambda: PIPES["in order"](urls["even"]), history, keys, 1)
+
+
 def test_after_a_state_of_other_ranks_only_what_is_known_is_said(shards):
     """Where independent lanes of other ranks stand is known to these ranks alone."""
 

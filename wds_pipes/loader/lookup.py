@@ -207,7 +207,8 @@ class Lookup:
         had = sum(state["delivered"] for state in states)
         expected = _after(own, had, size)
         regular = all(
-            state["delivered"] == lane.batches and (state["ended"] or _had(state) == lane.samples)
+            state["delivered"] == lane.batches
+            and (lane.batches == lane.stop if state["ended"] else _had(state) == lane.samples)
             for state, lane in zip(states, expected, strict=True)
         )
         # with independent lanes, ranks may have had different numbers of batches
