@@ -223,7 +223,7 @@ def test_the_ledger_is_of_what_came(urls, make, tmp_path):
     found += step(loaders, 2)
     merged = checkpoint.merge_states([loader.state_dict() for loader in loaders])
     numbers = {key: number for number, url in enumerate(urls) for key in keys_of(samples([url]))}
-    assert merged["ledger"]["epoch"] == to_text(of_samples(found, [of_shard(str(numbers[key])) for key in found]))
+    assert merged["ledger"]["epoch"] == to_text(of_samples((key, of_shard(str(numbers[key]))) for key in found))
     (tmp_path / "state.json").write_text(json.dumps(merged))
     with pytest.raises(wp.StateError, match="its epoch was edited"):
         prove((tmp_path / "state.json").as_posix(), urls)
