@@ -112,7 +112,7 @@ def test_at_says_what_a_rank_gets_and_when_a_sample_comes(indexed, train, tmp_pa
     for _ in range(4):
         batch = next(batches)
     options = "--world-size", 2, f"{train}:loader"
-    title, *lines = done("at", "--step", 3, "--rank", 1, "--keys", *options).splitlines()
+    title, *lines = done("at", "--step", 3, "--rank", 1, "--with-keys", *options).splitlines()
     assert title == "epoch 0, step 3, rank 1 of 2: 4 samples"
     assert [line.split()[2] for line in lines] == batch["__key__"]
     assert [line.split()[0] for line in lines] == batch["__url__"]
@@ -141,7 +141,7 @@ def test_at_says_what_a_rank_gets_and_when_a_sample_comes(indexed, train, tmp_pa
         (("--step", 0, "--world-size", 2, ":alone"), "has 1 rank, not 2"),
         (("--step", 0, "--rank", 3, ":loader"), "rank must be"),
         (("--step", 0, "--find", 1, ":loader"), "--step or --find"),
-        (("--find", 1, "--keys", ":loader"), "go with --step"),
+        (("--find", 1, "--with-keys", ":loader"), "go with --step"),
     ],
 )
 def test_at_refuses_in_one_line(arguments, message, train):

@@ -270,7 +270,7 @@ def prove(
     "--epoch", type=click.IntRange(min=0), help="In this epoch.  [default: that of the loader, 0 or the state's]"
 )
 @click.option("--state", "file", metavar="FILE", help="The checkpoint from which the loader continues.")
-@click.option("--keys", is_flag=True, help="Also print the keys, which are read in the shards.")
+@click.option("--with-keys", "keys", is_flag=True, help="Also print the keys, which are read in the shards.")
 @as_json
 def at(
     *, named: str, step: int | None, sample: str | None, is_key: bool, rank: int | None, keys: bool, **options: Any
@@ -295,7 +295,7 @@ def at(
         report(found.as_dict(), found.lines(), as_json=as_json)
         return
     if rank is not None or keys:
-        raise click.UsageError("--rank and --keys go with --step: --find prints the rank")
+        raise click.UsageError("--rank and --with-keys go with --step: --find prints the rank")
     number = sample.isdecimal() and sample.isascii() and not is_key
     visits = tools.find_sample(named, int(sample) if number else sample, **options)
     lines = [f"epoch {one.epoch}, step {one.step}, rank {one.rank}, place {one.place} in the batch" for one in visits]

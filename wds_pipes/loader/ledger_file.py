@@ -20,7 +20,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from wds_pipes.core.digest import Digest, add
 from wds_pipes.core.state import are_all
@@ -28,7 +28,9 @@ from wds_pipes.core.words import some
 from wds_pipes.errors import StateError
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import at_home
-from wds_pipes.loader.ranks import Rank
+
+if TYPE_CHECKING:
+    from wds_pipes.loader.ranks import Rank
 
 _RECORD = struct.Struct("<IIIIQ16s")
 _HEAD = b"wds_pipes ledger 1\n".ljust(_RECORD.size, b"\0")
