@@ -444,6 +444,7 @@ def download(cache, url, fetcher, argument, answers=None):
         answers.put(digest(data))
 
 
+@pytest.mark.slow
 def test_killed_three_times(tmp_path, cache):
     """Each time the directory is right, another process goes on, and in the end hardly a byte
     has come twice. Readers that wait see nothing of it.

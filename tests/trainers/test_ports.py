@@ -37,6 +37,7 @@ def test_a_port_resumes_with_workers(name, photos, monkeypatch):
     assert len(set(whole)) == STEPS
 
 
+@pytest.mark.slow
 def test_open_clip_on_two_ranks(photos):
     """Over the ends of epochs of 10 batches, cut in the second."""
     launch(2, ports.train_on_ranks, photos, STEPS, 13, timeout_seconds=120)
