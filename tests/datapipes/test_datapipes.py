@@ -326,7 +326,7 @@ PartialState().num_processes = 2
 try:
     next(iter(loader(num_processes=2, process_index=0, dispatch_batches=True)))
 except TypeError as error:
-    assert "pass pipe.as_dataset()" in str(error)
+    assert "use wds_pipes.PipeLoader" in str(error)
 else:
     raise AssertionError
 """
