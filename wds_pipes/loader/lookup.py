@@ -123,6 +123,8 @@ class Lookup:
         self._partition, self._terms, self._root = at.partition, plan.terms, cast("ShardSource[Any]", plan.source)
         self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
         self._pieces = lru_cache(64)(self._pieces_of)
+        # of how many epochs the numbers of samples may differ from those of all later ones
+        self._unlike = 1 + max([len(self._partition.later), *(last - at.epoch for last, _ in self._root.grown)])
 
     def samples(self, step: int, rank: int, *, keys: bool) -> list[PlannedSample]:
         """Return the samples of a batch: see ``PipeLoader.plan``."""
@@ -292,9 +294,9 @@ class Lookup:
         """Return in which piece of the stream of a lane a place is, and where."""
         partition = self._partition
         assert isinstance(partition, Ranges)
-        ahead, last = 0, len(partition.later) + 1 if self._plan.endless else 0
+        ahead = 0
         while True:
-            if ahead == last and self._plan.endless:  # all later epochs have the same number of samples
+            if ahead == self._unlike and self._plan.endless:
                 each = sum(piece.size for piece in self._pieces(lane, ahead))
                 if not each:
                     raise ValueError(f"lane {lane} of {partition.lanes} has no samples: use fewer lanes")
@@ -321,7 +323,7 @@ class Lookup:
             return
         found = self._root.in_ranges(shard, number, whole)
         for lane in range(partition.lanes):
-            known = min(ahead, len(partition.later) + 1)
+            known = min(ahead, self._unlike)
             begin = sum(piece.size for epochs in range(known) for piece in self._pieces(lane, epochs))
             begin += (ahead - known) * sum(piece.size for piece in self._pieces(lane, known))
             for piece in self._pieces(lane, ahead):
