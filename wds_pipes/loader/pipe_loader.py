@@ -397,9 +397,9 @@ class PipeLoader:
 
         The samples count as ``skipped``, and ``counts()`` also has their number as ``left_out``.
         ``step`` counts the batches; ``with_epoch()`` does not. Of a ``SampleList`` with one global
-        order they are jumped over without reading. Otherwise they are read and decoded here, which
-        takes as long as these batches take, and then read from there on again by the workers. If
-        that fails, the position is that before the call.
+        order they are jumped over without reading. Otherwise the workers read and decode them,
+        which takes as long as these batches take, and then begin again after them. If that fails,
+        the position is that before the call.
 
         Args:
             batches: how many. At least one batch of the epoch of the data must be left, except with
