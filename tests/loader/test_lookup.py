@@ -166,7 +166,7 @@ def check_case(case, shards):
         assume(False)
 
 
-@settings(max_examples=6, **QUIET)
+@settings(max_examples=4, **QUIET)
 @given(case=CASE)
 def test_plan_is_what_comes(case, shards):
     check_case(case, shards)
