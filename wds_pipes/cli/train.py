@@ -305,7 +305,9 @@ def at(
     if step is None:
         assert sample is not None
         visits = loader.find(int(sample) if is_number else sample, epoch=epoch)
-        lines = [f"epoch {one.epoch}, step {one.step}, rank {one.rank}, place {one.place} in the batch" for one in visits]
+        lines = [
+            f"epoch {one.epoch}, step {one.step}, rank {one.rank}, place {one.place} in the batch" for one in visits
+        ]
         facts: dict[str, Any] = {"sample": sample, "visits": [one._asdict() for one in visits]}
         report(facts, lines or [f"{sample} does not come in this epoch, or in what is left of it"], as_json=as_json)
         return

@@ -366,10 +366,11 @@ class PipeLoader:
                 ``"pad"`` cannot have this filter.
             added: ``"append"``: the ``ShardList`` has grown at its end. This epoch goes on with the
                 shards that it had, in their order; from the next one on, all are read; also in
-                this one, if nothing of it was returned yet. With ``epoch_end="loop"``, the next epoch is the first that no lane has begun. Later
-                states know this; they need no ``added``. With several ranks, pass the states of
-                all. Not for ``SampleList``, whose order is of all samples, ``mix``, which can have
-                another source, ``weights`` and ``repeat``.
+                this one, if nothing of it was returned yet. With ``epoch_end="loop"``, the next
+                epoch is the first that no lane has begun. Later states know this; they need no
+                ``added``. With several ranks, pass the states of all. Not for ``SampleList``, whose
+                order is of all samples, ``mix``, which can have another source, ``weights`` and
+                ``repeat``.
             mix: ``"changed"``: the sources of a ``mix`` in the pipeline, or their weights, are
                 others than those of the state, from here on; see ``mix``.
 
