@@ -170,6 +170,8 @@ def test_lanes_leave_out_samples_over_any_ranks(urls, seed):
         found += step(loaders, 1)
         states = [through_json(loader.state_dict()) for loader in loaders]
     last = loaded(loader_of(keyed(urls), epoch_end="exact"), states, exclude=out)
+    with pytest.raises(ValueError, match=r"not known without reading them: load_state_dict\(exclude"):
+        last.find(0)
     found += flat(last)
     assert Counter(found) == Counter(set(whole) - set(out))
     assert last.counts() == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}

@@ -225,6 +225,8 @@ wp.register_stage(Twice)
         (lambda urls: samples(urls, index=True).batch_samples(2).shuffle_buffer(2), "shuffle_buffer"),
         (lambda urls: samples(urls, index=True).twice(), "twice"),
         (lambda urls: samples(urls, index=True).repeat(2), "repeat"),
+        (lambda urls: samples(urls, index=True).pack_samples(len, 9), "pack_samples"),
+        (lambda urls: wp.join({"a": samples(urls, index=True), "b": samples(urls, index=True)}), "join"),
         (lambda urls: wp.mix({"a": samples(urls, index=True), "b": samples(urls, index=True)}), "mix"),
         (
             lambda urls: wp.ShardList(urls, index=True).open_shards().load_tar().group_by_key(fields=["txt"]),
