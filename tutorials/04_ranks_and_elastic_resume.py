@@ -311,7 +311,7 @@ print({name: count for name, count in one.counts().items() if count})
 
 # %% [markdown]
 # On a shell, `wds-pipes state at --step 40 --rank 1 --world-size 2 train:make_loader` and `--find
-# SAMPLE` print the same; `train:make_loader` is a function that returns the loader.
+# KEY` print the same; `train:make_loader` is a function that returns the loader.
 #
 # ## What training waits for
 #

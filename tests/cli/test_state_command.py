@@ -121,8 +121,8 @@ def test_at_says_what_a_rank_gets_and_when_a_sample_comes(indexed, train, tmp_pa
         (url, None, False) for url in batch["__url__"]
     ]
     key = batch["__key__"][2]
-    assert done("at", "--find", key, "--key", *options) == "epoch 0, step 3, rank 1, place 2 in the batch\n"
-    assert done("at", "--find", int(key), "--epoch", 0, *options) == done("at", "--find", key, "--key", *options)
+    assert done("at", "--find", key, *options) == "epoch 0, step 3, rank 1, place 2 in the batch\n"
+    assert done("at", "--find", int(key), "--number", "--epoch", 0, *options) == done("at", "--find", key, *options)
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     state = "--state", tmp_path / "state.json"
     assert done("at", "--step", 3, "--rank", 1, *state, *options).splitlines()[1:] == [
@@ -134,8 +134,10 @@ def test_at_says_what_a_rank_gets_and_when_a_sample_comes(indexed, train, tmp_pa
     ("arguments", "message"),
     [
         (("--step", 99, ":loader"), "there is no step 99: rank 0 has 13 steps in this epoch"),
+        (("--find", "a", "--number", ":loader"), "--number goes with --find NUMBER"),
+        (("--find", 7, ":loader"), "no sample has the key '7'"),
         (("--find", "nowhere", ":loader"), "no sample has the key 'nowhere'"),
-        (("--find", 50, ":loader"), "there is no sample 50: there are 50"),
+        (("--find", 50, "--number", ":loader"), "there is no sample 50: there are 50"),
         (("--step", 0, ":filtered"), "filter_samples() may change their number"),
         (("--step", 0, ":pipe"), "must return the PipeLoader"),
         (("--step", 0, "--world-size", 2, ":alone"), "has 1 rank, not 2"),

@@ -170,6 +170,8 @@ def test_lanes_leave_out_samples_over_any_ranks(urls, seed):
         found += step(loaders, 1)
         states = [through_json(loader.state_dict()) for loader in loaders]
     last = loaded(loader_of(keyed(urls), epoch_end="exact"), states, exclude=out)
+    with pytest.raises(ValueError, match=r"not known without reading them: load_state_dict\(exclude"):
+        last.find(0)
     found += flat(last)
     assert Counter(found) == Counter(set(whole) - set(out))
     assert last.counts() == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
@@ -319,6 +321,9 @@ def test_at_the_beginning_of_an_epoch_all_shards_are_read(urls):
     assert len(flat(again)) == sum(SIZES)
     pipe = loaded(keyed(urls), keyed(urls[:OLD]).state_dict(), added="append")
     assert len(list(pipe)) == sum(SIZES)
+    counted = [loader_of(keyed(urls[:count], samples_per_shard=SIZES[:count])) for count in (OLD, len(urls))]
+    again = loaded(counted[1], counted[0].state_dict(), added="append", exclude=list(keyed(urls))[:2])
+    assert len(flat(again)) == sum(SIZES) - 2
 
 
 def test_with_loop_the_epochs_that_a_lane_has_begun_have_the_old_shards(urls):

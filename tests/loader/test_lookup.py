@@ -166,7 +166,7 @@ def check_case(case, shards):
         assume(False)
 
 
-@settings(max_examples=6, **QUIET)
+@settings(max_examples=4, **QUIET)
 @given(case=CASE)
 def test_plan_is_what_comes(case, shards):
     check_case(case, shards)
@@ -225,6 +225,8 @@ wp.register_stage(Twice)
         (lambda urls: samples(urls, index=True).batch_samples(2).shuffle_buffer(2), "shuffle_buffer"),
         (lambda urls: samples(urls, index=True).twice(), "twice"),
         (lambda urls: samples(urls, index=True).repeat(2), "repeat"),
+        (lambda urls: samples(urls, index=True).pack_samples(len, 9), "pack_samples"),
+        (lambda urls: wp.join({name: samples(urls, shuffle=False) for name in "ab"}), "join"),
         (lambda urls: wp.mix({"a": samples(urls, index=True), "b": samples(urls, index=True)}), "mix"),
         (
             lambda urls: wp.ShardList(urls, index=True).open_shards().load_tar().group_by_key(fields=["txt"]),
@@ -295,3 +297,24 @@ def test_after_a_state_of_other_ranks_only_what_is_known_is_said(shards):
         four[0].plan(2, rank=2)
     with pytest.raises(ValueError, match="step 0 is not known: the loader has continued at step 2"):
         four[2].plan(0)
+
+
+def test_epochs_of_a_list_that_has_grown(shards):
+    """With "loop", the epochs that had begun are shorter than the later ones."""
+    urls, keys = shards[0]["even"], shards[1]
+
+    def made(count):
+        pipe = samples(urls[:count], samples_per_shard=6).shuffle_buffer(3)
+        return wp.PipeLoader(pipe, batch_size=5, epoch_end="loop", collate=with_padding)
+
+    before = made(2)
+    for _ in itertools.islice(before, 4):
+        pass
+    loader = made(6)
+    loader.load_state_dict(through_json(before.state_dict()), added="append")
+    assert loader.state_dict()["grown"] == [[1, 2]]
+    for step in range(4, 24):
+        expected = said(loader.plan(step), keys)
+        visit = loader.find(int(expected[2][0]), epoch=(step * 5 + 2 - 24) // 36 + 2 if step > 4 else 1)[0]
+        assert (visit.step, visit.place) == (step, 2)
+        assert next(iter(loader)) == expected

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from pipelines import flat, keys_of, loaded, samples, through_json, wanted
 
@@ -72,6 +72,7 @@ def check_case(urls, *, kind, end, ranks, parts, first, count, again):
     options = {"epoch_end": end, "mix_lanes": parts, "size": 2 * parts}
     for rank in range(ranks):
         whole, _ = left(made(urls, kind, rank, ranks, **options), limit)
+        assume(first + count + again < len(whole))  # the filter may leave a rank few batches
         loader = made(urls, kind, rank, ranks, **options)
         assert list(itertools.islice(loader, first)) == whole[:first]
         loader.skip(batches=count)
@@ -147,29 +148,31 @@ def test_something_must_be_left(kind, indexed):
 
 @pytest.mark.parametrize("kind", ["list", "counted", "filtered"])
 def test_the_ledger_has_what_was_returned(kind, indexed, tmp_path):
-    """Not what was left out, also after a resume, and in the file of steps."""
+    """On all ranks together, not what was left out; also after a resume."""
 
-    def digests(loader):
-        found = [(0, 0)]
-        for _ in loader:
-            found.append(from_text(loader.state_dict()["ledger"]["epoch"]))
+    def all_ranks(**options):
+        return [made(indexed, kind, rank, 2, epoch_end="exact", ledger=True, **options) for rank in range(2)]
+
+    def merged(loaders):
+        return wp.merge_states([through_json(loader.state_dict()) for loader in loaders])
+
+    def digests(loaders):
+        """After each step."""
+        found = [from_text(merged(loaders)["ledger"]["epoch"])]
+        for _ in zip(*(itertools.islice(loader, 5) for loader in loaders), strict=True):
+            found.append(from_text(merged(loaders)["ledger"]["epoch"]))
         return found
 
-    whole = digests(made(indexed, kind, ledger=True))
-    loader = made(indexed, kind, ledger=tmp_path / "a.ledger")
-    next(iter(loader))
-    loader.skip(batches=3)
-    left_out = subtract(whole[4], whole[1])
-    state = through_json(loader.state_dict())
-    assert from_text(state["ledger"]["epoch"]) == whole[1]
-    for going in loader, loaded(made(indexed, kind, ledger=True), state):
-        batches = iter(going)
-        for expected in whole[5:7]:
-            next(batches)
-            assert from_text(going.state_dict()["ledger"]["epoch"]) == subtract(expected, left_out)
-    loader.close()
+    whole, loaders = digests(all_ranks()), all_ranks()
+    for loader in loaders:
+        next(iter(loader))
+        loader.skip(batches=2)
+    left_out, state = subtract(whole[3], whole[1]), merged(loaders)
+    expected = [subtract(digest, left_out) for digest in whole[3:]]
+    assert digests([loaded(loader, state) for loader in all_ranks()])[: len(expected)] == expected
+    assert digests(loaders)[: len(expected)] == expected
     (tmp_path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(wp.StateError, match=r"skip\(\) left out 6 samples"):
+    with pytest.raises(wp.StateError, match=r"skip\(\) left out 8 samples"):
         prove(str(tmp_path / "state.json"), indexed)
 
 

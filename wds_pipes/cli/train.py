@@ -262,8 +262,8 @@ def prove(
 )
 @click.argument("named", metavar="MODULE:FUNCTION")
 @click.option("--step", type=click.IntRange(min=0), help="Print the samples of this batch; the first is 0.")
-@click.option("--find", "sample", metavar="SAMPLE", help="Print when a sample comes: its step, rank and place.")
-@click.option("--key", "is_key", is_flag=True, help="SAMPLE is a key, although it is a number.")
+@click.option("--find", "sample", metavar="KEY", help="Print when a sample comes: its step, rank and place.")
+@click.option("--number", "is_number", is_flag=True, help="KEY is the number of the sample, from 0 over all shards.")
 @click.option("--rank", type=click.IntRange(min=0), help="Of this rank.  [default: that of the loader]")
 @click.option("--world-size", type=click.IntRange(min=1), help="How many ranks there are, as WORLD_SIZE would say.")
 @click.option(
@@ -273,31 +273,49 @@ def prove(
 @click.option("--with-keys", "keys", is_flag=True, help="Also print the keys, which are read in the shards.")
 @as_json
 def at(
-    *, named: str, step: int | None, sample: str | None, is_key: bool, rank: int | None, keys: bool, **options: Any
+    *,
+    named: str,
+    step: int | None,
+    sample: str | None,
+    is_number: bool,
+    rank: int | None,
+    world_size: int | None,
+    epoch: int | None,
+    file: str | None,
+    keys: bool,
+    as_json: bool,
 ) -> None:
     """Print which samples a rank gets at a step, or when a sample comes, without reading shards.
 
     MODULE:FUNCTION names a function without arguments that returns the PipeLoader of the training;
     the module may be a file in the current directory. With --step, each line is a shard and the
-    number of the sample in it. SAMPLE is a key, which needs wds-pipes index --offsets, or the
-    number of the sample, counted from 0 over all shards; --key says otherwise.
+    number of the sample in it. --find needs indexes of keys (wds-pipes index --offsets), but not
+    with --number.
 
     The order is known for a SampleList, and for a ShardList whose samples are counted, also through
     shuffle_buffer, if no step filters or skips samples.
     """
-    as_json = options.pop("as_json")
-    options["state"] = options.pop("file")
     if (step is None) == (sample is None):
         raise click.UsageError("pass --step or --find, one of them")
-    if sample is None:
-        assert step is not None
-        found = tools.plan(named, step, rank=rank, keys=keys, **options)
-        report(found.as_dict(), found.lines(), as_json=as_json)
-        return
-    if rank is not None or keys:
+    if step is None and (rank is not None or keys):
         raise click.UsageError("--rank and --with-keys go with --step: --find prints the rank")
-    number = sample.isdecimal() and sample.isascii() and not is_key
-    visits = tools.find_sample(named, int(sample) if number else sample, **options)
-    lines = [f"epoch {one.epoch}, step {one.step}, rank {one.rank}, place {one.place} in the batch" for one in visits]
-    facts = {"sample": sample, "visits": [one._asdict() for one in visits]}
-    report(facts, lines or [f"{sample} does not come in this epoch, or in what is left of it"], as_json=as_json)
+    if is_number and not (sample or "").isdecimal():
+        raise click.UsageError("--number goes with --find NUMBER")
+    loader = tools.loader_of(named, rank=rank or 0, world_size=world_size, state=file)
+    if step is None:
+        assert sample is not None
+        visits = loader.find(int(sample) if is_number else sample, epoch=epoch)
+        lines = [
+            f"epoch {one.epoch}, step {one.step}, rank {one.rank}, place {one.place} in the batch" for one in visits
+        ]
+        facts: dict[str, Any] = {"sample": sample, "visits": [one._asdict() for one in visits]}
+        report(facts, lines or [f"{sample} does not come in this epoch, or in what is left of it"], as_json=as_json)
+        return
+    found = loader.plan(step, rank=rank, epoch=epoch, keys=keys)
+    facts = {"epoch": loader.epoch if epoch is None else epoch, "step": step}
+    facts |= {"rank": loader.rank.number if rank is None else rank, "world_size": loader.rank.of}
+    title = f"epoch {facts['epoch']}, step {step}, rank {facts['rank']} of {facts['world_size']}"
+    lines = [f"{title}: {plural(len(found), 'sample')}"]
+    for url, number, key, padding in found:
+        lines.append(f"{url} {number}{'' if key is None else f' {key}'}{' (repeat)' if padding else ''}")
+    report({**facts, "samples": [one._asdict() for one in found]}, lines, as_json=as_json)

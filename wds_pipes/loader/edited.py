@@ -65,10 +65,10 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
     then = new_plan(edition.then)
     at = restore(then, state, moved=edits.moved, changed=edits.changed)
     now = new_plan(edition.now(None if at.begins else _last_begun(edition.saved)))
-    if len(edition.keys) > edition.known:
-        at = _without_places(at, then, now, edition.saved) if plan.kind is Slices else _with_exclusion(at, now)
-    elif at.begins:  # it may have other shards
+    if at.begins:  # it may have other samples
         at = _beginning(at, now)
+    elif len(edition.keys) > edition.known:
+        at = _without_places(at, then, now, edition.saved) if plan.kind is Slices else _with_exclusion(at, now)
     return Place(at, now, edition.keys)
 
 
@@ -88,10 +88,7 @@ def _without_places(at: LoaderPosition, then: Plan, now: Plan, saved: Saved) -> 
     """Return a position in one order as that in this order without the samples that are left out
     now.
     """
-    beginning, lanes, partition = _beginning(at, now), at.partition.lanes, at.partition
-    if at.begins or not isinstance(partition, Slices):
-        return beginning
-    states = at.states
+    partition, states, lanes = cast(Slices, at.partition), at.states, at.partition.lanes
     if then.ledger and at.step and len(states) < lanes:  # the partition has the digest of all ranks
         if len(saved.lanes) < lanes:
             raise StateError(
@@ -105,7 +102,7 @@ def _without_places(at: LoaderPosition, then: Plan, now: Plan, saved: Saved) -> 
     place = cast(Remaining, after).place(whole)
     left_out = min(place, partition.left_out)
     partition = Slices.of(lanes, at.epoch, now.terms, place, digest, left_out=left_out)
-    return beginning._replace(partition=partition)
+    return _beginning(at, now)._replace(partition=partition)
 
 
 def _with_exclusion(at: LoaderPosition, now: Plan) -> LoaderPosition:

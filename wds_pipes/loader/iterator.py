@@ -170,7 +170,8 @@ class Progress:
             )
         if isinstance(at.partition, Slices):
             partition = at.partition.after_skip(batches, at.states, at.epoch, plan.terms)
-            lanes = plan.beginning(at.epoch, partition.lanes).lanes
+            digests = {number: as_counts(of_counts(state["counts"])) for number, state in at.states.items()}
+            lanes = {number: pack({**NOT_BEGUN, "counts": counts}) for number, counts in digests.items()}
             self.go_to(at._replace(partition=partition, lanes=lanes, step=at.step + batches))
             return
         self.go_to(at)

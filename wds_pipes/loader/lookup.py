@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from wds_pipes.core.counts import COUNTED
-from wds_pipes.core.lane import Lane
+from wds_pipes.core.lane import Lane, Slice
 from wds_pipes.core.options import check_count
 from wds_pipes.core.shard_ranges import ShardRanges
 from wds_pipes.core.stage import Reorders, Stage, functional_name, is_built_in
@@ -29,6 +29,7 @@ from wds_pipes.loader.partition import LaneState
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.segments import Segments
+from wds_pipes.loader.slices import Slices
 from wds_pipes.stages.shard_source import ShardSource
 
 if TYPE_CHECKING:
@@ -121,8 +122,11 @@ class Lookup:
             raise ValueError(f"which samples come when is not known without reading them: {reason}")
         self._plan, self._at, self._resumed = plan, at, resumed
         self._partition, self._terms, self._root = at.partition, plan.terms, cast("ShardSource[Any]", plan.source)
+        self._ranges, self._sliced = cast("Ranges", at.partition), isinstance(at.partition, Slices)  # one of both
         self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
         self._pieces = lru_cache(64)(self._pieces_of)
+        # of how many epochs the numbers of samples may differ from those of all later ones
+        self._unlike = 1 + max([len(self._partition.later), *(last - at.epoch for last, _ in self._root.grown)])
 
     def samples(self, step: int, rank: int, *, keys: bool) -> list[PlannedSample]:
         """Return the samples of a batch: see ``PipeLoader.plan``."""
@@ -184,17 +188,16 @@ class Lookup:
         for lane, place in self._places_of(shard, number, ahead):
             standing, first = self._standing(lane % ranks)
             own = standing[lane // ranks]
-            batch, inside = divmod(place - own.samples, self._terms.size)
-            batch += own.batches
-            if place < own.samples or batch >= own.stop or place >= self._of_batch(own, batch)[2]:
+            batch = own.batches + (place - own.samples) // self._terms.size
+            _, start, stop = self._of_batch(own, batch)
+            if not (own.batches <= batch < own.stop and place < stop):
                 continue
             turn = _turn_of(standing, lane, batch)
             begin = turn - turn % plan.parts
             if plan.drop_last and begin + plan.parts > _total(standing):
                 continue
-            for earlier in range(begin, turn):  # the parts of other lanes in the same batch
-                _, start, stop = self._of_batch(*_at_turn(standing, earlier))
-                inside += stop - start
+            parts = [self._of_batch(*_at_turn(standing, earlier)) for earlier in range(begin, turn)]  # of other lanes
+            inside = sum(last - part for _, part, last in parts) + place - start
             yield PlannedVisit(self._at.epoch + ahead, first + turn // plan.parts, lane % ranks, inside)
 
     def _standing(self, rank: int) -> tuple[list[_Standing], int]:
@@ -253,13 +256,11 @@ class Lookup:
 
     def _samples(self, lane: int, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """Yield the samples of a run of the stream of a lane: see ``batch``."""
-        if not isinstance(self._partition, Ranges):
+        if self._sliced:
             part = self._partition.lane(lane, self._root, self._at.epoch)
-            assert part.slice is not None
-            places = np.array([part.slice.place(taken) for taken in range(start, stop)], np.int64)
+            places = np.array([cast("Slice", part.slice).place(taken) for taken in range(start, stop)], np.int64)
             shards, numbers = self._root.of_slice(places, part)
-            repeats = places >= self._partition.total
-            yield from zip(shards.tolist(), numbers.tolist(), repeats.tolist(), strict=True)
+            yield from zip(shards.tolist(), numbers.tolist(), (places >= self._terms.total).tolist(), strict=True)
             return
         while start < stop:
             piece, inside = self._piece_at(lane, start)
@@ -283,36 +284,42 @@ class Lookup:
 
     def _pieces_of(self, lane: int, ahead: int) -> list[_Piece]:
         """Return the pieces of a lane in an epoch, ``ahead`` epochs after that of the partition."""
-        assert isinstance(self._partition, Ranges)
-        orders = self._partition.orders(lane, self._root, self._at.epoch + ahead, ahead)
+        orders = self._ranges.orders(lane, self._root, self._at.epoch + ahead, ahead)
         sizes = [ShardRanges.of(whole.shards or ()).samples - taken for whole, taken in orders]
         return [_Piece(whole, taken, size) for (whole, taken), size in zip(orders, sizes, strict=True) if size]
 
     def _piece_at(self, lane: int, place: int) -> tuple[_Piece, int]:
         """Return in which piece of the stream of a lane a place is, and where."""
-        partition = self._partition
-        assert isinstance(partition, Ranges)
-        ahead, last = 0, len(partition.later) + 1 if self._plan.endless else 0
-        while True:
-            if ahead == last and self._plan.endless:  # all later epochs have the same number of samples
-                each = sum(piece.size for piece in self._pieces(lane, ahead))
-                if not each:
-                    raise ValueError(f"lane {lane} of {partition.lanes} has no samples: use fewer lanes")
-                ahead, place = ahead + place // each, place % each
-            for piece in self._pieces(lane, ahead):
-                if place < piece.size:
-                    return piece, place
-                place -= piece.size
-            ahead += 1
-            if not self._plan.endless:
-                repeats = partition.padding(lane, self._root, self._at.epoch)
-                size = ShardRanges.of(repeats.shards or ()).samples
-                return _Piece(repeats, 0, size, pads=True), place % size
+        ahead = 0
+        if self._plan.endless:
+            least, each = self._before(lane, self._unlike), self._size(lane, self._unlike)
+            if place >= least and not each:
+                raise ValueError(f"lane {lane} of {self._ranges.lanes} has no samples: use fewer lanes")
+            later = range(self._unlike) if place < least else [self._unlike + (place - least) // each]
+            ahead = next(epoch for epoch in later if place < self._before(lane, epoch + 1))
+            place -= self._before(lane, ahead)
+        for piece in self._pieces(lane, ahead):
+            if place < piece.size:
+                return piece, place
+            place -= piece.size
+        repeats = self._ranges.padding(lane, self._root, self._at.epoch)
+        size = ShardRanges.of(repeats.shards or ()).samples
+        return _Piece(repeats, 0, size, pads=True), place % size
+
+    def _before(self, lane: int, ahead: int) -> int:
+        """Return how many samples a lane has in the epochs before one."""
+        known = min(ahead, self._unlike)
+        later = (ahead - known) * self._size(lane, known) if ahead > known else 0
+        return sum(self._size(lane, epoch) for epoch in range(known)) + later
+
+    def _size(self, lane: int, ahead: int) -> int:
+        """Return how many samples a lane has in an epoch."""
+        return sum(piece.size for piece in self._pieces(lane, ahead))
 
     def _places_of(self, shard: int, number: int, ahead: int) -> Iterator[tuple[int, int]]:
         """Yield the lanes that have a sample, and its places in their streams."""
         partition, whole = self._partition, Lane(self._root.seed, self._at.epoch + ahead)
-        if not isinstance(partition, Ranges):
+        if isinstance(partition, Slices):
             for place in self._root.places_in(shard, number, whole):
                 batch, inside = divmod(place - partition.place, partition.size)
                 if batch >= 0:
@@ -321,9 +328,7 @@ class Lookup:
             return
         found = self._root.in_ranges(shard, number, whole)
         for lane in range(partition.lanes):
-            known = min(ahead, len(partition.later) + 1)
-            begin = sum(piece.size for epochs in range(known) for piece in self._pieces(lane, epochs))
-            begin += (ahead - known) * sum(piece.size for piece in self._pieces(lane, known))
+            begin = self._before(lane, ahead)
             for piece in self._pieces(lane, ahead):
                 for place in self._in_piece(piece, found):
                     if place >= piece.taken:

@@ -365,11 +365,12 @@ class PipeLoader:
                 still have their ``"__key__"``, and not be batches. ``epoch_end="drop"`` and
                 ``"pad"`` cannot have this filter.
             added: ``"append"``: the ``ShardList`` has grown at its end. This epoch goes on with the
-                shards that it had, in their order; from the next one on, all are read. With
-                ``epoch_end="loop"``, the next epoch is the first that no lane has begun. Later
-                states know this; they need no ``added``. With several ranks, pass the states of
-                all. Not for ``SampleList``, whose order is of all samples, ``mix``, which can have
-                another source, ``weights`` and ``repeat``.
+                shards that it had, in their order; from the next one on, all are read; also in
+                this one, if nothing of it was returned yet. With ``epoch_end="loop"``, the next
+                epoch is the first that no lane has begun. Later states know this; they need no
+                ``added``. With several ranks, pass the states of all. Not for ``SampleList``, whose
+                order is of all samples, ``mix``, which can have another source, ``weights`` and
+                ``repeat``.
             mix: ``"changed"``: the sources of a ``mix`` in the pipeline, or their weights, are
                 others than those of the state, from here on; see ``mix``.
 
@@ -397,9 +398,9 @@ class PipeLoader:
 
         The samples count as ``skipped``, and ``counts()`` also has their number as ``left_out``.
         ``step`` counts the batches; ``with_epoch()`` does not. Of a ``SampleList`` with one global
-        order they are jumped over without reading. Otherwise they are read and decoded here, which
-        takes as long as these batches take, and then read from there on again by the workers. If
-        that fails, the position is that before the call.
+        order they are jumped over without reading. Otherwise the workers read and decode them,
+        which takes as long as these batches take, and then begin again after them. If that fails,
+        the position is that before the call.
 
         Args:
             batches: how many. At least one batch of the epoch of the data must be left, except with

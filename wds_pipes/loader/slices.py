@@ -87,11 +87,12 @@ class Slices:
         )
 
     def after_skip(self, batches: int, states: LaneStates, epoch: int, terms: Terms) -> Slices:
-        """Return the partition of what is left, without the next batches of each rank."""
+        """Return the partition of what is left after the next batches of each rank, of which some
+        must be left. The lanes keep their digests, since a rank does not know those of others.
+        """
         more = batches * terms.ranks * terms.size
-        place = min(self.next_place(states, terms) + more, self.total)
-        more = place - self.next_place(states, terms)
-        return self.of(self.lanes, epoch, terms, place, self.digest(states), left_out=self.left_out + more)
+        place, digest = self.next_place(states, terms) + more, of_counts(self.counts)
+        return self.of(self.lanes, epoch, terms, place, digest, left_out=self.left_out + more)
 
     def _slice(self, number: int) -> Slice:
         return Slice(self.size, self.place, self.stop, number, self.lanes)

@@ -190,7 +190,7 @@ class _Running:
         self._last: dict[str, int] = begin.state["counts"]  # those of the last batch
         self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
         self._shift: dict[str, int] = {}  # what to add to the counts of the chain, which skip() has changed
-        if self._last.get(LEFT_OUT):
+        if self._last.get(LEFT_OUT) or (position is None and self._last):
             chain_counts = self._chain.counts(self.stage.mark(), self._delivered)
             changed = ("delivered", "skipped", LEFT_OUT, *DIGESTS)
             self._shift = {name: self._last.get(name, 0) - chain_counts.get(name, 0) for name in changed}

@@ -15,7 +15,7 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``verifying``, ``findings``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
 - ``states``: the states in checkpoint files; ``proving``: computes the digest in one again;
-  ``planning``: what a rank gets at a step, and when a sample comes.
+  ``planning``: the loader of a training, to ask which samples come when.
 - ``speed``: bench.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.
@@ -39,7 +39,7 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
     from wds_pipes.tools.looking import Shown, Summary, cat, head, info, ls
     from wds_pipes.tools.outputs import JobOptions
-    from wds_pipes.tools.planning import PlannedBatch, find_sample, plan
+    from wds_pipes.tools.planning import loader_of
     from wds_pipes.tools.proving import Proof, prove
     from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
@@ -66,7 +66,6 @@ __all__ = [
     "Outcome",
     "Place",
     "PlacedState",
-    "PlannedBatch",
     "Proof",
     "ReorderOptions",
     "Report",
@@ -86,17 +85,16 @@ __all__ = [
     "download",
     "export",
     "filter",
-    "find_sample",
     "fingerprint",
     "get",
     "head",
     "info",
     "join",
+    "loader_of",
     "ls",
     "map",
     "mix",
     "on_ray",
-    "plan",
     "prove",
     "read_states",
     "repair",
@@ -123,7 +121,6 @@ _MODULE_OF = {
     "Outcome": "tools.engines",
     "Place": "tools.jobs",
     "PlacedState": "tools.states",
-    "PlannedBatch": "tools.planning",
     "Proof": "tools.proving",
     "ReorderOptions": "tools.reordering",
     "Report": "tools.jobs",
@@ -143,18 +140,17 @@ _MODULE_OF = {
     "download": "tools.downloading",
     "export": "tools.exporting",
     "filter": "tools.rewriting",
-    "find_sample": "tools.planning",
     "fingerprint": "tools.jobs",
     "get": "tools.reading",
     "head": "tools.looking",
     "info": "tools.looking",
     "join": "tools.rewriting",
+    "loader_of": "tools.planning",
     "ls": "tools.looking",
     "map": "tools.rewriting",
     "mix": "tools.reordering",
     "on_ray": "tools.ray_engine",
     "prove": "tools.proving",
-    "plan": "tools.planning",
     "read_states": "tools.states",
     "repair": "tools.repairing",
     "reshard": "tools.reordering",
