@@ -304,7 +304,7 @@ class DCPState:
 
     It also works with ``dcp.async_save``, which takes the position at the moment of the call.
     Without it, torch refuses the state of a loader, a pipe or a dataset when it saves (``duplicated
-    flatten key data.use checkpoint.DCPState``), since it could not load it.
+    flatten key data.use DCPState.``), since it could not load it.
 
     The states of all ranks are one JSON string under one key, which every rank requests. The
     reason: torch.distributed.checkpoint gives a rank only the keys that the rank names in advance,

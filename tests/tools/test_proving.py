@@ -44,6 +44,30 @@ def chosen(sample):
     return int(sample["__key__"]) % 5 != 2
 
 
+def by_mix(urls=None):
+    urls = urls or WHERE
+    return wp.mix({"a": samples(urls[:3]).decode_by_ext(), "b": samples(urls[3:]).decode_by_ext()}, exhausted="drop")
+
+
+def by_draws(urls=None):
+    return samples(urls or WHERE, resampled=True)
+
+
+def by_join(urls=None):
+    urls = urls or WHERE
+    return wp.join({"a": samples(urls), "b": samples(urls, shuffle=False)}, prefix=True).shuffle_buffer(3)
+
+
+def by_careful(urls=None):
+    return samples(urls or WHERE).map_samples(unless_chosen, on_error="skip").shuffle_buffer(3)
+
+
+def unless_chosen(sample):
+    if not chosen(sample):
+        raise ValueError
+    return sample
+
+
 def loader():
     return wp.PipeLoader(pipeline(), batch_size=3, epoch_end="exact")
 
@@ -72,8 +96,30 @@ def test_of_a_function(indexed, tmp_path, monkeypatch):
     assert prove(path, f"{__name__}:loader").proven
     with pytest.raises(wp.StateError, match="does not say enough .*module:function"):
         prove(path, indexed)
+    skipped = states_after(by_careful, 12, tmp_path / "skipped.json", batch_size=3)
+    with pytest.raises(wp.StateError, match="does not say enough .*module:function"):
+        prove(skipped, indexed)
     with pytest.raises(ValueError, match="and not a pipe or a PipeLoader"):
         prove(path, "builtins:dict")
+
+
+@pytest.mark.parametrize("make", [by_mix, by_draws, by_join])
+def test_of_other_functions(indexed, make, tmp_path, monkeypatch):
+    """Of two ranks that go on as one; within an epoch, and at the beginning of the next one, whose
+    samples may be others.
+    """
+    monkeypatch.setattr(f"{__name__}.WHERE", indexed)
+    for ranks, steps in ((2, 4), (1, 100)):
+        path = states_after(make, steps, tmp_path / "states.json", batch_size=2, world=ranks)
+        found = prove(path, f"{__name__}:{make.__name__}")
+        assert found.proven, found
+        assert len(found.lines) == (2 if ranks == 1 else 1)
+
+
+def test_batches_of_several_lanes(indexed, tmp_path):
+    """Over a list of samples, which has no global order then."""
+    path = states_after(lambda: by_order(indexed), 3, tmp_path / "states.json", batch_size=4, mix_lanes=2, lanes=4)
+    assert prove(path, indexed).proven
 
 
 def test_epochs_before(indexed, tmp_path):
