@@ -9,11 +9,10 @@ are read without decoding, and the number of ranks, workers and lanes does not m
 from __future__ import annotations
 
 import ast
-import copy
 from functools import partial
 from typing import Any, NamedTuple
 
-from wds_pipes.core.chain import Chain
+from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.counts import LEFT_OUT
 from wds_pipes.core.digest import NOTHING, Digest, add, in_epoch, subtract, to_text
 from wds_pipes.core.hosts import is_pipe, stage_of
@@ -28,13 +27,13 @@ from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger import Ledger
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.restoring import merge_states, restore
+from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.segments import Segments
 from wds_pipes.loader.workers import Workers
 from wds_pipes.stages import BatchSamples, GroupByKey, SampleList
 from wds_pipes.stages.edits import has_exclusion
 from wds_pipes.tools.rewriting import function_of
-from wds_pipes.tools.states import read_states
+from wds_pipes.tools.states import read_run, samples_of
 
 _NAME_IT = "Name the pipeline of the training: module:function, which returns the pipe or the PipeLoader"
 _ENDS = ("drop", "pad", "exact")
@@ -68,8 +67,7 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
         ValueError: there is no such function.
         ShardError, SampleError: a shard cannot be read.
     """
-    states = [placed.state for placed in read_states(path)]
-    state = states[0] if len(states) == 1 else merge_states(states, moved=bool(options.get("moved")))
+    state = read_run(path, moved=bool(options.get("moved")))
     saved = read_state(state)
     if (why := _unprovable(saved)) is not None:
         raise StateError(f"{path} cannot be proven: {why}")
@@ -78,7 +76,7 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
     epoch, earlier = (saved.ledger[name] for name in LEDGER)
     whole, rest = _digest_of(stage, saved, saved.epoch), _digest_of(stage, saved, state)
     with_rest = add([epoch, rest])
-    samples = f"{plural(saved.counts.get('delivered', 0), 'sample')} of epoch {saved.epoch}"
+    samples = samples_of(saved)
     if whole != with_rest:
         missing = f"with what is left, the digest is {to_text(with_rest)}, and that of the epoch {to_text(whole)}"
         return Proof(False, [f"not proven: {samples} have digest {to_text(epoch)}; {missing}"])
@@ -110,10 +108,6 @@ def _are_shards(what: Urls) -> bool:
 
 def _unprovable(saved: Saved) -> str | None:
     """Return why the digest in a state cannot be computed again; None: it can."""
-    if saved.ledger is None:
-        return "it has no ledger: build the PipeLoader with ledger=True from the first step"
-    if len(saved.lanes) < saved.lane_count:
-        return f"it is of rank {saved.rank} of {saved.world_size} alone: name a file with the states of all ranks"
     if saved.grown or has_exclusion(saved.graph):
         return "its epoch was edited (exclude= or added=), so a part of it came of another list"
     if saved.epoch_end not in _ENDS:
@@ -206,9 +200,7 @@ def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
         elif step.items_per_batch is None and (place > summing or (place > read and not chooses)):
             found = _Passes(found, type(step), "", step)
         else:
-            again = copy.copy(step)
-            again.source = found
-            found = again
+            found = linked(found, [step])
     return found
 
 
