@@ -525,7 +525,7 @@ def test_a_single_checkpoint_is_no_directory_of_them(shards, tmp_path, monkeypat
 def test_what_is_no_loader_is_told(shards, tmp_path):
     pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key()
     for call in (lambda: checkpoint.save(tmp_path, pipe), lambda: checkpoint.load(make_loader(shards), str(tmp_path))):
-        with pytest.raises(TypeError, match="has a directory, and then a PipeLoader, not"):
+        with pytest.raises(TypeError, match=r"(save|load)\(directory, loader\) takes a PipeLoader, not"):
             call()
 
 
