@@ -525,7 +525,7 @@ def test_a_single_checkpoint_is_no_directory_of_them(shards, tmp_path, monkeypat
 def test_what_is_no_loader_is_told(shards, tmp_path):
     pipe = wp.ShardList(shards).open_shards().load_tar().group_by_key()
     for call in (lambda: checkpoint.save(tmp_path, pipe), lambda: checkpoint.load(make_loader(shards), str(tmp_path))):
-        with pytest.raises(TypeError, match="has a directory, and then a PipeLoader, not"):
+        with pytest.raises(TypeError, match=r"(save|load)\(directory, loader\) takes a PipeLoader, not"):
             call()
 
 
@@ -844,7 +844,7 @@ def test_dcp_refuses_a_state_that_it_could_not_load(kind, shards, tmp_path):
     next(iter(held._loader if kind == "merged" else held))
     assert isinstance(held, Stateful)
     for save in (dcp.save, lambda *args, **options: dcp.async_save(*args, **options).result()):
-        with pytest.raises(BaseException, match=r"duplicated flatten key .*use checkpoint\.DCPState"):
+        with pytest.raises(BaseException, match=r"duplicated flatten key .*\.use DCPState\."):
             save({"data": held}, checkpoint_id=tmp_path / "refused")
 
 

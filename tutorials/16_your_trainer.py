@@ -57,7 +57,7 @@ def first_keys(count):
 #
 # Pass `checkpoint.DCPState(loader)`, not the loader. It holds the states of all ranks as one string
 # under one key, which any number of ranks can load, and works with `dcp.async_save`. (Of the loader
-# itself, torch refuses to save the state: `duplicated flatten key data.use checkpoint.DCPState`.)
+# itself, torch refuses to save the state: `duplicated flatten key data.use DCPState.`.)
 # For FSDP, get the states of model and optimizer with `torch.distributed.checkpoint.state_dict`, as
 # always. Without DCP, `checkpoint.save` of `04_ranks_and_elastic_resume` writes a file for each
 # rank.

@@ -97,7 +97,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
             ``load`` would load instead of this one, or another rank has saved a state that does not
             belong to this one, so that ``load`` would refuse both.
     """
-    _check_loader(loader)
+    _check_loader("save(directory, loader)", loader)
     root = local_directory(directory)
     check_count("keep", keep)
     known = known_of(loader)
@@ -186,7 +186,7 @@ def load(
             ranks request different steps or see different files; or another rank cannot load. The
             loader keeps its position.
     """
-    _check_loader(loader)
+    _check_loader("load(directory, loader)", loader)
     root, known = local_directory(directory), known_of(loader)
     number, states = None, list[State]()
     if together := has_group(loader, group):
@@ -230,19 +230,13 @@ def load_stateful_dataloader(state: dict[str, Any], loader: PipeLoader) -> None:
         StateError: it is not such a state, it was saved between two snapshots
             (``snapshot_every_n_steps``), or its pipe is another one. The loader keeps its position.
     """
-    _check_held("load_stateful_dataloader()", loader)
+    _check_loader("load_stateful_dataloader()", loader)
     progress = progress_of(loader)
     progress.go_to(place_of_workers(progress.plan, datasets_of(state)))
 
 
-def _check_loader(loader: object) -> None:
-    """Raise TypeError if ``save`` or ``load`` got something else than a directory and a loader."""
-    if not isinstance(loader, PipeLoader):
-        raise TypeError(f"a checkpoint has a directory, and then a PipeLoader, not {type(loader).__name__}")
-
-
-def _check_held(what: str, loader: object) -> None:
-    """Raise TypeError if ``what`` is built with something else than a loader."""
+def _check_loader(what: str, loader: object) -> None:
+    """Raise TypeError if ``what`` got something else than a loader."""
     if not isinstance(loader, PipeLoader):
         raise TypeError(f"{what} takes a PipeLoader, not {type(loader).__name__}: PipeLoader(pipe) makes one of a pipe")
 
@@ -282,7 +276,7 @@ class AllRanks:
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
-        _check_held("AllRanks()", loader)
+        _check_loader("AllRanks()", loader)
         self._loader, self._group = loader, group
 
     def state_dict(self) -> State:
@@ -304,7 +298,7 @@ class DCPState:
 
     It also works with ``dcp.async_save``, which takes the position at the moment of the call.
     Without it, torch refuses the state of a loader, a pipe or a dataset when it saves (``duplicated
-    flatten key data.use checkpoint.DCPState``), since it could not load it.
+    flatten key data.use DCPState.``), since it could not load it.
 
     The states of all ranks are one JSON string under one key, which every rank requests. The
     reason: torch.distributed.checkpoint gives a rank only the keys that the rank names in advance,
@@ -321,7 +315,7 @@ class DCPState:
     """
 
     def __init__(self, loader: PipeLoader, group: Any = None) -> None:
-        _check_held("DCPState()", loader)
+        _check_loader("DCPState()", loader)
         self._loader, self._group = loader, group
 
     def state_dict(self) -> dict[str, str]:

@@ -44,17 +44,44 @@ def chosen(sample):
     return int(sample["__key__"]) % 5 != 2
 
 
+def by_mix(urls=None):
+    urls = urls or WHERE
+    return wp.mix({"a": samples(urls[:3]).decode_by_ext(), "b": samples(urls[3:]).decode_by_ext()}, exhausted="drop")
+
+
+def by_draws(urls=None):
+    return samples(urls or WHERE, resampled=True)
+
+
+def by_join(urls=None):
+    urls = urls or WHERE
+    return wp.join({"a": samples(urls), "b": samples(urls, shuffle=False)}, prefix=True).shuffle_buffer(3)
+
+
+def by_careful(urls=None):
+    return samples(urls or WHERE).map_samples(unless_chosen, on_error="skip").shuffle_buffer(3)
+
+
+def unless_chosen(sample):
+    if not chosen(sample):
+        raise ValueError
+    return sample
+
+
 def loader():
     return wp.PipeLoader(pipeline(), batch_size=3, epoch_end="exact")
 
 
-@pytest.mark.parametrize("make", [by_list, by_index, by_order])
-def test_it_holds_on_other_machines_for_any_ranks(indexed, make, tmp_path):
+@pytest.mark.parametrize(
+    ("make", "runs"),
+    [(by_list, [(1, 0), (2, 4)]), (by_index, [(2, 4), (3, 100)]), (by_order, [(2, 4), (1, 100)])],
+)
+def test_it_holds_on_other_machines_for_any_ranks(indexed, make, runs, tmp_path):
     """Over moved shards, by the steps that the state names; within an epoch and at its end."""
     moved = [shutil.copy(url, tmp_path) for url in indexed]
     for url in indexed:
         shutil.copy(f"{url}.idx", tmp_path)
-    for ranks, steps in ((1, 0), (2, 4), (3, 100), (1, 100)):
+    for ranks, steps in runs:
         path = states_after(
             lambda: make(indexed), steps, tmp_path / "states.json", world=ranks, batch_size=2, lanes=2 * ranks
         )
@@ -72,8 +99,30 @@ def test_of_a_function(indexed, tmp_path, monkeypatch):
     assert prove(path, f"{__name__}:loader").proven
     with pytest.raises(wp.StateError, match="does not say enough .*module:function"):
         prove(path, indexed)
+    skipped = states_after(by_careful, 12, tmp_path / "skipped.json", batch_size=3)
+    with pytest.raises(wp.StateError, match="does not say enough .*module:function"):
+        prove(skipped, indexed)
     with pytest.raises(ValueError, match="and not a pipe or a PipeLoader"):
         prove(path, "builtins:dict")
+
+
+@pytest.mark.parametrize("make", [by_mix, by_draws, by_join])
+def test_of_other_functions(indexed, make, tmp_path, monkeypatch):
+    """Of two ranks that go on as one; within an epoch, and at the beginning of the next one, whose
+    samples may be others.
+    """
+    monkeypatch.setattr(f"{__name__}.WHERE", indexed)
+    for ranks, steps in ((2, 4), (1, 100)):
+        path = states_after(make, steps, tmp_path / "states.json", batch_size=2, world=ranks)
+        found = prove(path, f"{__name__}:{make.__name__}")
+        assert found.proven, found
+        assert len(found.lines) == (2 if ranks == 1 else 1)
+
+
+def test_batches_of_several_lanes(indexed, tmp_path):
+    """Over a list of samples, which has no global order then."""
+    path = states_after(lambda: by_order(indexed), 3, tmp_path / "states.json", batch_size=4, mix_lanes=2, lanes=4)
+    assert prove(path, indexed).proven
 
 
 def test_epochs_before(indexed, tmp_path):
@@ -137,6 +186,6 @@ def test_the_command(fifty, tmp_path):
     lines = run_command("state", "diff", "--ledger", path, other, code=1).stdout
     assert lines.startswith("not the same data so far: 6 samples of epoch 0, and 48 samples of epoch 0")
     assert run_command("state", "diff", "--ledger", "--json", path, path).stdout.startswith('{"same": true')
-    assert "cannot be proven" in refused(
+    assert "has no ledger" in refused(
         "state", "prove", states_after(lambda: shuffled(fifty), 1, path, ledger=False), *fifty
     )

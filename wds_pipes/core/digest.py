@@ -47,7 +47,8 @@ def in_epoch(digest: Digest, epoch: int) -> Digest:
 
 def of_counts(counts: Mapping[str, int]) -> Digest:
     """Return the digest among the counts of a lane, or among the sums of several."""
-    return of_halves(*(counts.get(name, 0) for name in DIGESTS))
+    low, high = DIGESTS
+    return of_halves(counts.get(low, 0), counts.get(high, 0))
 
 
 def as_counts(digest: Digest) -> dict[str, int]:

@@ -24,12 +24,6 @@ ADDED = (SEGMENTS, "ledger")  # all steps that it puts there
 
 _Kind = TypeVar("_Kind")
 
-# torch.distributed.checkpoint would store the values of a state under their keys, joined by dots. A
-# loader at another position has other keys, and those of other ranks are equal: such a checkpoint
-# cannot be loaded, or continues elsewhere. Joined, these two keys are equal, so it refuses to save
-# a state as it is, with "duplicated flatten key loader.use checkpoint.DCPState".
-_NOT_FOR_DCP = "use checkpoint", "DCPState"
-
 # The bounds of a state. A number from a state is checked against these before a list of this size
 # is made.
 MOST = (1 << 64) - 1  # any number: the hash of wds_pipes.core.order takes 64 bits, and no real count is larger
@@ -107,9 +101,14 @@ class Saved(NamedTuple):
 
 
 def not_for_dcp() -> dict[str, Any]:
-    """Return the entries of a state that make torch.distributed.checkpoint refuse it."""
-    outer, inner = _NOT_FOR_DCP
-    return {outer: {inner: 0}, f"{outer}.{inner}": 0}
+    """Return the entries of a state that make torch.distributed.checkpoint refuse it.
+
+    It would store the values of a state under their keys, joined by dots. A loader at another
+    position has other keys, and those of other ranks are equal: such a checkpoint cannot be loaded,
+    or continues elsewhere. Joined, these two keys are equal, so it refuses to save a state as it
+    is, with "duplicated flatten key loader.use DCPState.".
+    """
+    return {"use DCPState": {"": 0}, "use DCPState.": 0}
 
 
 def damaged(what: str) -> StateError:

@@ -15,14 +15,13 @@ Rules:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
-from wds_pipes.core.chain import Chain
+from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.digest import DIGESTS, Shard, add, halves, of_halves, of_samples, of_shard
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
@@ -106,14 +105,7 @@ def with_ledger(stage: Stage[Any]) -> Stage[Any]:
     """Return a chain with a ``Ledger`` in it, or as it is if there is no place for one."""
     steps = Chain(stage).steps
     place = _place(steps)
-    if place is None:
-        return stage
-    laid: Stage[Any] = Ledger(steps[place])
-    for step in steps[place + 1 :]:
-        again = copy.copy(step)
-        again.source = laid
-        laid = again
-    return laid
+    return stage if place is None else linked(Ledger(steps[place]), steps[place + 1 :])
 
 
 def ledger_of(stage: Stage[Any]) -> Ledger[Any] | None:

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from wds_pipes.core.digest import Digest, add
+from wds_pipes.core.digest import NOTHING, Digest, add
 from wds_pipes.core.state import are_all
 from wds_pipes.core.words import some
 from wds_pipes.errors import StateError
@@ -117,11 +117,11 @@ class SavedLedger(NamedTuple):
     """A ledger that was read.
 
     Attributes:
-        records: in the order of epochs and samples, one for each number of samples.
+        records: by their epoch and number of samples.
         changed: the first record of a step that a rank repeated with other samples than before.
     """
 
-    records: list[Record]
+    records: dict[tuple[int, int], Record]
     changed: Record | None
 
 
@@ -145,19 +145,20 @@ def read_ledger(path: str) -> SavedLedger:
         if not are_all(files, range(world)):
             missing = some(rank for rank in range(world) if rank not in files)
             raise StateError(f"of the ledger {path} the file of rank {missing} of {world} is missing: put it beside")
-        ranks: list[dict[Step, tuple[int, Digest]]] = []
+        together: dict[Step, tuple[int, int, Digest]] = {}  # of how many ranks, and their sums
         for file in files.values():
-            ranks.append({})
+            rank: dict[Step, tuple[int, Digest]] = {}
             for step, samples, digest in _records_of(file):
-                if ranks[-1].get(step, (samples, digest)) != (samples, digest):
+                if rank.get(step, (samples, digest)) != (samples, digest):
                     changes.append(Record(step[0], samples, step[2], digest))
-                ranks[-1][step] = samples, digest
-        for step in ranks[0]:
-            if all(step in rank for rank in ranks):  # else another rank ended, or was killed, before it
-                samples = sum(rank[step][0] for rank in ranks)
-                record = Record(step[0], samples, step[2], add(rank[step][1] for rank in ranks))
-                found[step[0], samples] = record
-    return SavedLedger([found[place] for place in sorted(found)], min(changes, default=None))
+                rank[step] = samples, digest
+            for step, (samples, digest) in rank.items():
+                ranks, before, others = together.get(step, (0, 0, NOTHING))
+                together[step] = ranks + 1, before + samples, add([others, digest])
+        for (epoch, _, batches), (ranks, samples, digest) in together.items():
+            if ranks == world:  # else another rank ended, or was killed, before it
+                found[epoch, samples] = Record(epoch, samples, batches, digest)
+    return SavedLedger(found, min(changes, default=None))
 
 
 def _files_of(path: str) -> dict[int, dict[int, str]]:

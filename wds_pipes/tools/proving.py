@@ -9,11 +9,10 @@ are read without decoding, and the number of ranks, workers and lanes does not m
 from __future__ import annotations
 
 import ast
-import copy
 from functools import partial
 from typing import Any, NamedTuple
 
-from wds_pipes.core.chain import Chain
+from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.counts import LEFT_OUT
 from wds_pipes.core.digest import NOTHING, Digest, add, in_epoch, subtract, to_text
 from wds_pipes.core.hosts import is_pipe, stage_of
@@ -28,13 +27,13 @@ from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger import Ledger
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.restoring import merge_states, restore
+from wds_pipes.loader.restoring import restore
 from wds_pipes.loader.segments import Segments
 from wds_pipes.loader.workers import Workers
 from wds_pipes.stages import BatchSamples, GroupByKey, SampleList
 from wds_pipes.stages.edits import has_exclusion
 from wds_pipes.tools.rewriting import function_of
-from wds_pipes.tools.states import read_states
+from wds_pipes.tools.states import read_run, samples_of
 
 _NAME_IT = "Name the pipeline of the training: module:function, which returns the pipe or the PipeLoader"
 _ENDS = ("drop", "pad", "exact")
@@ -68,17 +67,16 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
         ValueError: there is no such function.
         ShardError, SampleError: a shard cannot be read.
     """
-    states = [placed.state for placed in read_states(path)]
-    state = states[0] if len(states) == 1 else merge_states(states, moved=bool(options.get("moved")))
+    state = read_run(path, moved=bool(options.get("moved")))
     saved = read_state(state)
     if (why := _unprovable(saved)) is not None:
         raise StateError(f"{path} cannot be proven: {why}")
     assert saved.ledger is not None
     stage = _stage_of_shards(saved, what, options) if _are_shards(what) else _stage_of_function(str(what), saved)
     epoch, earlier = (saved.ledger[name] for name in LEDGER)
-    whole = _digest_of(stage, saved.epoch)
-    with_rest = add([epoch, _digest_of(stage, saved.epoch, state)])
-    samples = f"{plural(saved.counts.get('delivered', 0), 'sample')} of epoch {saved.epoch}"
+    whole, rest = _digest_of(stage, saved, saved.epoch), _digest_of(stage, saved, state)
+    with_rest = add([epoch, rest])
+    samples = samples_of(saved)
     if whole != with_rest:
         missing = f"with what is left, the digest is {to_text(with_rest)}, and that of the epoch {to_text(whole)}"
         return Proof(False, [f"not proven: {samples} have digest {to_text(epoch)}; {missing}"])
@@ -89,7 +87,14 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
         return Proof(True, [*lines, "proven: each sample was returned once in each epoch before"])
     if saved.epoch_end == "drop":
         return Proof(True, [*lines, "of the epochs before it is not known which samples were dropped at their ends"])
-    told = "not proven: in the epochs before other samples were returned, or the run left or did not begin some of them"
+    if _digest_of(stage, saved, 0) != whole:  # as with resampled=True
+        each = (in_epoch(_digest_of(stage, saved, number), number) for number in range(saved.epoch))
+        if add(each) == earlier:
+            return Proof(True, [*lines, "proven: each sample of each epoch before was returned once"])
+    told = (
+        "not proven: in the epochs before other samples were returned, or some were left out (by skip(), set_epoch(), "
+        "or steps that the state does not name)"
+    )
     return Proof(False, [*lines, told])
 
 
@@ -103,10 +108,6 @@ def _are_shards(what: Urls) -> bool:
 
 def _unprovable(saved: Saved) -> str | None:
     """Return why the digest in a state cannot be computed again; None: it can."""
-    if saved.ledger is None:
-        return "it has no ledger: build the PipeLoader with ledger=True from the first step"
-    if len(saved.lanes) < saved.lane_count:
-        return f"it is of rank {saved.rank} of {saved.world_size} alone: name a file with the states of all ranks"
     if saved.grown or has_exclusion(saved.graph):
         return "its epoch was edited (exclude= or added=), so a part of it came of another list"
     if saved.epoch_end not in _ENDS:
@@ -118,13 +119,15 @@ def _unprovable(saved: Saved) -> str | None:
     return None
 
 
-def _digest_of(stage: Stage[Any], epoch: int, state: State | None = None) -> Digest:
-    """Return the digest of what is left of an epoch at a state; None: of the whole epoch."""
-    new_plan = partial(Plan, epoch_end="exact", lanes=None, num_workers=0, ledger=True, rank=(0, 1))
+def _digest_of(stage: Stage[Any], saved: Saved, what: State | int) -> Digest:
+    """Return the digest of a whole epoch, by its number, or of what is left of one at a state."""
+    new_plan = partial(
+        Plan, epoch_end="exact", lanes=None, num_workers=0, parts=saved.mix_lanes, ledger=True, rank=(0, 1)
+    )
     plan = new_plan(stage)
     progress = Progress(Editable(plan, stage, new_plan), partial(Workers, count=0, persistent=False, prefetch=1))
-    begin = plan.beginning(epoch) if state is None else restore(plan, state)
-    if begin.epoch != epoch:  # all lanes had ended
+    begin = plan.beginning(what) if isinstance(what, int) else restore(plan, what)
+    if not isinstance(what, int) and begin.epoch != saved.epoch:  # all lanes had ended
         return NOTHING
     progress.go_to(begin)
     for _ in LoaderIterator(progress, Joining(), None):
@@ -186,7 +189,7 @@ def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
     if summing is None:
         raise StateError("the pipeline can have no ledger: see PipeLoader(ledger=...)")
     held = max((place for place, step in enumerate(steps) if step.scope != "item"), default=0)
-    read = max(held, *(place for place, step in enumerate(steps) if step.gives is not None))
+    read = max(place for place, step in enumerate(steps) if place <= held or step.gives is not None)
     chooses = any(step.changes_count() for step in steps[read + 1 : summing])  # by what was decoded
     found = steps[0]
     for place, step in enumerate(steps[1:], 1):
@@ -197,9 +200,7 @@ def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
         elif step.items_per_batch is None and (place > summing or (place > read and not chooses)):
             found = _Passes(found, type(step), "", step)
         else:
-            again = copy.copy(step)
-            again.source = found
-            found = again
+            found = linked(found, [step])
     return found
 
 
@@ -211,7 +212,8 @@ def _stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any]) -> Stage
     names = [step for step in saved.graph if step.partition("(")[0] not in ADDED]
     calls = [_parsed(step) for step in names]
     kinds = [find_stage(name) for name, _ in calls]
-    if saved.counts.get("filtered") or saved.sources or not all(kind and is_built_in(kind) for kind in kinds):
+    left_out = saved.counts.get("filtered") or saved.counts.get("skipped")  # by what only the steps say
+    if left_out or saved.sources or not all(kind and is_built_in(kind) for kind in kinds):
         raise StateError(f"the state does not say enough of {' > '.join(names):.300}. {_NAME_IT}")
     options = {name: value for name, value in options.items() if value is not None}
     if saved.samples is not None and kinds[0] is not SampleList:

@@ -13,16 +13,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wds_pipes.core.digest import Digest, add, to_text
+from wds_pipes.core.digest import to_text
 from wds_pipes.core.importing import library
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.stage import State
-from wds_pipes.core.state import LEDGER, Saved, are_all, read_state
+from wds_pipes.core.state import LEDGER, Saved, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.display.states import describe_state, states_in
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
-from wds_pipes.loader.ledger_file import Record, is_ledger, read_ledger
+from wds_pipes.loader.ledger_file import is_ledger, read_ledger
+from wds_pipes.loader.restoring import merge_states
 
 _MOST_BYTES = 1 << 30  # of a file of JSON
 _ABSENT = object()
@@ -150,46 +151,27 @@ def _differences(first: Any, second: Any, where: str) -> Iterator[Difference]:
         yield Difference(where, *("(not there)" if value is _ABSENT else shown(value) for value in (first, second)))
 
 
-class _Had(NamedTuple):
-    """What all ranks of a run together have had.
+def read_run(path: str, *, moved: bool = False) -> State:
+    """Return what all ranks of a run together have had, as one state with a ledger.
 
-    Attributes:
-        saved: the state of one of the ranks.
-        samples: how many samples of its epoch were returned.
-        epoch: their digest.
-        earlier: that of the epochs before.
-    """
-
-    saved: Saved
-    samples: int
-    epoch: Digest
-    earlier: Digest
-
-    def in_words(self) -> str:
-        return f"{plural(self.samples, 'sample')} of epoch {self.saved.epoch}"
-
-
-def _had(path: str) -> _Had:
-    """Return what a run has had, by the states of all its ranks in a file or directory.
+    Args:
+        path: a file or directory with the states of all ranks, as of ``read_states``.
+        moved: as of ``merge_states``.
 
     Raises:
         StateError: it has other states, or they have no ledger.
     """
-    saved = [read_state(placed.state) for placed in read_states(path)]
-    first = saved[0]
-    digests = [state.ledger for state in saved if state.ledger is not None]
-    if len(digests) < len(saved):
+    states = [placed.state for placed in read_states(path)]
+    state = states[0] if len(states) == 1 else merge_states(states, moved=moved)
+    saved = read_state(state)
+    if saved.ledger is None:
+        raise StateError(f"{path} has no ledger: build the PipeLoader with ledger=True from the first step")
+    if len(saved.lanes) < saved.lane_count:
         raise StateError(
-            f"{path} has a state without a ledger: build the PipeLoader with ledger=True from the first step"
+            f"{path} is of rank {saved.rank} of {saved.world_size} alone: name a file with the list of the states of "
+            "all ranks at one step, or with what merge_states() makes of them"
         )
-    ranks = [state.rank for state in saved]
-    if not are_all(ranks, range(first.world_size)) or len({(state.epoch, state.world_size) for state in saved}) > 1:
-        raise StateError(
-            f"{path} has rank {', '.join(map(str, ranks)):.200} of {first.world_size}, and what they have together is "
-            "compared: save the list of the states of all ranks at one step, or what merge_states() makes of it"
-        )
-    epoch, earlier = (add(digest[name] for digest in digests) for name in LEDGER)
-    return _Had(first, sum(state.counts.get("delivered", 0) for state in saved), epoch, earlier)
+    return state
 
 
 def same_data(first: str, second: str) -> SameData:
@@ -209,36 +191,38 @@ def same_data(first: str, second: str) -> SameData:
         raise StateError(f"{ledgers[0]} is a ledger, and the other file is not: compare two states, or two ledgers")
     if ledgers:
         return _same_ledgers(first, second)
-    one, other = _had(first), _had(second)
-    return _same_states(one, other)
+    return _same_states(read_state(read_run(first)), read_state(read_run(second)))
 
 
-def _same_states(one: _Had, other: _Had) -> SameData:
-    shards = [Data(had.saved.fingerprint, had.saved.data) for had in (one, other)]
-    if (problem := Move().problem(*shards)) is not None or one.saved.shards != other.saved.shards:
+def _same_states(one: Saved, other: Saved) -> SameData:
+    shards = [Data(saved.fingerprint, saved.data) for saved in (one, other)]
+    if (problem := Move().problem(*shards)) is not None or one.shards != other.shards:
         return SameData(False, [f"not the same data: {problem or 'other numbers of shards'}"])
-    if (one.saved.epoch, one.samples) != (other.saved.epoch, other.samples):
-        return SameData(False, [f"not the same data so far: {one.in_words()}, and {other.in_words()}"])
-    lines = [
-        f"{name}: {'the same samples' if here == there else 'other samples'} ({to_text(here)}, {to_text(there)})"
-        for name, here, there in (
-            (one.in_words(), one.epoch, other.epoch),
-            *([("epochs before", one.earlier, other.earlier)] if one.saved.epoch else []),
-        )
-    ]
-    same = (one.epoch, one.earlier) == (other.epoch, other.earlier)
+    if samples_of(one) != samples_of(other):
+        return SameData(False, [f"not the same data so far: {samples_of(one)}, and {samples_of(other)}"])
+    lines = []
+    for what, name in zip((samples_of(one), "epochs before"), LEDGER, strict=True):
+        here, there = (saved.ledger[name] for saved in (one, other) if saved.ledger is not None)
+        if name == LEDGER[0] or one.epoch:
+            how = "the same" if here == there else "other"
+            lines.append(f"{what}: {how} samples ({to_text(here)}, {to_text(there)})")
+    same = one.ledger == other.ledger
     return SameData(same, [f"{'the same' if same else 'not the same'} data", *lines])
 
 
+def samples_of(saved: Saved) -> str:
+    """Return how many samples of which epoch a run has had, for a message."""
+    return f"{plural(saved.counts.get('delivered', 0), 'sample')} of epoch {saved.epoch}"
+
+
 def _same_ledgers(first: str, second: str) -> SameData:
-    lines, maps = [], list[dict[tuple[int, int], Record]]()
-    for path in (first, second):
-        ledger = read_ledger(path)
-        maps.append({(record.epoch, record.samples): record for record in ledger.records})
-        if ledger.changed is not None:
-            at = ledger.changed
-            lines.append(f"{path}: step {at.step} of epoch {at.epoch} was repeated with other samples than before")
-    one, other = maps
+    ledgers = {path: read_ledger(path) for path in (first, second)}
+    lines = [
+        f"{path}: step {at.step} of epoch {at.epoch} was repeated with other samples than before"
+        for path, ledger in ledgers.items()
+        if (at := ledger.changed) is not None
+    ]
+    one, other = ledgers[first].records, ledgers[second].records
     both = sorted(one.keys() & other.keys())
     differ = next((place for place in both if one[place].digest != other[place].digest), None)
     if not both:
