@@ -41,7 +41,8 @@ class BucketSamples(Windowed[Any]):
             of their first samples. A sample waits for others of its bucket at most until the end of
             the next window; then its batch is yielded as it is, with fewer samples.
         pad: the value that fills up shorter samples: a number, or a dict with one for the field and
-            each of ``aligned``, such as ``{"tokens": 0, "labels": -100}``.
+            each of ``aligned``, such as ``{"tokens": 0, "labels": -100}``. If ``length`` is a
+            function, nothing is filled up.
 
     Raises:
         SampleError: during iteration: a sample is longer than ``budget``, or lacks a field; a field

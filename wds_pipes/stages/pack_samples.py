@@ -64,7 +64,7 @@ class PackSamples(Windowed[Any]):
             packs or more. Packs come in the order of their first samples.
         too_long: what to do with a sample of more than ``budget`` tokens: ``"error"``; ``"cut"``:
             keep its first ``budget`` tokens, and count it as ``cut``; or ``"drop"``: leave it out,
-            and count it as dropped. ``"wrap"`` packs samples of any length.
+            and count it as dropped. ``"wrap"`` packs samples of any length, and takes neither.
         drop_last: leave out the last pack of an epoch if it is not full, for best-fit and first-fit
             the emptiest one. Its samples count as dropped. With this and ``"wrap"``, all packs are
             full.
@@ -123,6 +123,8 @@ class PackSamples(Windowed[Any]):
             raise ValueError(
                 "method='wrap', too_long='cut' and pad= go with length= as the name of a field, not as a function"
             )
+        if method == "wrap" and too_long != "error":
+            raise ValueError(f"method='wrap' packs samples of any length: leave out too_long={too_long!r}")
 
     def problem(self, at: Any) -> str | None:
         if (at.yielded or at.carried) if self.method == "wrap" else (at.inside or at.passed):

@@ -76,8 +76,8 @@ class Windowed(ReadsAgain[Out]):
         self.field = None if callable(length) else length
         self.measure: Any = length  # a function where there is no field
         self.aligned = () if self.field is None else tuple(dict.fromkeys([self.field, *aligned]))
-        if self.field is None and aligned:
-            raise ValueError("aligned= goes with length= as the name of a field, not as a function")
+        if self.field is None and (aligned or pad not in (None, 0)):
+            raise ValueError("aligned= and pad= go with length= as the name of a field, not as a function")
         self.pads = self._read_pads(pad)
         self.limit: int | None = None
         self.window = check_count("window", window, most=MOST)
