@@ -114,7 +114,11 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: pipe.pack_samples(method="next-fit"), ValueError, "method must be one of 'best-fit'"),
         (lambda pipe: pipe.pack_samples(too_long="skip"), ValueError, "too_long must be one of 'error', 'cut', 'drop'"),
         (lambda pipe: pipe.pack_samples(aligned="labels"), TypeError, "aligned must be a list of names of fields"),
-        (lambda pipe: pipe.pack_samples(len, aligned=["labels"]), ValueError, "aligned= and pad= go with length= as the"),
+        (
+            lambda pipe: pipe.pack_samples(len, aligned=["labels"]),
+            ValueError,
+            "aligned= and pad= go with length= as the",
+        ),
         (lambda pipe: pipe.bucket_samples(len, 8, pad=7), ValueError, "aligned= and pad= go with length= as the name"),
         (lambda pipe: pipe.pack_samples(method="wrap", too_long="cut"), ValueError, "leave out too_long='cut'"),
         (lambda pipe: pipe.pack_samples(len, method="wrap"), ValueError, "go with length= as the name of a field"),

@@ -129,7 +129,5 @@ class BucketSamples(Windowed[Any]):
             padded[name] = as_tensor(batch)
         # a number in the place of each of these fields keeps the order of the fields
         placeholders = dict.fromkeys(padded, 0)
-        rows = [
-            {**sample, **placeholders, "lengths": length} for sample, length in zip(samples, lengths, strict=True)
-        ]
+        rows = [{**sample, **placeholders, "lengths": length} for sample, length in zip(samples, lengths, strict=True)]
         return stack_samples(rows) | padded

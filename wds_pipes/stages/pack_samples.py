@@ -172,7 +172,10 @@ class PackSamples(Windowed[Any]):
     def _wrapped(self) -> Iterator[Any]:
         """Yield full packs, with the samples as one sequence."""
         at, source, room, start = self.at, self.source, self.budget, 0
-        samples, lengths = list[Any](), list[int]()  # of this pack, of whose first sample ``start`` tokens are in others
+        samples, lengths = (
+            list[Any](),
+            list[int](),
+        )  # of this pack, of whose first sample ``start`` tokens are in others
         before, passed, taken = source.mark(), at.passed, at.inside
         for _ in islice(source.items, passed):
             pass
@@ -208,8 +211,8 @@ class PackSamples(Windowed[Any]):
             yield self._pack(samples, lengths, start, lengths[-1])
 
     def _pack(self, samples: Sequence[Any], lengths: Sequence[int], start: int, stop: int) -> dict[str, Any]:
-        """Return samples as one dict: of the first one the tokens from ``start`` on, of the last one
-        those before ``stop``.
+        """Return samples as one dict: the tokens of the first one from ``start`` on, and of the last
+        one up to ``stop``.
         """
         self.check_free(samples[0], _MADE)
         sizes, numbers = [*lengths[:-1], stop], [*range(len(samples))]
