@@ -116,7 +116,7 @@ class BucketSamples(Windowed[Any]):
             batch.append(number)
         yield batch
 
-    def joined(self, samples: Sequence[Any], lengths: Sequence[int]) -> Any:
+    def joined(self, samples: list[Any], lengths: list[int]) -> Any:
         if self.field is None:
             return samples
         self.check_free(samples[0], ["lengths"])

@@ -162,7 +162,7 @@ class PackSamples(Windowed[Any]):
         left = packs.pop(rest[0]) if rest and (self.drop_last or not last) else []
         return Arranged(sorted(map(sorted, packs)), [] if last else sorted(left))
 
-    def joined(self, samples: Sequence[Any], lengths: Sequence[int]) -> Any:
+    def joined(self, samples: list[Any], lengths: list[int]) -> Any:
         if self.field is None:
             return samples
         stop = min(lengths[-1], self.budget)  # one that is longer than the budget is alone
@@ -210,9 +210,9 @@ class PackSamples(Windowed[Any]):
             at.delivered += len(samples)
             yield self._pack(samples, lengths, start, lengths[-1])
 
-    def _pack(self, samples: Sequence[Any], lengths: Sequence[int], start: int, stop: int) -> dict[str, Any]:
-        """Return samples as one dict: the tokens of the first one from ``start`` on, and of the last
-        one up to ``stop``.
+    def _pack(self, samples: list[Any], lengths: list[int], start: int, stop: int) -> dict[str, Any]:
+        """Return samples as one dict, without the first ``start`` tokens of the first one, and with
+        the first ``stop`` ones of the last.
         """
         self.check_free(samples[0], _MADE)
         sizes, numbers = [*lengths[:-1], stop], [*range(len(samples))]

@@ -105,7 +105,7 @@ class Windowed(ReadsAgain[Out]):
         """
 
     @abstractmethod
-    def joined(self, samples: Sequence[Any], lengths: Sequence[int]) -> Out:
+    def joined(self, samples: list[Any], lengths: list[int]) -> Out:
         """Return what is yielded for a group of samples, whose lengths are ``lengths``."""
 
     def had_items(self, at: Any) -> bool:
