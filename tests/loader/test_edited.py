@@ -140,6 +140,18 @@ def test_other_hosts(urls):
             ValueError,
             r"the items of shuffle_buffer\(\) are batches: make batches after it",
         ),
+        (
+            lambda urls: wp.mix({"a": samples(urls).pack_samples(len)}).shuffle_buffer(2),
+            ["a"],
+            ValueError,
+            r"the items of shuffle_buffer\(\) are batches: .*by filter_samples\(\) before it",
+        ),
+        (
+            lambda urls: samples(urls).bucket_samples(len, 2),
+            ["a"],
+            ValueError,
+            r"the items of bucket_samples\(\) are batches",
+        ),
     ],
 )
 def test_what_cannot_be_left_out(urls, make, exclude, error, words):

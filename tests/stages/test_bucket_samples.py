@@ -34,7 +34,7 @@ def batched(samples, *arguments, **options):
 BOUNDARIES = st.sampled_from([None, [], [4], [2, 5, 9]])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 12), max_size=40), BOUNDARIES, st.integers(1, 9), st.integers(0, 4))
 def test_each_sample_comes_once_in_a_batch_of_its_bucket(lengths, boundaries, window, size):
     """Of at most so many samples, or for size 0 elements."""

@@ -11,7 +11,7 @@ from typing import Any
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.collating import as_tensor, stack_samples
-from wds_pipes.stages.windowed import Arranged, Sized, Windowed
+from wds_pipes.stages.windowed import Arranged, Windowed
 
 
 class BucketSamples(Windowed[Any]):
@@ -41,7 +41,8 @@ class BucketSamples(Windowed[Any]):
             of their first samples. A sample waits for others of its bucket at most until the end of
             the next window; then its batch is yielded as it is, with fewer samples.
         pad: the value that fills up shorter samples: a number, or a dict with one for the field and
-            each of ``aligned``, such as ``{"tokens": 0, "labels": -100}``.
+            each of ``aligned``, such as ``{"tokens": 0, "labels": -100}``. If ``length`` is a
+            function, nothing is filled up.
 
     Raises:
         SampleError: during iteration: a sample is longer than ``budget``, or lacks a field; a field
@@ -115,19 +116,18 @@ class BucketSamples(Windowed[Any]):
             batch.append(number)
         yield batch
 
-    def joined(self, group: Sequence[Sized]) -> Any:
-        samples = [sample for sample, _ in group]
+    def joined(self, samples: list[Any], lengths: list[int]) -> Any:
         if self.field is None:
             return samples
         self.check_free(samples[0], ["lengths"])
-        longest = max(length for _, length in group)
         padded = {}
         for name in self.aligned:
-            arrays = self.arrays_of(name, group)
-            batch = self.filled(name, (len(group), longest, *arrays[0].shape[1:]), arrays[0].dtype)
+            arrays = self.arrays_of(name, samples, lengths)
+            batch = self.filled(name, (len(samples), max(lengths), *arrays[0].shape[1:]), arrays[0].dtype)
             for row, array in zip(batch, arrays, strict=True):
                 row[: len(array)] = array
             padded[name] = as_tensor(batch)
         # a number in the place of each of these fields keeps the order of the fields
-        rows = [{**sample, **dict.fromkeys(padded, 0), "lengths": length} for sample, length in group]
+        placeholders = dict.fromkeys(padded, 0)
+        rows = [{**sample, **placeholders, "lengths": length} for sample, length in zip(samples, lengths, strict=True)]
         return stack_samples(rows) | padded

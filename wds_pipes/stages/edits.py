@@ -22,7 +22,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import takewhile
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain, Composite, linked
@@ -137,9 +136,12 @@ def _without(stage: Stage[Any], keys: Keys, in_order: bool) -> Stage[Any]:
     name = functional_name(type(before.steps[-1]))
     if before.items_are not in (None, "samples"):
         raise ValueError(f"exclude= leaves out samples, and the items of this pipeline are {before.items_are}")
-    inside = takewhile(lambda step: not step.expands, reversed(before.steps))
-    if any(step.items_per_batch is not None for step in inside):
-        raise ValueError(f"exclude= leaves out samples, and the items of {name}() are batches: make batches after it")
+    if before.counts_delivered:
+        raise ValueError(
+            f"exclude= leaves out samples, and the items of {name}() are batches: make batches after it. Samples that "
+            "pack_samples() or bucket_samples() takes can be left out from the next epoch on: by filter_samples() "
+            "before it"
+        )
     return linked(ExcludeSamples(before.steps[-1], keys), chain.steps[number:])
 
 

@@ -22,10 +22,12 @@ from wds_pipes.core.words import shown
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import check_sample
+from wds_pipes.stages.mix import check_sources
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.tar.keys import is_metadata
 
 Sample = dict[str, Any]
+_LEFT_OUT = ("filtered", "skipped", "dropped", "skipped_shards", "damaged")  # counts that a message names
 
 
 class Joined(NamedTuple):
@@ -118,7 +120,8 @@ class Join(Composite[Sample], Source[Sample]):
     def __init__(self, sources: Mapping[str, Stage[Any]], *, on_missing: str = "error", prefix: bool = False) -> None:
         _check_sources(sources)
         self._lists: list[ShardList] = [Chain(source).root for source in sources.values()]  # type: ignore[misc]
-        super().__init__(self._lists[0].seed)
+        self.first_list = self._lists[0]
+        super().__init__(self.first_list.seed)
         self.sources, self.names = dict(sources), tuple(sources)
         self.on_missing = check_choice("on_missing", on_missing, "error", "skip", "none")
         # "skip" may take the place of "error" in a running epoch, as in on_error=
@@ -126,7 +129,7 @@ class Join(Composite[Sample], Source[Sample]):
         if not isinstance(prefix, bool):
             raise TypeError(f"prefix must be True or False, not {prefix!r:.80}: rename_fields() gives other names")
         self.prefix = prefix
-        self.context = self._lists[0].context
+        self.context = self.first_list.context
         self.on_error = common_on_error(self._lists)
         self._uncounted = self._why_uncounted()
         if self._uncounted is None:
@@ -151,46 +154,38 @@ class Join(Composite[Sample], Source[Sample]):
     # What concerns the order of the shards: the first list says it
 
     @property
-    def first_list(self) -> ShardList:
-        return self._lists[0]
-
-    @property
     def branches(self) -> Mapping[str, Stage[Any]]:
         return self.sources
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
-        return None if self._uncounted else self._lists[0].samples
+        return None if self._uncounted else self.first_list.samples
 
     @property
     def samples_fingerprint(self) -> str | None:
-        return None if self._uncounted else self._lists[0].samples_fingerprint
+        return None if self._uncounted else self.first_list.samples_fingerprint
 
     def changes_count(self) -> str | None:
         return self._uncounted
 
     def which_data(self) -> Data:
-        return self._lists[0].which_data()
+        return self.first_list.which_data()
 
     def number_of(self, url: str) -> str | None:
-        return self._lists[0].number_of(url)
+        return self.first_list.number_of(url)
 
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
-        return self._lists[0].epoch_shards(seed, epoch)
+        return self.first_list.epoch_shards(seed, epoch)
 
     def epochs_differ(self) -> str | None:
-        return self._lists[0].epochs_differ()
+        return self.first_list.epochs_differ()
 
     def lane_in(self, lane: Lane, epoch: int) -> Lane:
-        return self._lists[0].lane_in(lane, epoch)
+        return self.first_list.lane_in(lane, epoch)
 
     def where_in(self, own: tuple[Any, ...], parts: tuple[Joined, ...], lane: Lane) -> str | None:
         """Return the URL of the first source's shard at a position."""
-        return self._lists[0].where((self._at(own).next - bool(parts),), lane)
-
-    def check_resumable(self) -> None:
-        for listed in self._lists:
-            listed.check_resumable()
+        return self.first_list.where((self._at(own).next - bool(parts),), lane)
 
     # Running
 
@@ -205,7 +200,7 @@ class Join(Composite[Sample], Source[Sample]):
     @cached_property
     def _ranges(self) -> Sequence[ShardRange]:
         """The shards of this lane in the first list, or ranges of them."""
-        return self._lists[0].order(self.lane)
+        return self.first_list.order(self.lane)
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
         if self.at.next > len(self._ranges):
@@ -400,13 +395,8 @@ class _Reader:
     def left_out(self) -> str:
         """What its steps left out so far, for a message."""
         counts = Chain(self.chain).counts(self.chain.mark(), 0)
-        lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in _lost(counts))
+        lost = ", ".join(f"{counts[name]:,} {name.replace('_', ' ')}" for name in _LEFT_OUT if counts.get(name))
         return lost and f" (its steps left out: {lost})"
-
-
-def _lost(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    names = ("filtered", "skipped", "dropped", "skipped_shards", "damaged")
-    return [(name, counts[name]) for name in names if counts.get(name)]
 
 
 def _next_common(first: _Reader, other: _Reader) -> str | None:
@@ -469,18 +459,13 @@ def _disordered(first: _Reader, other: _Reader, key: str) -> SampleError:
     )
 
 
-def _check_sources(sources: object) -> None:
+def _check_sources(sources: Mapping[str, Stage[Any]]) -> None:
     """Raise if these are not pipelines by name that join() can take."""
-    if not isinstance(sources, Mapping):
-        raise TypeError(f"join() takes its sources by name, as a dict, not {sources!r:.80}")
+    check_sources(sources, "join")
     if len(sources) < 2:
         raise ValueError("join() needs at least two sources")
     numbers: dict[str, int] = {}
     for name, source in sources.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the names of the sources of join() must be str, not {name!r}")
-        if not isinstance(source, Stage):
-            raise TypeError(f"join() cannot take {source!r:.80} as source {name!r}")
         numbers[name] = _check_source(name, source, first=not numbers)
     if len(set(numbers.values())) > 1:
         raise ValueError(

@@ -138,7 +138,7 @@ class Mix(Composite[Any], Source[Any]):
         changed: bool = False,
     ) -> None:
         super().__init__(seed)
-        check_sources(sources)
+        check_sources(sources, "mix")
         self.sources = dict(sources)
         self.weights, self.schedule = whole_weights(list(sources), weights), schedule
         if schedule is not None:
@@ -387,21 +387,21 @@ class Mix(Composite[Any], Source[Any]):
         return [place._replace(since=place.draws, weight=weights[place.name]) for place in places]
 
 
-def check_sources(sources: object) -> None:
-    """Raise if these are not pipelines by name that mix() can take."""
+def check_sources(sources: object, step: str) -> None:
+    """Raise if these are not pipelines by name; ``step`` takes them."""
     if not isinstance(sources, Mapping):
-        raise TypeError(f"mix() takes its sources by name, as a dict, not {sources!r:.80}")
+        raise TypeError(f"{step}() takes its sources by name, as a dict, not {sources!r:.80}")
     if not sources:
-        raise ValueError("mix() needs at least one source")
+        raise ValueError(f"{step}() needs at least one source")
     for name, source in sources.items():
         if not isinstance(name, str):
-            raise TypeError(f"the names of the sources of mix() must be str, not {name!r}")
+            raise TypeError(f"the names of the sources of {step}() must be str, not {name!r}")
         if not isinstance(source, Stage):
-            raise TypeError(f"mix() cannot take {source!r:.80} as source {name!r}")
+            raise TypeError(f"{step}() cannot take {source!r:.80} as source {name!r}")
         root = Chain(source).root
         if not root.divides_items and not root.branches:
             raise ValueError(
-                f"mix() cannot take source {name!r}: torch's pipes distribute it over the "
+                f"{step}() cannot take source {name!r}: torch's pipes distribute it over the "
                 "workers; leave out sharding_filter() and the like"
             )
 

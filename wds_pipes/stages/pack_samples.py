@@ -6,30 +6,17 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import accumulate, islice
+from typing import Any
 
 import numpy as np
 
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.stages.collating import as_tensor, stack_samples
-from wds_pipes.stages.windowed import Arranged, Sized, Windowed
+from wds_pipes.stages.windowed import Arranged, Windowed
 
 _MADE = ("cu_seqlens", "max_seqlen", "position_ids", "document_ids")
-
-
-class Part(NamedTuple):
-    """The tokens ``start`` to ``stop`` - 1 of a sample."""
-
-    sized: Sized
-    start: int
-    stop: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the sample ends with it."""
-        return self.stop == self.sized.length
 
 
 class PackSamples(Windowed[Any]):
@@ -77,7 +64,7 @@ class PackSamples(Windowed[Any]):
             packs or more. Packs come in the order of their first samples.
         too_long: what to do with a sample of more than ``budget`` tokens: ``"error"``; ``"cut"``:
             keep its first ``budget`` tokens, and count it as ``cut``; or ``"drop"``: leave it out,
-            and count it as dropped. ``"wrap"`` packs samples of any length.
+            and count it as dropped. ``"wrap"`` packs samples of any length, and takes neither.
         drop_last: leave out the last pack of an epoch if it is not full, for best-fit and first-fit
             the emptiest one. Its samples count as dropped. With this and ``"wrap"``, all packs are
             full.
@@ -136,6 +123,8 @@ class PackSamples(Windowed[Any]):
             raise ValueError(
                 "method='wrap', too_long='cut' and pad= go with length= as the name of a field, not as a function"
             )
+        if method == "wrap" and too_long != "error":
+            raise ValueError(f"method='wrap' packs samples of any length: leave out too_long={too_long!r}")
 
     def problem(self, at: Any) -> str | None:
         if (at.yielded or at.carried) if self.method == "wrap" else (at.inside or at.passed):
@@ -173,81 +162,76 @@ class PackSamples(Windowed[Any]):
         left = packs.pop(rest[0]) if rest and (self.drop_last or not last) else []
         return Arranged(sorted(map(sorted, packs)), [] if last else sorted(left))
 
-    def joined(self, group: Sequence[Sized]) -> Any:
-        self.at.cut += sum(length > self.budget for _, length in group)
+    def joined(self, samples: list[Any], lengths: list[int]) -> Any:
         if self.field is None:
-            return [sample for sample, _ in group]
-        return self._pack([Part(sized, 0, min(sized.length, self.budget)) for sized in group])
+            return samples
+        stop = min(lengths[-1], self.budget)  # one that is longer than the budget is alone
+        self.at.cut += stop < lengths[-1]
+        return self._pack(samples, lengths, 0, stop)
 
     def _wrapped(self) -> Iterator[Any]:
         """Yield full packs, with the samples as one sequence."""
-        at, source, parts, room = self.at, self.source, list[Part](), self.budget
+        at, source, room, start = self.at, self.source, self.budget, 0
+        samples, lengths = (
+            list[Any](),
+            list[int](),
+        )  # of this pack, of whose first sample ``start`` tokens are in others
         before, passed, taken = source.mark(), at.passed, at.inside
         for _ in islice(source.items, passed):
             pass
         for sample in source.items:
-            sized, full = Sized(sample, self.length_of(sample)), False
+            length, full = self.length_of(sample), False
             self.check_again()
-            if taken and taken >= sized.length:
+            if taken and taken >= length:
                 raise self.unlike()
-            at.dropped += not sized.length
-            while taken < sized.length:
-                stop = min(sized.length, taken + room)
-                parts.append(Part(sized, taken, stop))
+            at.dropped += not length
+            while taken < length:
+                start = start if samples else taken
+                stop = min(length, taken + room)
+                samples.append(sample)
+                lengths.append(length)
                 room, taken = room - (stop - taken), stop
                 if not room:
-                    yield self._complete(parts, before, passed)
-                    parts, room, full = [], self.budget, True
+                    pack = self._pack(samples, lengths, start, stop)
+                    cut = stop < length
+                    at.inside, at.passed, self.earlier = (stop, passed, before) if cut else (0, 0, None)
+                    at.delivered += len(samples) - cut
+                    yield pack
+                    samples, lengths, room, full = [], [], self.budget, True
             passed, taken = passed + 1, 0
             if full:  # a mark for each sample would cost too much
                 before, passed = source.mark(), 0
-        if at.inside and not parts:
+        if at.inside and not samples:
             raise self.unlike()
         at.inside, at.passed, self.earlier = 0, 0, None
-        if parts and self.drop_last:
-            at.dropped += _ended(parts)
-        elif parts:
-            yield self._complete(parts, before, passed)
+        if samples and self.drop_last:
+            at.dropped += len(samples)
+        elif samples:
+            at.delivered += len(samples)
+            yield self._pack(samples, lengths, start, lengths[-1])
 
-    def _complete(self, parts: Sequence[Part], before: Any, passed: int) -> dict[str, Any]:
-        """Return a pack for ``"wrap"``, and set the position after it.
-
-        Args:
-            parts: those of the pack.
-            before: an earlier position of the source.
-            passed: how many samples come between that and the sample of the last part.
+    def _pack(self, samples: list[Any], lengths: list[int], start: int, stop: int) -> dict[str, Any]:
+        """Return samples as one dict, without the first ``start`` tokens of the first one, and with
+        the first ``stop`` ones of the last.
         """
-        at, pack = self.at, self._pack(parts)
-        at.inside, at.passed = (0, 0) if parts[-1].is_last else (parts[-1].stop, passed)
-        self.earlier = before if at.inside else None
-        at.delivered += _ended(parts)
-        return pack
-
-    def _pack(self, parts: Sequence[Part]) -> dict[str, Any]:
-        """Return parts as one dict."""
-        group = [part.sized for part in parts]
-        self.check_free(group[0].sample, _MADE)
-        sizes = [part.stop - part.start for part in parts]
-        numbers, fill = list(range(len(parts))), self.budget - sum(sizes)
+        self.check_free(samples[0], _MADE)
+        sizes, numbers = [*lengths[:-1], stop], [*range(len(samples))]
+        sizes[0] -= start
+        fill = self.budget - sum(sizes)
         tokens = {}
         for name in self.aligned:
-            arrays = self.arrays_of(name, group)
-            pieces = [array[part.start : part.stop] for array, part in zip(arrays, parts, strict=True)]
+            arrays = self.arrays_of(name, samples, lengths)
+            arrays[-1] = arrays[-1][:stop]
+            arrays[0] = arrays[0][start:]
             if self.pads is not None:
-                pieces.append(self.filled(name, (fill, *pieces[0].shape[1:]), pieces[0].dtype))
-            tokens[name] = as_tensor(np.concatenate(pieces))
-        pack: dict[str, Any] = stack_samples([sample for sample, _ in group], collate="columns") | tokens
+                arrays.append(self.filled(name, (fill, *arrays[0].shape[1:]), arrays[0].dtype))
+            tokens[name] = as_tensor(np.concatenate(arrays))
+        pack: dict[str, Any] = stack_samples(samples, collate="columns") | tokens
         if self.pads is not None and fill:
             sizes, numbers = [*sizes, fill], [*numbers, -1]
-        ends = np.cumsum([0, *sizes])
-        pack["cu_seqlens"] = as_tensor(ends.astype(np.int32))
+        pack["cu_seqlens"] = as_tensor(np.array([*accumulate(sizes, initial=0)], np.int32))
         pack["max_seqlen"] = max(sizes)
         places = np.arange(pack["max_seqlen"])
         pack["position_ids"] = as_tensor(np.concatenate([places[:size] for size in sizes]))
-        pack["document_ids"] = as_tensor(np.repeat(np.array(numbers, np.int32), sizes))
+        pack["document_ids"] = as_tensor(np.array(numbers, np.int32).repeat(sizes))
         return pack
-
-
-def _ended(parts: Sequence[Part]) -> int:
-    """Return how many samples end in these parts."""
-    return sum(part.is_last for part in parts)

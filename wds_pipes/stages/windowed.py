@@ -21,13 +21,6 @@ from wds_pipes.stages.fields import check_sample, field_of, identity
 MOST = 1 << 12  # samples of a window: a state has a bit for each
 
 
-class Sized(NamedTuple):
-    """A sample with its length."""
-
-    sample: Any
-    length: int
-
-
 class Arranged(NamedTuple):
     """How samples are arranged, each as its number. A sample that is in none of both is dropped.
 
@@ -83,8 +76,8 @@ class Windowed(ReadsAgain[Out]):
         self.field = None if callable(length) else length
         self.measure: Any = length  # a function where there is no field
         self.aligned = () if self.field is None else tuple(dict.fromkeys([self.field, *aligned]))
-        if self.field is None and aligned:
-            raise ValueError("aligned= goes with length= as the name of a field, not as a function")
+        if self.field is None and (aligned or pad not in (None, 0)):
+            raise ValueError("aligned= and pad= go with length= as the name of a field, not as a function")
         self.pads = self._read_pads(pad)
         self.limit: int | None = None
         self.window = check_count("window", window, most=MOST)
@@ -112,8 +105,8 @@ class Windowed(ReadsAgain[Out]):
         """
 
     @abstractmethod
-    def joined(self, group: Sequence[Sized]) -> Out:
-        """Return what is yielded for a group."""
+    def joined(self, samples: list[Any], lengths: list[int]) -> Out:
+        """Return what is yielded for a group of samples, whose lengths are ``lengths``."""
 
     def had_items(self, at: Any) -> bool:
         return bool(at.yielded or at.carried)
@@ -130,23 +123,24 @@ class Windowed(ReadsAgain[Out]):
     def run(self) -> Iterator[Out]:
         at, source = self.at, self.source
         before, again, last = source.mark(), _numbers(at.carried), False
-        held = self._take() if again else []
+        held = [*islice(source.items, self.window)] if again else []
         if again and again[-1] >= len(held):
             raise self.unlike()
         held = [held[number] for number in again]
         while not last:
             begin = source.mark()
-            samples = [*held, *self._take()]
+            samples = [*held, *islice(source.items, self.window)]
             self.check_again()
             last = len(samples) - len(held) < self.window
-            groups, left = self.arranged([length for _, length in samples], len(held), last=last)
+            lengths = [self.length_of(sample) for sample in samples]
+            groups, left = self.arranged(lengths, len(held), last=last)
             if len(groups) < at.yielded:
                 raise self.unlike()
             if not at.yielded:
                 at.dropped += len(samples) - sum(map(len, groups)) - len(left)
             self.earlier = before if held else begin
             for number, group in enumerate(groups[at.yielded :], at.yielded + 1):
-                joined = self.joined([samples[each] for each in group])
+                joined = self.joined([samples[each] for each in group], [lengths[each] for each in group])
                 at.yielded = number
                 at.delivered += len(group)
                 yield joined
@@ -154,9 +148,6 @@ class Windowed(ReadsAgain[Out]):
             held = [samples[number] for number in left]
             self.earlier = before if held else None
         self.earlier = None  # for the counts of the whole epoch
-
-    def _take(self) -> list[Sized]:
-        return [Sized(sample, self.length_of(sample)) for sample in islice(self.source.items, self.window)]
 
     def length_of(self, sample: Any) -> int:
         """Return the length of a sample.
@@ -184,7 +175,7 @@ class Windowed(ReadsAgain[Out]):
         why = f"has {type(value).__name__} in field {name!r}, not a list, an array or a tensor"
         raise error_of(sample, why, "Decode it before this step.")
 
-    def arrays_of(self, name: str, group: Sequence[Sized]) -> list[Any]:
+    def arrays_of(self, name: str, samples: Sequence[Any], lengths: Sequence[int]) -> list[Any]:
         """Return a field of each sample as an array, whose first dimension is the sample's length.
 
         Raises:
@@ -192,19 +183,19 @@ class Windowed(ReadsAgain[Out]):
                 are no numbers; or the arrays differ in dtype or shape.
         """
         arrays = list[Any]()
-        for sample, length in group:
+        for sample, length in zip(samples, lengths, strict=True):
             value = sample.get(name)
             array = value if type(value) is np.ndarray and value.ndim else self._array_in(sample, name)
             if len(array) != length:
                 why = f"has {len(array):,} values in field {name!r}, and {length:,} in {self.field!r}"
                 raise error_of(sample, why, "Correct it, or leave it out of aligned=.")
+            first = arrays[0] if arrays else array
+            if array.dtype.kind not in "biufc":
+                raise error_of(sample, f"has {array.dtype} in field {name!r}", _DECODE)
+            if array.dtype != first.dtype or array.shape[1:] != first.shape[1:]:
+                why = f"has {_form(array)} in field {name!r}, and {identity(samples[0]).name()} has {_form(first)}"
+                raise error_of(sample, why, "Bring them to one form with map_fields().")
             arrays.append(array)
-            if (
-                array.dtype != arrays[0].dtype
-                or array.shape[1:] != arrays[0].shape[1:]
-                or array.dtype.kind not in "biufc"
-            ):
-                raise self._unjoinable(name, group, arrays)
         return arrays
 
     def _array_in(self, sample: Any, name: str) -> Any:
@@ -214,14 +205,6 @@ class Windowed(ReadsAgain[Out]):
             return np.asarray(sample[name])
         except (TypeError, ValueError, RuntimeError) as error:
             raise error_of(sample, f"has no array of numbers in field {name!r}: {error}", _DECODE) from error
-
-    def _unjoinable(self, name: str, group: Sequence[Sized], arrays: Sequence[Any]) -> SampleError:
-        """Return the error for the last of some arrays, which cannot be joined to the first one."""
-        sample, array, first = group[len(arrays) - 1].sample, arrays[-1], arrays[0]
-        if array.dtype.kind not in "biufc":
-            return error_of(sample, f"has {array.dtype} in field {name!r}", _DECODE)
-        why = f"has {_form(array)} in field {name!r}, and {identity(group[0].sample).name()} has {_form(first)}"
-        return error_of(sample, why, "Bring them to one form with map_fields().")
 
     def filled(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an array with the value that fills up a field; SampleError if the field cannot
