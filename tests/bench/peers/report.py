@@ -6,6 +6,7 @@ import statistics
 from peers.rows import COLUMNS, MEMORY, RATIOS, STATE
 from wds_pipes.core.words import plural
 
+ELASTIC = "\n## On other ranks\n"
 PANELS = (  # of the chart: title, measurements with the labels of their bars, whether the axis is logarithmic
     (
         "decoded 224 x 224, images/s",
@@ -22,17 +23,18 @@ PANELS = (  # of the chart: title, measurements with the labels of their bars, w
 
 def write(results, directory):
     """Write ``peers.json``, ``peers.md`` and, where matplotlib is installed, ``peers.png``; return
-    their paths.
+    their paths. A page that is there keeps its section ELASTIC, which another script measures.
     """
     directory.mkdir(parents=True, exist_ok=True)
     data, page, picture = (directory / f"peers.{ending}" for ending in ("json", "md", "png"))
     data.write_text(json.dumps(results, indent=1) + "\n")
+    kept = "".join(page.read_text().partition(ELASTIC)[1:]) if page.exists() else ""
     try:
         draw(results, picture)
     except ModuleNotFoundError:
-        page.write_text(table(results))
+        page.write_text(table(results) + kept)
         return [data, page]
-    page.write_text(table(results, picture.name))
+    page.write_text(table(results, picture.name) + kept)
     return [data, page, picture]
 
 
