@@ -23,7 +23,6 @@ from wds_pipes.display.states import describe_state, states_in
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import complete_steps, look_for_steps, states_of_step
 from wds_pipes.loader.ledger_file import is_ledger, read_ledger
-from wds_pipes.loader.restoring import merge_states
 
 _MOST_BYTES = 1 << 30  # of a file of JSON
 _ABSENT = object()
@@ -161,6 +160,8 @@ def read_run(path: str, *, moved: bool = False) -> State:
     Raises:
         StateError: it has other states, or they have no ledger.
     """
+    from wds_pipes.loader.restoring import merge_states  # needs torch, which showing a state does not
+
     states = [placed.state for placed in read_states(path)]
     state = states[0] if len(states) == 1 else merge_states(states, moved=moved)
     saved = read_state(state)
