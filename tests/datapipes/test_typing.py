@@ -68,6 +68,7 @@ def test_mypy_strict(files):
     } == REVEALED
 
 
+@pytest.mark.slow
 def test_pyright(files):
     pyright = [sys.executable, "-P", "-m", "pyright"]
     started = subprocess.run(
