@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import random
+import resource
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipelines import flat, samples, shuffled, through_json
 
 import wds_pipes as wp
 from wds_pipes.core.digest import add, in_epoch, of_samples, of_shard, to_text
+from wds_pipes.loader.ledger_file import read_ledger
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 from wds_pipes.tools import same_data
@@ -253,3 +255,28 @@ def test_the_first_step_that_differs(fifty, tmp_path):
             f"{broken}: step 8 of epoch 0 was repeated with other samples than before",
         ],
     )
+
+
+def test_a_record_that_is_written_in_part_is_written_again(urls, tmp_path):
+    """As when the disk is full: the step is not returned, and is repeated when there is room."""
+    whole, part = (str(tmp_path / name) for name in ("whole", "part"))
+    make = lambda path: wp.PipeLoader(shuffled(urls), batch_size=2, collate="list", ledger=path)  # noqa: E731
+    with contextlib.closing(make(whole)) as loader:
+        batches = list(loader)
+    loader, found = make(part), []
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for batch in loader:
+            found.append(batch)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # half of the next record
+    except OSError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert "could not be written" in str(error)  # noqa: PT017
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    loader.load_state_dict(loader.state_dict())
+    assert found + list(loader) == batches
+    assert len(found) == 1
+    loader.close()
+    assert same_data(whole, part).same
+    assert len(read_ledger(part).records) == len(batches)

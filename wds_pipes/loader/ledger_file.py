@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
@@ -71,11 +72,22 @@ class LedgerFile:
         return {"_path": self._path, "_file": None}
 
     def write(self, rank: Rank, step: Step, samples: int, digest: Digest) -> None:
-        """Append a record: what this rank has had of an epoch after a step."""
+        """Append a record: what this rank has had of an epoch after a step.
+
+        Raises:
+            OSError: it could not be written, or only in part.
+        """
         file = self._file = self._file or self._open(rank)
         epoch, start, batches = (number & _BITS for number in step)
         record = _RECORD.pack(0, epoch, start, batches, samples, digest.to_bytes(16, "little"))
-        file.write(struct.pack("<I", zlib.crc32(record[4:])) + record[4:])
+        try:
+            whole = file.write(struct.pack("<I", zlib.crc32(record[4:])) + record[4:]) == _RECORD.size
+        except OSError:
+            self.close()
+            raise
+        if not whole:
+            self.close()  # the next record opens it again, which cuts the part off
+            raise OSError(errno.ENOSPC, f"a record of the ledger {file.name} could not be written: is the disk full?")
 
     def _open(self, rank: Rank) -> BinaryIO:
         path = self._path if rank.of == 1 else f"{self._path}.rank-{rank.number:04d}-of-{rank.of:04d}"

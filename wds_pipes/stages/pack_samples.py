@@ -171,11 +171,9 @@ class PackSamples(Windowed[Any]):
 
     def _wrapped(self) -> Iterator[Any]:
         """Yield full packs, with the samples as one sequence."""
-        at, source, room, start = self.at, self.source, self.budget, 0
-        samples, lengths = (
-            list[Any](),
-            list[int](),
-        )  # of this pack, of whose first sample ``start`` tokens are in others
+        at, source, room = self.at, self.source, self.budget
+        # of this pack; the first ``start`` tokens of its first sample are in packs before
+        samples, lengths, start = list[Any](), list[int](), 0
         before, passed, taken = source.mark(), at.passed, at.inside
         for _ in islice(source.items, passed):
             pass
