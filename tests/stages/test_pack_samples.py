@@ -324,7 +324,7 @@ def test_cuts_with_workers(workers, urls):
 @pytest.mark.slow
 def test_the_page_about_packing_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = Path(wp.__file__).parents[1] / "tutorials" / "docs" / "packing.md"
+    page = Path(__file__).parents[2] / "tutorials" / "docs" / "packing.md"
     names = {}
     for block in re.findall(r"(?s)```python\n(.*?)```", page.read_text()):
         exec(block, names)
