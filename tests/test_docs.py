@@ -3,7 +3,6 @@
 import ast
 import functools
 import importlib
-import itertools
 import os
 import pkgutil
 import re
@@ -40,12 +39,54 @@ def public():
             yield f"{module.__name__}.{name}", getattr(module, name)
 
 
+PAGES = sorted({*TUTORIALS.glob("docs/**/*.md"), *TUTORIALS.glob("*.md"), TUTORIALS.parent / "README.md"})
+
+
+def fences(text):
+    """The language of each block of code; that of a directive is in braces."""
+    return re.findall(r"(?ms)^(?:# )?```(.*?)$.*?^(?:# )?```$", text)
+
+
+def test_every_block_of_code_names_its_language():
+    """So that a command is not coloured as Python, and has a button that copies it."""
+    for page in [*PAGES, *TUTORIALS.glob("[0-9]*.py")]:
+        for language in fences(page.read_text()):
+            assert language.startswith("{") or language in {"python", "sh", "text", "toml", "yaml", "json"}, page
+
+
+GROUPS = ("tutorials", "guides", "reference", "explanation")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_has_a_line_about_each_of_its_pages(group):
+    page = (TUTORIALS / "docs" / f"{group}.md").read_text()
+    [listed] = re.findall(r"(?s)```{toctree}\n:hidden:\n\n(.*?)```", page)
+    assert re.findall(r"(?m)^- \[[^]]+\]\((\S+)\): \S", page.replace("\n  ", " ")) == listed.split()
+
+
+@pytest.mark.slow
+def test_the_code_of_the_first_pages_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for page in ("docs/brief.md", "index.md"):
+        for block in re.findall(r"(?s)```python\n(.*?)```", (TUTORIALS / page).read_text()):
+            local = block.replace("s3://bucket/train-{000000..000999}", "data/*")
+            exec(local.replace("num_workers=8", "num_workers=0"), names)
+        os.remove("run.pt")
+    assert "'cu_seqlens': torch.Size(" in capsys.readouterr().out
+    assert names["images"].shape[1:] == (3, 224, 224)
+
+
 BUILD = """
 import sys
 from sphinx.cmd.build import main
 
 sys.exit(main(sys.argv[1:]))
 """
+
+
+DECORATION = ("sphinx.ext.viewcode", "sphinx_copybutton")
+NO_DOCUMENTS = {"genindex", "py-modindex", "search"}
 
 
 def extensions():
@@ -71,8 +112,8 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
         "-q",
         "-D",
         "nb_execution_mode=off",  # test_tutorials.py runs them
-        "-D",  # without the pages of the source code, on which nothing of ours can warn
-        f"extensions={','.join(name for name in extensions() if name != 'sphinx.ext.viewcode')}",
+        "-D",  # without the pages of the source code and the buttons, on which nothing of ours can warn
+        f"extensions={','.join(name for name in extensions() if name not in DECORATION)}",
         "-d",
         tmp_path / "trees",
         "-c",
@@ -115,11 +156,21 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
     assert "STEPS" not in shown
     assert "CODECS" not in shown
     assert "Rules:" not in shown
-    scripts = [script.stem for script in sorted(TUTORIALS.glob("[0-9]*.ipynb"))]
-    assert all(f'href="../{name}.html"' in pages["docs/tutorials.html"] for name in scripts)
-    for before, after in itertools.pairwise(scripts):
-        assert re.search(rf'<link rel="next"[^>]* href="{after}.html"', pages[f"{before}.html"])
-        assert re.search(rf'<link rel="prev"[^>]* href="{before}.html"', pages[f"{after}.html"])
+    documents = {name.removesuffix(".html") for name in pages if not name.startswith("_")} - NO_DOCUMENTS
+    assert {path.with_suffix("").relative_to(TUTORIALS).as_posix() for path in TUTORIALS.glob("*.ipynb")} < documents
+    order, name = [], "index"
+    while name not in order:  # each page leads to the next one
+        order.append(name)
+        for following in re.findall(r'<link rel="next"[^>]* href="([^"]*).html"', pages[f"{name}.html"]):
+            name = os.path.normpath(os.path.join(os.path.dirname(name), following))
+    assert sorted(order) == sorted(documents)
+    for_programs = (tmp_path / "docs" / "llms.txt").read_text()
+    linked = set(re.findall(r"(?m)^- \[[^]]+\]\((\S+).md\): \S", for_programs))
+    assert documents - linked == {"index", "docs/brief", *(f"docs/{name}" for name in GROUPS)}
+    for target in re.findall(r"\]\(([^)#]+)", for_programs):
+        assert (tmp_path / "docs" / target).is_file(), target
+    everything = (tmp_path / "docs" / "llms-full.txt").read_text()
+    assert all(words in everything for words in ("# Resume after a crash", "pipe.shuffle_buffer(size", "--dry-run"))
 
 
 @pytest.mark.slow

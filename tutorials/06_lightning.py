@@ -168,13 +168,13 @@ print("after the crash:", len(resumed.trained_on), "samples, the same as without
 #
 # This is not run here, for it reads from a bucket. `train.py` has the model, and:
 #
-# ```
+# ```python
 # from lightning.pytorch.cli import LightningCLI
 #
 # LightningCLI(Model, WdsDataModule)
 # ```
 #
-# ```
+# ```sh
 # python train.py fit --data.train=s3://bucket/train/index.json --data.fields='["jpg;png", "cls"]' --data.batch_size=64 --data.num_workers=8 --ckpt_path=last
 # ```
 #

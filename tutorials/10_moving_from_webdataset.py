@@ -14,7 +14,7 @@
 #
 # | webdataset | wds_pipes | what is different, and why |
 # |---|---|---|
-# | `WebDataset(urls)`, `tarfile_to_samples()` | `ShardList(urls).open_shards().load_tar().group_by_key()` | Each step has its own options, and its position is saved. |
+# | `WebDataset(urls)`, `tarfile_to_samples()` | `ShardList(urls).open_shards()` `.load_tar().group_by_key()` | Each step has its own options, and its position is saved. |
 # | `SimpleShardList`, `shardlists`, braces, `a::b` | `ShardList(urls)` | Also globs, directories, `@list.txt`, and an index. |
 # | `ResampledShards`, `resampled=True` | `ShardList(resampled=True)` | An epoch has as many draws as there are shards. It ends, and its position is saved. On several ranks, use it with `epoch_end="loop"` and `with_epoch()`. |
 # | `shardshuffle=100`, `detshuffle` | `ShardList(shuffle=True, seed=7)` | All shards are permuted, differently in each epoch, by (seed, epoch). |
@@ -39,8 +39,8 @@
 # | `.unbatched()` | `.unbatch_samples()` | |
 # | after the loader: `.unbatched().shuffle(n).batched(m)` | `.interleave_shards(4)` before `.shuffle_buffer(1000)`, and `PipeLoader(mix_lanes=4)` | A batch mixes shards within a lane, and then lanes. |
 # | `WebLoader(...)`, `DataLoader` | `PipeLoader(pipe, batch_size=64, num_workers=8)` | Has a state, for any number of workers and ranks. |
-# | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop").with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker, and is a multiple of ranks x batch size. Each rank gets the same number of full batches, whatever the steps filter or skip. |
-# | `WebLoader(...).with_epoch(5)` on each of `world` ranks | `PipeLoader(..., epoch_end="loop").with_epoch(batches=5 * world)` | There the number counts the batches of one rank, here those of all ranks together. |
+# | `.with_epoch(10_000)` | `PipeLoader(..., epoch_end="loop")` `.with_epoch(samples=10_000)` | The number counts for all ranks together, not for each worker, and is a multiple of ranks x batch size. Each rank gets the same number of full batches, whatever the steps filter or skip. |
+# | `WebLoader(...).with_epoch(5)` on each of `world` ranks | `PipeLoader(..., epoch_end="loop")` `.with_epoch(batches=5 * world)` | There the number counts the batches of one rank, here those of all ranks together. |
 # | `.repeat(2)` | `.repeat(2)` | Also between other steps. Each repetition is another epoch, in another order. |
 # | `.repeat()`, `.repeat().with_epoch(n)` | `PipeLoader(..., epoch_end="loop")`, and its `.with_epoch(samples=n)` | Without `PipeLoader`, `.repeat()` has no end here either. |
 # | `.with_length(n)` | `ShardList(index=...)` | The length is counted, not set by hand. |
@@ -48,7 +48,7 @@
 # | `RandomMix([a, b], probs=[3, 1])` | `mix({"a": a, "b": b}, weights={"a": 3, "b": 1})` | Exact proportions at every place, not on average. |
 # | `RoundRobin` | `mix` with equal weights | |
 # | `multi_tarfile_samples` of 4M, `merge_in` of WhisperSpeech | `join({"rgb": a, "caption": b})` | Samples of shards with the same keys, as one. A missing key is an error, or is skipped and counted. |
-# | `cache_dir=...` | `.cache_shards("cache", max_bytes="200GB").open_shards()` | Each shard is downloaded once for all processes of a machine. |
+# | `cache_dir=...` | `.cache_shards("cache", max_bytes="200GB")` `.open_shards()` | Each shard is downloaded once for all processes of a machine. |
 # | `pipe:aws s3 cp ... -` | `s3://...` | Several concurrent requests, with retries. `pipe:` needs `allow_pipe=True`, because it runs a shell. |
 # | `handler=wds.warn_and_continue` | `ShardList(urls, on_error="skip")` for all steps, or `on_error="skip", max_errors=100` of a step; or `on_error={wp.DecodeError: "skip"}`, or a function of the error | Bad data is counted; too much is an error. Half a sample is never returned. `map_samples(on_error="skip")` raises a NameError, a TypeError and the like, for a misspelt name would skip every sample. |
 # | `ShardWriter("x-%06d.tar", maxcount=...)` | `ShardWriter("x-%06d.tar", max_samples=...)` | A shard gets its name when complete. Can also write the index. |

@@ -180,7 +180,7 @@ print(wp.describe_state(states[0]))
 # | LitData: `train_test_split(dataset, splits=[0.9, 0.1])` | `IndexedShards.split({"train": 0.9, "val": 0.1})`, by keys |
 # | LitData: `CombinedStreamingDataset(weights=...)` | `mix({...}, weights={...})` |
 # | Grain: `IndexSampler(num_records, shuffle=True, seed=7)` | `SampleOrder(len(data), shuffle=True, seed=7)`, or `SampleList` |
-# | Grain: `MapDataset.source(s).shuffle(seed).map(fn).batch(n)` | `SampleList(...).fetch_samples().map_samples(fn).batch_samples(n)` |
+# | Grain: `MapDataset.source(s)` `.shuffle(seed).map(fn).batch(n)` | `SampleList(...).fetch_samples()` `.map_samples(fn).batch_samples(n)` |
 # | Grain: `ShardByJaxProcess()` | nothing: ranks divide the order |
 # | Grain: `random_map` with `fn(sample, rng)` | `map_samples(fn)` with `fn(sample, rng)` |
 #

@@ -54,7 +54,7 @@ command(*create, "--task", "0", "--tasks", "4")
 # Each element of an array runs one share. This is the whole job script, after its first line,
 # `#!/bin/bash`:
 #
-# ```bash
+# ```sh
 # #SBATCH --array=0-3
 # #SBATCH --cpus-per-task=4
 # #SBATCH --requeue
@@ -105,7 +105,7 @@ print(len(digest("shards")), "files with the same SHA-256")
 # `verify` reads all shards. Its exit code is 1 if something is wrong, so a job can stop there. A job
 # that depends on the array starts when all its elements have ended well:
 #
-# ```bash
+# ```sh
 # made=$(sbatch --parsable create.sh)
 # sbatch --dependency=afterok:$made verify.sh
 # ```

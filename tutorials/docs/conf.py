@@ -7,11 +7,15 @@ nb_execution_mode=off`` does not run them.
 
 import importlib.metadata
 import inspect
+import json
+import posixpath
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 from sphinx.ext.napoleon import GoogleDocstring
+from sphinx.writers.text import TextTranslator
 
 from wds_pipes import stages
 from wds_pipes.cli import main
@@ -21,7 +25,7 @@ from wds_pipes.core.stage import functional_name, shown_signature
 project = "wds_pipes"
 release = version = importlib.metadata.version("wds_pipes")
 root_doc = "index"
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb", "sphinx_copybutton"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["**/.ipynb_checkpoints"]
 nb_execution_mode = "cache"
@@ -35,9 +39,12 @@ nb_merge_streams = True
 
 html_theme = "furo"
 html_title = f"wds_pipes {release}"
+html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
+copybutton_selector = ", ".join(f".highlight-{language} pre" for language in ("python", "ipython3", "sh"))
+text_add_secnumbers = False
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -47,6 +54,12 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Checkpoint"]
 myst_heading_anchors = 3
+GROUPS = ("docs/tutorials", "docs/guides", "docs/reference", "docs/explanation")  # pages that list pages
+OPTIONAL = """\
+- [All pages](llms-full.txt): the text of all of them, in one file.
+- [Contributing](docs/contributing.md): the tests, and what a step, a codec or a command needs.
+- [Changes](docs/changes.md): what each version has."""
+
 suppress_warnings = ["myst.header"]  # notebooks may skip a level
 
 
@@ -126,9 +139,9 @@ def codecs():
     return "\n".join(rows)
 
 
-def lists(app, document, source):
-    """Replace a line with STEPS by the help of the steps that it names, COMMANDS by the help of
-    the command line, and CODECS by the table of codecs.
+def expanded(app, text):
+    """A source with the help of the steps that a line with STEPS names, that of the command line for
+    COMMANDS, the table of codecs for CODECS, and the section of the README that README names.
     """
     helps = []
     context = click.Context(main)
@@ -139,10 +152,70 @@ def lists(app, document, source):
         context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)
         helps.append(f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
     text = re.sub(
-        r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), source[0]
+        r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), text
+    )
+    readme = (Path(app.srcdir).parent / "README.md").read_text()
+    text = re.sub(
+        r"(?m)^README (.*)$", lambda found: readme.partition(f"\n## {found[1]}\n")[2].partition("\n## ")[0], text
     )
     text = text.replace("\nCODECS\n", f"\n{codecs()}\n")
-    source[0] = text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
+    return text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
+
+
+def lists(app, document, source):
+    """Expand a page before it is read."""
+    source[0] = expanded(app, source[0])
+
+
+def plain(app, document):
+    """The text of a page: its Markdown, the cells of a notebook, or what autodoc has made of it."""
+    path = Path(app.env.doc2path(document))
+    if path.suffix == ".ipynb":
+        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
+        text = "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells)
+    else:
+        text = expanded(app, path.read_text())
+        if "{eval-rst}" in text:
+            doctree = app.env.get_and_resolve_doctree(document, app.builder)
+            doctree.walkabout(found := TextTranslator(doctree, app.builder))
+            text = found.body
+        text = re.sub(r"(?s)```\{(toctree|raw)\}.*?```\n", "", text)
+    return f"{text.strip()}\n"
+
+
+def linked(app, document, text, start):
+    """A text of a page whose links to pages are those to their texts, seen from a directory."""
+
+    def link(found):
+        page = posixpath.normpath(posixpath.join(posixpath.dirname(document), found[1]))
+        return f"]({posixpath.relpath(page, start)}.md" if page in app.env.found_docs else found[0]
+
+    return re.sub(r"\]\(([\w./-]+)(?=[#)])", link, text)
+
+
+def write_texts(app, exception):
+    """Write the site for programs (https://llmstxt.org): ``llms.txt``, whose head is docs/brief and
+    whose lists are those of the groups of pages; each page as Markdown beside its HTML; and all of
+    them in ``llms-full.txt``.
+    """
+    if exception or app.builder.name != "html":
+        return
+    site, pages = Path(app.outdir), [app.config.root_doc]
+    for page in pages:  # which grows, in the order of the site
+        pages += app.env.toctree_includes.get(page, [])
+    texts = {page: plain(app, page) for page in pages}
+    for page, text in texts.items():
+        (site / f"{page}.md").write_text(linked(app, page, text, posixpath.dirname(page) or "."))
+    head = linked(app, "docs/brief", texts["docs/brief"], ".").partition("\n")[2]
+    parts = ["# wds_pipes", f"> {importlib.metadata.metadata('wds_pipes')['Summary']}."]
+    parts.append(re.sub(r"(?m)^## (.*)$", r"**\1**", head.strip()))
+    for group in GROUPS:
+        title, _, text = linked(app, group, texts[group], ".").partition("\n")
+        pages = (page.replace("\n  ", " ") for page in re.findall(r"(?m)^- \[.*(?:\n  .*)*", text))
+        parts.append(f"#{title}\n\n" + "\n".join(pages))
+    parts.append(f"## Optional\n\n{OPTIONAL}")
+    (site / "llms.txt").write_text("\n\n".join(parts) + "\n")
+    (site / "llms-full.txt").write_text("\n\n".join(texts.values()))
 
 
 def setup(app):
@@ -150,3 +223,4 @@ def setup(app):
     app.connect("autodoc-process-signature", given)
     app.connect("autodoc-skip-member", is_field)
     app.connect("source-read", lists)
+    app.connect("build-finished", write_texts)

@@ -1,4 +1,4 @@
-"""The results as JSON, as a table in Markdown and as a chart, and the ratios that have bars."""
+"""The results as JSON, as a table in Markdown and as charts, and the ratios that have bars."""
 
 import json
 import statistics
@@ -19,23 +19,32 @@ PANELS = (  # of the chart: title, measurements with the labels of their bars, w
         True,
     ),
 )
+SHORT_PANELS = {
+    "Small samples, shuffled, one process": "shuffled tiny",
+    "Images decoded to 224 x 224, two workers": "decoded workers",
+}
+OTHERS = ' opacity="0.45"'  # the bars of other loaders
+SHORT_ROWS = ("wds_pipes", "webdataset", "Energon", "HF datasets", "Mosaic Streaming", "LitData", "Grain")
 
 
 def write(results, directory):
-    """Write ``peers.json``, ``peers.md`` and, where matplotlib is installed, ``peers.png``; return
-    their paths. A page that is there keeps its section ELASTIC, which another script measures.
+    """Write ``peers.json``, ``peers.md``, ``rates.svg`` and, where matplotlib is installed,
+    ``peers.png``; return their paths. A page that is there keeps its section ELASTIC, which another
+    script measures.
     """
     directory.mkdir(parents=True, exist_ok=True)
     data, page, picture = (directory / f"peers.{ending}" for ending in ("json", "md", "png"))
     data.write_text(json.dumps(results, indent=1) + "\n")
+    short = directory / "rates.svg"
+    short.write_text(short_chart(results))
     kept = "".join(page.read_text().partition(ELASTIC)[1:]) if page.exists() else ""
     try:
         draw(results, picture)
     except ModuleNotFoundError:
         page.write_text(table(results) + kept)
-        return [data, page]
+        return [data, page, short]
     page.write_text(table(results, picture.name) + kept)
-    return [data, page, picture]
+    return [data, page, short, picture]
 
 
 def table(results, picture=""):
@@ -127,6 +136,31 @@ def figure(cell, reasons, unit=""):
 def line(cells):
     """Return a line of a table."""
     return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def short_chart(results):
+    """Return the rates of the first page, SHORT_ROWS of SHORT_PANELS, as an SVG that takes the
+    colours of the page that it is in.
+    """
+    accent = "var(--color-brand-primary, #0a4bff)"
+    marks, told, top = [], [], 0
+    for title, what in SHORT_PANELS.items():
+        marks.append(f'  <text x="0" y="{top + 14}" font-weight="bold">{title}</text>')
+        cells = {row["name"]: row["cells"][what] for row in results["rows"] if row["name"] in SHORT_ROWS}
+        medians = {name: cell["median"] for name, cell in cells.items() if "median" in cell}
+        told.append(f"{title}: {', '.join(f'{name} {median:,.0f}/s' for name, median in medians.items())}.")
+        for name, median in medians.items():
+            top += 22
+            ours = f' fill="{accent}"' if name == "wds_pipes" else ""
+            width = 310 * median / max(medians.values())
+            marks += [
+                f'  <text x="136" y="{top + 14}" text-anchor="end"{ours}>{name}</text>',
+                f'  <rect x="142" y="{top + 1}" width="{width:.1f}" height="17" rx="2"{ours or OTHERS}/>',
+                f'  <text x="{147 + width:.1f}" y="{top + 14}">{median:,.0f}</text>',
+            ]
+        top += 40
+    shape = f'viewBox="0 0 520 {top - 14}" font-family="inherit" font-size="14" fill="currentColor"'
+    return "\n".join([f'<svg {shape} role="img" aria-label="{" ".join(told)}">', *marks, "</svg>", ""])
 
 
 def draw(results, path):
