@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning
+from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, mended
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.damage import LEAST_SEARCHED, TarSource, damage_of, find_next, next_archive
@@ -278,12 +278,15 @@ class TarReader:
         failed = found.lost and found.cause is not None  # the stream did, and not the tar
         error = (ShardError if failed else DamagedShardError)(
             f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.",
+            mend=found.mend,
+            mend_cli=found.mend_cli,
             url=redact(self.url),
             offset=found.offset,
         )
         if found.cut and not found.lost and self._on_truncated != "raise":
             if self._on_truncated == "warn":
-                warnings.warn(str(error), ShardWarning, stacklevel=3)
+                warning = mended(ShardWarning, error.what, mend=error.mend, mend_cli=error.mend_cli)
+                warnings.warn(warning, stacklevel=3)
             return
         if self._on_error is None:
             raise error from found.cause

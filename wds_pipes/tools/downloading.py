@@ -20,7 +20,7 @@ from hashlib import md5
 from typing import NamedTuple, Unpack
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError, ShardWarning, StateError
+from wds_pipes.errors import ShardError, ShardWarning, StateError, for_commands
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
@@ -136,7 +136,7 @@ def finish(place: Place, facts: list[Facts]) -> None:
 
 
 def _not_compared(shard: str, error: ValueError) -> None:
-    warnings.warn(f"{error} So MD5s are not compared", ShardWarning, stacklevel=4)
+    warnings.warn(f"{for_commands(error)} So MD5s are not compared", ShardWarning, stacklevel=4)
 
 
 def _beside(shard: str, storage_options: StorageOptions) -> list[str]:

@@ -28,7 +28,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple, Unpack
 
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.headers import MAX_SIZE
@@ -147,7 +147,7 @@ def _pieces(repair: Repair, url: str, others: Others) -> Iterator[Piece]:
             key, field = (split(name) if name else None) or (None, "")
             field = field.lower()
             if not name:
-                why = str(errors.pop()) if errors else "members were lost there"
+                why = for_commands(errors.pop()) if errors else "members were lost there"
                 others.append({"start": offset, "key": None, "why": why})
                 beside = f"it is next to the damage at byte {offset}, and may be incomplete"
                 ended, piece = piece, None
