@@ -2,7 +2,9 @@
 
 Exit codes: 0: done, and nothing is wrong; 1: the data is damaged, something was found, or the disk
 is full; 2: the command was not called rightly, for example with a shard that does not exist; 130:
-it was interrupted by Ctrl-C, and 143: by SIGTERM.
+it was interrupted by Ctrl-C, and 143: by SIGTERM; 141: the reader of its output has closed it, as
+``| head`` does, so what it would have found is not known. Other programs of the shell end with 141
+then, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from wds_pipes.core.words import plain, plain_json
 from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, StateError, WdsError, for_commands
 
 F = TypeVar("F", bound=Callable[..., Any])
-FOUND, USAGE = 1, 2
+FOUND, USAGE, CLOSED = 1, 2, 141
 
 urls = click.argument("urls", nargs=-1, required=True)
 
@@ -230,7 +232,7 @@ def executor_of(engine: str | None) -> Iterator[Any]:
 def in_one_line() -> Iterator[None]:
     """Turn the errors of a command into one line and an exit code, and warnings into one line each.
 
-    If the reader of the output has closed it, as ``| head`` does, the process ends quietly.
+    If the reader of the output has closed it, the process ends quietly.
     """
     try:
         with warnings.catch_warnings():
@@ -249,7 +251,7 @@ def in_one_line() -> Iterator[None]:
             # what is still buffered would raise again when the interpreter ends
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(0) from None
+            raise SystemExit(CLOSED) from None
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (Damaged if full else Refused)(_words(error)) from error
 
