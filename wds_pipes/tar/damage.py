@@ -51,6 +51,7 @@ class TarSource:
                 f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again",
                 start,
                 cut=True,
+                data=start + BLOCK,
             )
         self.position += count
         return data

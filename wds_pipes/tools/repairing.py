@@ -13,6 +13,12 @@ pieces become samples:
    together, and all of them are lost.
 5. If there is damage, and most samples come in pieces, a sample that lacks some of the usual
    fields, and has no others, is lost too: a piece of it may have been in the damage.
+
+Where the size of a member is more than the shard has, either the size is wrong, or the shard is
+cut. Then reading goes on at the next valid header after the header of this member. If the shard has
+its end mark, the size is wrong. If not, what was found may be files of a tar inside of the member,
+and is lost. Where the data of the member begins with a header, it is a tar itself, and no more is
+read.
 """
 
 from __future__ import annotations
@@ -21,17 +27,18 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, Unpack
+from typing import Any, BinaryIO, NamedTuple, Unpack, cast
 
-from wds_pipes.errors import SampleError, for_commands
+from wds_pipes.errors import SampleError, ShardError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.headers import MAX_SIZE
+from wds_pipes.tar.damage import TarSource, find_next
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE, Damage, is_header
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.members import Link
@@ -54,6 +61,10 @@ from wds_pipes.tools.reading import Sample, fields_of
 from wds_pipes.tools.rewriting import find_shards, rewrite, with_writable_keys
 
 _LOST = "lost.jsonl"
+
+
+_PARTS = 1 << 26  # bytes that are read at a time
+_MOST_WALKS = 100  # over a shard: a hostile one may have many sizes that are wrong
 
 
 class Repair(NamedTuple):
@@ -132,46 +143,129 @@ def _pieces(repair: Repair, url: str, others: Others) -> Iterator[Piece]:
     split, shown = splitter(repair.key_split), redact(url)
     piece: Piece | None = None
     beside: str | None = None  # why the next piece is lost
-    with readable(url), make_opener(repair.storage_options).open(url) as raw:
-        reader = TarReader(
-            unpacked(raw)[0],
-            url=url,
-            max_member_bytes=MAX_SIZE,
-            on_error=errors.append,
-            on_link=links.append,
-            concatenated=repair.concatenated,
-            named=False,
-        )
-        for _, name, data, offset in reader:
-            ended: Piece | None = None
-            key, field = (split(name) if name else None) or (None, "")
-            field = field.lower()
-            if not name:
-                why = for_commands(errors.pop()) if errors else "members were lost there"
-                others.append({"start": offset, "key": None, "why": why})
-                beside = f"it is next to the damage at byte {offset}, and may be incomplete"
-                ended, piece = piece, None
-                if ended is not None:
-                    ended.why = ended.why or beside
-            elif key is not None and is_metadata(field):
-                why = (
-                    f"sample {key!r} of shard {shown} has the reserved field name {field!r} (byte {offset}): names "
-                    f"that begin and end with two underscores are kept for metadata. Rename the file {name!r}"
-                )
-                others.append({"start": offset, "end": reader.offset, "key": key, "file": name, "why": why})
-            elif key is not None:
-                if piece is None or piece.key != key or field in piece.data:
-                    ended, piece = piece, Piece(offset, key, piece is not None and piece.key == key, beside)
-                    beside = None
-                piece.data[field] = data or b""
+    walk = _Walk(repair, url, errors.append, links.append)
+    doubtful: list[Piece] = []  # after a member whose size is more than the shard has
+    for name, data, offset in walk.members():
+        ended: Piece | None = None
+        key, field = (split(name) if name else None) or (None, "")
+        field = field.lower()
+        if not name:
+            why = for_commands(errors.pop()) if errors else "members were lost there"
+            others.append({"start": offset, "key": None, "why": why})
+            beside = f"it is next to the damage at byte {offset}, and may be incomplete"
+            ended, piece = piece, None
             if ended is not None:
-                yield ended
-        if piece is not None:
-            yield piece
+                ended.why = ended.why or beside
+        elif key is not None and is_metadata(field):
+            why = (
+                f"sample {key!r} of shard {shown} has the reserved field name {field!r} (byte {offset}): names "
+                f"that begin and end with two underscores are kept for metadata. Rename the file {name!r}"
+            )
+            others.append({"start": offset, "end": walk.offset, "key": key, "file": name, "why": why})
+        elif key is not None:
+            if piece is None or piece.key != key or field in piece.data:
+                ended, piece = piece, Piece(offset, key, piece is not None and piece.key == key, beside)
+                beside = None
+                if walk.begin:
+                    doubtful.append(piece)
+            piece.data[field] = data or b""
+        if ended is not None:
+            yield ended
+    if piece is not None:
+        yield piece
+    if walk.last is not None:
+        _lose(doubtful, "the shard is cut, so it may be a file of a tar inside of a member before it")
     for link in links:
         if (parts := split(link.name)) is not None:
             why = link.describe(shown)
             others.append({"start": link.offset, "end": link.end, "key": parts[0], "file": link.name, "why": why})
+
+
+class _Stream:
+    """A tar stream that takes no more memory than it has bytes, whatever the size in a header is.
+
+    Attributes:
+        ahead: a header that was read already, and is read again.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.ahead = stream, b""
+        self.seek, self.seekable = stream.seek, stream.seekable
+
+    def read(self, count: int) -> bytes:
+        if self.ahead:
+            data, self.ahead = self.ahead, b""
+            return data
+        if count <= _PARTS:
+            return self._stream.read(count)
+        parts = bytearray()
+        while len(parts) < count and (part := self._stream.read(min(count - len(parts), _PARTS))):
+            parts += part
+        return bytes(parts)
+
+
+class _Walk:
+    """One walk over the members of a shard, also over those after a member whose size is more than
+    the shard has.
+
+    Attributes:
+        begin: where reading has begun the last time, after such a member; 0: there was none.
+        last: the damage after which no more could be read; None: the shard has its end mark.
+    """
+
+    def __init__(
+        self, repair: Repair, url: str, on_error: Callable[[ShardError], None], on_link: Callable[[Link], None]
+    ) -> None:
+        self._repair, self._url, self._on_error, self._on_link = repair, url, on_error, on_link
+        self._reader: TarReader | None = None
+        self.begin = 0
+        self.last: Damage | None = None
+
+    @property
+    def offset(self) -> int:
+        """The byte after the member that was yielded last."""
+        return 0 if self._reader is None else self._reader.offset
+
+    def members(self) -> Iterator[tuple[str, bytes | None, int]]:
+        """Yield the name of each member, its data and where it starts; without a name: members were
+        lost there.
+        """
+        data_begins: int | None = None  # of the member whose size is more than the shard has
+        for _ in range(_MOST_WALKS):
+            with readable(self._url), make_opener(self._repair.storage_options).open(self._url) as raw:
+                stream = _Stream(unpacked(raw)[0])
+                if data_begins is not None and not self._find_header(stream, data_begins):
+                    return
+                self._reader = TarReader(
+                    cast(BinaryIO, stream),
+                    url=self._url,
+                    offset=self.begin,
+                    max_member_bytes=MAX_SIZE,
+                    on_error=self._on_error,
+                    on_link=self._on_link,
+                    concatenated=self._repair.concatenated,
+                    named=False,
+                )
+                for _, name, data, offset in self._reader:
+                    yield name, data, offset
+                self.last = self._reader.last
+                data_begins = None if self.last is None else self.last.data
+            if data_begins is None:
+                return
+
+    def _find_header(self, stream: _Stream, begin: int) -> bool:
+        """Begin at the next valid header after byte ``begin``, and return whether there is one, and
+        none at ``begin``.
+        """
+        source = TarSource(cast(BinaryIO, stream), 0)
+        source.pass_over(begin, "", 0)
+        first = stream.read(BLOCK)
+        source.position += BLOCK
+        if len(first) < BLOCK or is_header(first):
+            return False
+        head, self.begin = find_next(source, Damage("", begin), begin, self._url, MAX_SIZE)
+        stream.ahead = head or b""
+        return head is not None
 
 
 def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str, Sequence[Piece]]) -> Iterator[Sample]:
