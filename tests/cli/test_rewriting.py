@@ -623,6 +623,23 @@ def test_repair_writes_what_is_whole_and_lists_what_is_lost(case, tmp_path):
     assert told.stderr == ""
 
 
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_repair_says_that_bytes_of_fields_are_changed(packed, tmp_path):
+    """As the MD5 in the index beside a shard shows, where no header does."""
+    data = bytearray(filled(tar(good(3))))
+    names = ["a.tar", "b.tar"] if packed is bytes else ["a.tar.gz", "b.tar.gz"]
+    (tmp_path / "in").mkdir()
+    for name in names:
+        put(tmp_path / "in" / name, packed(data))
+    run("index", tmp_path / "in", "-o", tmp_path / "in" / "index.json")
+    assert "another MD5" not in run("repair", tmp_path / "in", tmp_path / "same").stdout
+    data[512] ^= 1
+    put(tmp_path / "in" / names[1], packed(data))
+    told = run("repair", tmp_path / "in", tmp_path / "out").stdout
+    assert "nothing is lost; 1 shard with another MD5 than index.json says, so that bytes of fields are ch" in told
+    assert read(tmp_path / "out")[3]["cls"] == b"1"
+
+
 def test_a_sample_that_comes_again_is_an_error(tmp_path):
     put(tmp_path / "a.tar", REPEATED)
     message = "have the key '0001' and field 'cls': pass --drop-repeated"

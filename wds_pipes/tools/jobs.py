@@ -281,6 +281,11 @@ def summary(facts: Sequence[Facts]) -> str:
         parts.append(f"no sample has the field {', '.join(sorted(absent))}")
     if any("lost" in fact for fact in facts):
         parts.append(_lost([entry for fact in facts for entry in fact["lost"]]))
+    if other := sum("other_md5" in fact for fact in facts):
+        parts.append(
+            f"{plural(other, 'shard')} with another MD5 than index.json says, so that bytes of fields are changed: "
+            "wds-pipes verify names them"
+        )
     return "; ".join(parts)
 
 
