@@ -102,7 +102,10 @@ def test_a_jpeg_that_claims_to_be_large_takes_no_memory(decoder):
     """
     for lie, most in ((taller(ODD["colours"], 65_500, 65_500), 1 << 26), (taller(ODD["colours"], 1000, 1001), 10**6)):
         for size in (None, (8, 8)):
-            with memory_below(1 << 20), pytest.raises(ValueError, match=r"pixels, more than max_image_pixels"):
+            with (
+                memory_below(1 << 20),
+                pytest.raises(ValueError, match=r"pixels, more than .* a larger max_image_pixels"),
+            ):
                 decode(lie, size=size, max_image_pixels=most)
     lie = taller(ODD["colours"], 61, 90)
     assert same(decode(lie), np.array(Image.open(io.BytesIO(lie))))

@@ -14,34 +14,108 @@ ShardWarning        a shard is odd but was read to its end
 
 Every message says what happened, where, and what to do. The facts are also attributes (None if
 unknown). All errors can be pickled, so a worker process can send them to its parent.
+
+``sentence`` makes the message of its parts. Where the command line has another remedy than Python,
+the error has both, ``mend`` and ``mend_cli``, and so have errors of Python and warnings that
+``mended`` makes.
 """
 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 _MOST_TEXT = 4000  # characters of a message: a longer one is shown without its middle
 
 
-class WdsError(Exception):
-    """The base of all errors of this package."""
+def sentence(what: str, mend: str = "", where: str = "") -> str:
+    """Return the message of an error.
 
-    def __init__(self, message: str, **facts: Any) -> None:
-        if len(message) > _MOST_TEXT:  # a name in a shard, or what a library says, can be that long
-            message = f"{message[: _MOST_TEXT // 2]} ... {message[-_MOST_TEXT // 2 :]}"
-        super().__init__(message)
-        self._facts = facts
+    Args:
+        what: what happened. Without ``where``, it also says where.
+        mend: what to do; a sentence of its own if it begins with a capital.
+        where: the subject of ``what``, such as ``"shard a.tar"``.
+    """
+    what = f"{where} {what}" if where else what
+    if not mend:
+        return what
+    return f"{what.rstrip('.')}{'. ' if mend[0].isupper() else ': '}{mend}"
+
+
+def mended(kind: Callable[[str], E], what: str, *, mend: str, mend_cli: str | None = None) -> E:
+    """Return an error of Python, or a warning, that carries its remedy as ``WdsError`` does.
+
+    Args:
+        kind: its class.
+        what: what happened, and where.
+        mend: what to do, in words of Python.
+        mend_cli: the same in words of the command line; None: in the same words.
+    """
+    error = kind(sentence(what, mend))
+    vars(error).update(what=what, where="", mend=mend, mend_cli=mend_cli)
+    return error
+
+
+def for_commands(error: BaseException) -> str:
+    """Return the message of an error or a warning, with its remedy in words of the command line."""
+    mend = getattr(error, "mend_cli", None)
+    return str(error) if mend is None else sentence(error.what, mend, error.where)  # type: ignore[attr-defined]
+
+
+def parts(
+    error: BaseException, mend: str = "", mend_cli: str | None = None, *, words: Callable[[BaseException], str] = str
+) -> tuple[str, dict[str, Any]]:
+    """What happened, for an error that is raised from this one, and its remedies: those of this one
+    and what else to do.
+
+    Args:
+        error: the cause.
+        mend: what else to do, in words of Python.
+        mend_cli: the same in words of the command line; None: in the same words.
+        words: what returns the message of an error without remedies.
+    """
+    mend_cli = mend if mend_cli is None else mend_cli
+    if not hasattr(error, "mend_cli"):
+        return words(error), {"mend": mend, "mend_cli": mend_cli}
+    own = vars(error)
+    own_cli = own["mend"] if own["mend_cli"] is None else own["mend_cli"]
+    return sentence(own["what"], where=own["where"]), {
+        "mend": sentence(own["mend"], mend) if own["mend"] else mend,
+        "mend_cli": sentence(own_cli, mend_cli) if own_cli else mend_cli,
+    }
+
+
+class WdsError(Exception):
+    """The base of all errors of this package.
+
+    Attributes:
+        what: what happened; with an empty ``where``, also where. Of most errors, it is the whole
+            message.
+        where: the subject of ``what``.
+        mend: what to do, if it is no part of ``what``.
+        mend_cli: the same in words of the command line; None: in the same words.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", mend: str = "", mend_cli: str | None = None, **facts: Any
+    ) -> None:
+        if len(what) > _MOST_TEXT:  # a name in a shard, or what a library says, can be that long
+            what = f"{what[: _MOST_TEXT // 2]} ... {what[-_MOST_TEXT // 2 :]}"
+        super().__init__(sentence(what, mend, where))
+        self.what, self.where, self.mend, self.mend_cli = what, where, mend, mend_cli
+        self._facts = {"where": where, "mend": mend, "mend_cli": mend_cli, **facts}
         for name, value in facts.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), self._facts), {"__notes__": list(getattr(self, "__notes__", []))}
+        return _rebuild, (type(self), self.what, self._facts), {"__notes__": list(getattr(self, "__notes__", []))}
 
 
-def _rebuild(kind: type[WdsError], message: str, facts: dict[str, Any]) -> WdsError:
-    return kind(message, **facts)
+def _rebuild(kind: type[WdsError], what: str, facts: dict[str, Any]) -> WdsError:
+    return kind(what, **facts)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -68,8 +142,8 @@ class ShardError(WdsError, OSError):
     missing = False
     of_data = True
 
-    def __init__(self, message: str, *, url: str | None = None, offset: int | None = None) -> None:
-        super().__init__(message, url=url, offset=offset)
+    def __init__(self, what: str, *, url: str | None = None, offset: int | None = None, **words: Any) -> None:
+        super().__init__(what, url=url, offset=offset, **words)
 
 
 class DamagedShardError(ShardError, tarfile.ReadError):
@@ -86,9 +160,9 @@ class SampleError(WdsError, ValueError):
     """
 
     def __init__(
-        self, message: str, *, url: str | None = None, key: str | None = None, offset: int | None = None, **more: Any
+        self, what: str, *, url: str | None = None, key: str | None = None, offset: int | None = None, **more: Any
     ) -> None:
-        super().__init__(message, url=url, key=key, offset=offset, **more)
+        super().__init__(what, url=url, key=key, offset=offset, **more)
 
 
 class DecodeError(SampleError):
@@ -100,14 +174,15 @@ class DecodeError(SampleError):
 
     def __init__(
         self,
-        message: str,
+        what: str,
         *,
         url: str | None = None,
         key: str | None = None,
         field: str | None = None,
         offset: int | None = None,
+        **words: Any,
     ) -> None:
-        super().__init__(message, url=url, key=key, offset=offset, field=field)
+        super().__init__(what, url=url, key=key, offset=offset, field=field, **words)
 
 
 class MissingFieldError(SampleError, KeyError):
@@ -138,8 +213,8 @@ class CacheError(WdsError):
         path: the file or directory.
     """
 
-    def __init__(self, message: str, *, path: str | None = None) -> None:
-        super().__init__(message, path=path)
+    def __init__(self, what: str, *, path: str | None = None, **words: Any) -> None:
+        super().__init__(what, path=path, **words)
 
 
 class ShardWarning(UserWarning):

@@ -96,29 +96,14 @@ def test_names_of_fields_are_read_alike(command, written, tmp_path, monkeypatch)
     assert "names of fields" in run_command(*command, "d", "--fields", "txt,,cls", code=2).stderr
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (
-            'ls s3://bucket/x.tar --storage-options {"endpoint_url":"http://127.0.0.1:9"}',
-            """for public data pass --storage-options '{"anon": true}', for buckets""",
-        ),
-        ("head d --fields cap", "Error: all 2 samples had none of the fields 'cap'; they have 'cls', 'txt'. Correct"),
-        ("map functions_here:odd d out", "and set: pass bytes, or use one of"),
-        ("index s3://b/x.tar --offsets", "written to a directory, --offsets-to DIRECTORY:"),
-    ],
-)
-def test_messages_name_options_of_commands(command, message, tmp_path, monkeypatch):
-    """Not the arguments of Python that messages of the package name."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    make_shards("d", shards=1, samples=2, fields=("txt", "cls"))
+def test_the_options_of_a_store_are_written_for_a_shell(tmp_path, monkeypatch):
+    """JSON, not a dict of Python."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    Path("functions_here.py").write_text("def odd(sample):\n    return {'zzz': {1, 2}}\n")
-    assert message in refused(*command.split(), code=(1, 2))
+    told = refused("ls", "s3://b/x.tar", "--storage-options", '{"endpoint_url":"http://127.0.0.1:9"}', code=1)
+    assert """: check your credentials; for public data pass --storage-options '{"anon": true}', for buckets""" in told
 
 
 FUNCTIONS = """
@@ -132,6 +117,10 @@ def length(sample):
 
 def read(sample):
     return {"json": sample["json"]["caption"]}
+
+
+def odd(sample):
+    return {"zzz": {1, 2}}
 """
 
 
@@ -153,11 +142,13 @@ def bad_inputs(tmp_path_factory):
             )
         ],
         "none": [("README", b"x")],
+        "repeated": [("a.txt", b"x"), ("b.txt", b"x"), ("a.json", b"{}")],
         "dotted": [("a.v0.jpg", b"x"), *((f"b{number}.v.txt", b"x") for number in range(3))],
     }
     for name, members in files.items():
         put(folder / f"{name}.tar", tar(members))
     put(folder / "cut.tar", tar([(f"{number}.txt", b"x") for number in range(4)])[:1800])
+    put(folder / "joined.tar", 2 * tar([("a.txt", b"x")]))
     put(folder / "empty.json", b'{"shardlist": [], "wids_version": 1}')
     put(folder / "table.csv", b"key,text\n" + b"a,b\n" * 100)
     put(folder / "table.jsonl", b'{"id": "a"}\n')
@@ -165,6 +156,7 @@ def bad_inputs(tmp_path_factory):
     return folder
 
 
+@pytest.mark.filterwarnings("default:no sample had field")
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -187,6 +179,17 @@ def bad_inputs(tmp_path_factory):
         ("verify dotted.tar", "Read with --key-split last-dot, or write keys"),
         ("info pipe:cat", "would run a shell command: read the command's output from '-'."),
         ("info cut.tar --all", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
+        (
+            "head d --fields cap",
+            "had none of the fields 'cap'; they have 'json', 'txt'. Correct the names of --fields",
+        ),
+        ("head d --fields txt,jsson", "no sample had field 'jsson'. Did you mean 'json', which --fields leaves out?\n"),
+        ("map refused_here:odd d out", "for 'zzz' and set: pass bytes, or use one of "),
+        ("map refused_here:same d out --decode zip", "unknown spec 'zip': use one of l, l8"),
+        ("index s3://b/x.tar --offsets", "written to a directory: pass --offsets-to DIRECTORY, and copy it beside"),
+        ("index repeated.tar -o out.json", "or pass --on-repeated-key ignore to wds-pipes index, to take the pieces"),
+        ("verify repeated.tar", "or pass --on-repeated-key ignore to wds-pipes index, to take the pieces"),
+        ("repair joined.tar out --json", "If archives were joined, pass --concatenated to wds-pipes repair. Otherwise"),
         ("cache ls", "pass --directory DIRECTORY, or set WDS_PIPES_CACHE_DIR\n"),
         ("sort d out --by json:none", "no value 'json:none': name another value, or leave the sample out with wds-pip"),
     ],
@@ -202,7 +205,10 @@ def test_what_to_do_is_said_in_words_of_commands(command, message, bad_inputs, t
 @pytest.mark.parametrize(
     ("commands", "message"),
     [
-        (("reshard d", "reshard d --max-samples 1"), "--max-samples was 100000, and is now 1. Write"),
+        (
+            ("reshard d", "reshard d --max-samples 1"),
+            "--max-samples was 100000, and is now 1. Write to another directory, or pass --overwrite to ",
+        ),
         (("map refused_here:same d", "map refused_here:read d"), "the function was 'refused_here:same, code "),
     ],
 )

@@ -517,6 +517,15 @@ def damaged(members, number):
     return bytes(data)
 
 
+def resized(members, number, size, *, end=True):
+    """A shard in which the header of a member has another size, and the checksum of this size."""
+    data = bytearray(tar(members, end=end))
+    at = sum(512 + len(content) + -len(content) % 512 for _, content in members[:number])
+    data[at + 124 : at + 136] = b"\x80" + size.to_bytes(11, "big")
+    data[at + 148 : at + 156] = b"%06o\0 " % (sum(data[at : at + 512]) - sum(data[at + 148 : at + 156]) + 256)
+    return bytes(data)
+
+
 def sections(keys, *fields):
     """The members of samples that are sorted by their fields."""
     return [(f"{key}.{field}", key.encode()) for field in fields for key in keys]
@@ -561,6 +570,20 @@ REPAIRED = {  # a shard, options, the members that are written, what is lost, wh
     "half a mark": (tar(good(4), end=False) + bytes(512), "", good(3), [LAST[0], (8192, None, None)], "", ""),
     "compressed": (gzip.compress(tar(good(2))), "", good(2), [], "", "nothing is lost"),
     "a page": (b"<html>no</html>", "", [], [(0, None, None)], "", "1 shard without samples; lost: 1 damaged place"),
+    "a wrong size": (resized(good(9), 2, 1 << 50), "", good(9)[4:],
+                     [(0, 2048, "0000"), (2048, 3072, None), (3072, 4096, "0001")], "cut inside member '0001.cls'", ""),
+    "a tar after it": (gzip.compress(resized([*good(3), ("0003.bin", tar(good(1)))], 2, 1 << 30)), "",
+                       [*good(3)[4:], ("0003.bin", tar(good(1)))],
+                       [(0, 2048, "0000"), (2048, 3072, None), (3072, 4096, "0001")], "cut inside", ""),
+    "and no mark": (resized(good(4), 2, 1 << 30, end=False), "", [],
+                    [(0, 2048, "0000"), (2048, 3072, None), (3072, 4096, "0001"), (4096, 6144, "0002"),
+                     (6144, 8192, "0003"), (8192, None, None)], "may be a file of a tar inside of a member", ""),
+    "a cut tar in it": (tar([*good(2), ("0002.bin", tar(good(9)[8:]))])[:7000], "", good(1),
+                        [(2048, 4096, "0001"), (4096, None, None)], "", "lost: 1 sample, 1 damaged place"),
+    "one after bytes": (tar([*good(2), ("0002.bin", bytes(range(256)) * 2 + tar(good(9)[6:]))])[:11500], "", good(1),
+                        [(2048, 4096, "0001"), (4096, 5120, None), (5120, 7168, "0003"), (7168, 9216, "0004"),
+                         (9216, 11264, "0005"), (11264, None, None)],
+                        "may be a file of a tar inside of a member", ""),
     "pieces": (tar(APART), "", good(), [], "", "6 samples joined from pieces; nothing is lost"),
     "comes again": (REPEATED, "--drop-repeated", good(3), [(6144, None, "0001")], "came before", "lost: 1 sample; in"),
     "archives": (tar(good(2)) + tar(good(4)[4:]), "--concatenated", good(4), [], "", "nothing is lost\n"),
@@ -598,6 +621,23 @@ def test_repair_writes_what_is_whole_and_lists_what_is_lost(case, tmp_path):
     assert why in " ".join(one["why"] for one in found)
     assert said in told.stdout
     assert told.stderr == ""
+
+
+@pytest.mark.parametrize("packed", [bytes, gzip.compress])
+def test_repair_says_that_bytes_of_fields_are_changed(packed, tmp_path):
+    """As the MD5 in the index beside a shard shows, where no header does."""
+    data = bytearray(filled(tar(good(3))))
+    names = ["a.tar", "b.tar"] if packed is bytes else ["a.tar.gz", "b.tar.gz"]
+    (tmp_path / "in").mkdir()
+    for name in names:
+        put(tmp_path / "in" / name, packed(data))
+    run("index", tmp_path / "in", "-o", tmp_path / "in" / "index.json")
+    assert "another MD5" not in run("repair", tmp_path / "in", tmp_path / "same").stdout
+    data[512] ^= 1
+    put(tmp_path / "in" / names[1], packed(data))
+    told = run("repair", tmp_path / "in", tmp_path / "out").stdout
+    assert "nothing is lost; 1 shard with another MD5 than index.json says, so that bytes of fields are ch" in told
+    assert read(tmp_path / "out")[3]["cls"] == b"1"
 
 
 def test_a_sample_that_comes_again_is_an_error(tmp_path):

@@ -1,6 +1,5 @@
 """on_error= by word, by the class of the error, and by a function."""
 
-import pickle
 from functools import partial
 
 import pytest
@@ -190,20 +189,6 @@ def test_max_errors_counts_with_each_form(urls):
 def test_wrong_rules_are_refused_when_the_pipe_is_built(rule, error, message, urls):
     with pytest.raises(error, match=message):
         samples(urls).map_samples(len, on_error=rule)
-
-
-def test_classes_of_errors():
-    """Who expects Python's own classes catches ours, too; pickled as before."""
-    shard, sample = wp.ShardError("gone", url="a.tar", offset=512), wp.SampleError("bad", url="a.tar", key="k")
-    assert isinstance(shard, OSError)
-    assert isinstance(sample, ValueError)
-    assert issubclass(wp.DecodeError, ValueError)
-    for error in (shard, sample):
-        again = pickle.loads(pickle.dumps(error))
-        assert (type(again), str(again), again.url, again.offset) == (type(error), str(error), "a.tar", error.offset)
-    assert str(shard) == "gone"
-    field = pickle.loads(pickle.dumps(wp.DecodeError("no", url="a.tar", key="k", field="jpg")))
-    assert (str(field), field.url, field.key, field.field) == ("no", "a.tar", "k", "jpg")
 
 
 def chain(first, **each):

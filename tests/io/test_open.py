@@ -53,7 +53,7 @@ def test_storage_options_go_to_the_file_system(tmp_path):
     ("url", "message"),
     [
         ("missing.tar", "shard missing.tar does not exist. The working directory is {folder}. Check its name."),
-        ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist: check its name ("),
+        ("memory://missing/x.tar", "shard memory://missing/x.tar does not exist ("),
         ("folder.tar", "shard folder.tar cannot be opened: IsADirectoryError"),
         ("nosuch://user:secret@x/y.tar", "cannot be opened: ValueError: Protocol not known: nosuch"),
         (

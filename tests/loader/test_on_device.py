@@ -229,7 +229,7 @@ def test_errors_name_the_sample():
         wp.DecodeOnDevice("jpg", size=32, device="cpu")(batch)
     assert (caught.value.key, caught.value.url, caught.value.field) == ("b", "y.tar", "jpg")
     large = {**batch, "jpg": [encoded(1), encoded(2, size=(300, 200))]}
-    with pytest.raises(wp.DecodeError, match="more than max_image_pixels=10000"):
+    with pytest.raises(wp.DecodeError, match="more than 10000. Pass a larger max_image_pixels"):
         wp.DecodeOnDevice("jpg", size=32, device="cpu", max_image_pixels=10_000)(large)
 
 

@@ -181,7 +181,9 @@ def test_outputs_of_other_options_or_inputs_are_refused_in_words(tmp_path, other
     run(make(tmp_path, size=2))
     before = outputs(tmp_path)
     for dry_run in (True, False):
-        with pytest.raises(StateError, match=f"the outputs of another job: .*{message}.*--overwrite"):
+        with pytest.raises(
+            StateError, match=f"the outputs of another job: .*{message}.*pass overwrite=True to replace"
+        ):
             run(make(tmp_path, **other), dry_run=dry_run)
     assert outputs(tmp_path) == before
     report = run(make(tmp_path, **other), overwrite=True)

@@ -21,7 +21,6 @@ from wds_pipes.cli.options import (
     example,
     executor_of,
     fields,
-    for_commands,
     jobs,
     key_split,
     metadata,
@@ -256,12 +255,11 @@ def verify(*, urls: tuple[str, ...], jobs: int, engine: str | None, as_json: boo
 
     def on_finding(finding: Finding) -> None:
         if not as_json:
-            echo(" ".join(for_commands(f"{finding.kind}: {finding.text}").split()))
+            echo(" ".join(f"{finding.kind}: {finding.text}".split()))
 
     with executor_of(engine) as executor:
         at_once = jobs if executor is None else executor.width
         found = tools.verify(urls, jobs=at_once, executor=executor, on_finding=on_finding, **options)
-    found.findings = [one._replace(text=for_commands(one.text)) for one in found.findings]
     report(found.as_dict(), found.lines(), as_json=as_json)
     if found.counts:
         raise SystemExit(FOUND)

@@ -2,7 +2,9 @@
 
 Exit codes: 0: done, and nothing is wrong; 1: the data is damaged, something was found, or the disk
 is full; 2: the command was not called rightly, for example with a shard that does not exist; 130:
-it was interrupted by Ctrl-C, and 143: by SIGTERM.
+it was interrupted by Ctrl-C, and 143: by SIGTERM; 141: the reader of its output has closed it, as
+``| head`` does, so what it would have found is not known. Other programs of the shell end with 141
+then, too.
 """
 
 from __future__ import annotations
@@ -28,53 +30,10 @@ from click.core import ParameterSource
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.words import plain, plain_json
-from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, StateError, WdsError
+from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, StateError, WdsError, for_commands
 
 F = TypeVar("F", bound=Callable[..., Any])
-FOUND, USAGE = 1, 2
-
-
-def _json(found: re.Match[str]) -> str:
-    """Options for fsspec, as an argument of the shell."""
-    values = {"True": True, "{...}": {"Authorization": "..."}}
-    return f"'{json.dumps({found[1]: values.get(found[2], found[2].strip(chr(39)))})}'"
-
-
-# Messages of the package name arguments of Python; the commands have options instead.
-_WORDING: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (re.compile(r" \(overwrite=True\)"), ""),
-    (re.compile(r"storage_options=(?=\{)"), "--storage-options "),
-    (re.compile(r"\{'(\w+)': (True|'\w+'|\{\.\.\.\})\}"), _json),
-    (re.compile(r"\w+='[\w-]+' \((--[\w-]+ [\w-]+)\)"), r"\1"),
-    (re.compile(r", a function, as in codecs=\{[^}]*\},"), ","),
-    (re.compile(r"pass allow_pickle=True only .* with fields="),
-     "commands do not: leave the field out with wds-pipes filter --drop-fields"),
-    (re.compile(r"for a text pass decode_by_ext\(.*\), or write it as txt"), "name a text txt"),
-    (re.compile(r"pass on_error='skip' to leave such samples out"),
-     "leave such samples out with wds-pipes repair --decode"),
-    (re.compile(r"more than \w+=(\d+)"), r"more than \1"),
-    (re.compile(r", or \{'ext': function\}"), ""),
-    (re.compile(r"another key_split"), "another --key-split"),
-    (re.compile(r"ame the shards( themselves)?, and pass (?:it|the file) as index="), r"ame the shards\1"),
-    (re.compile(r"pass allow_pipe=True to open_shards\(\) or open_url\(\) if you trust it, or read"), "read"),
-    (re.compile(r"on_repeated_key='ignore' \(wds-pipes index (--on-repeated-key ignore)\),"),
-     r"\1 to wds-pipes index,"),
-    (re.compile(r"load_tar\(concatenated=True\) \(wds-pipes repair (--concatenated)\)"), r"\1 to wds-pipes repair"),
-    (re.compile(r" \(A resume from here on does not see what came before\.\)"), ""),
-    (re.compile(r"the fields that fetch_samples\(fields=\[(.*?)\]\) keeps: correct the names, or pass on_error='skip'"),
-     r"the fields \1: correct the names"),
-    (re.compile(r"of group_by_key\(fields=\.\.\.\)"), "of --fields"),
-    (re.compile(r"this epoch gave nothing: (.*) had none of the fields that group_by_key\(fields=\[(.*?)\]\) keeps"),
-     r"\1 had none of the fields \2"),
-)  # fmt: skip
-
-
-def for_commands(message: str) -> str:
-    """Return a message with the options of commands instead of arguments of Python."""
-    for argument, option in _WORDING:
-        message = argument.sub(option, message)
-    return message
-
+FOUND, USAGE, CLOSED = 1, 2, 141
 
 urls = click.argument("urls", nargs=-1, required=True)
 
@@ -172,7 +131,7 @@ class Refused(click.ClickException):
     exit_code = USAGE
 
     def __init__(self, message: str) -> None:
-        lines = re.split(r"\n(?=  )", for_commands(message))  # indented lines are a list, and stay lines
+        lines = re.split(r"\n(?=  )", message)  # indented lines are a list, and stay lines
         super().__init__("\n  ".join(" ".join(line.split()) for line in lines))
 
 
@@ -273,7 +232,7 @@ def executor_of(engine: str | None) -> Iterator[Any]:
 def in_one_line() -> Iterator[None]:
     """Turn the errors of a command into one line and an exit code, and warnings into one line each.
 
-    If the reader of the output has closed it, as ``| head`` does, the process ends quietly.
+    If the reader of the output has closed it, the process ends quietly.
     """
     try:
         with warnings.catch_warnings():
@@ -283,16 +242,16 @@ def in_one_line() -> Iterator[None]:
             sys.stdout.flush()
     except WdsError as error:
         usage = isinstance(error, (StateError, NothingKeptError)) or (isinstance(error, ShardError) and error.missing)
-        raise (Refused if usage else Damaged)(f"{error}{_whole_samples_of(error)}") from error
+        raise (Refused if usage else Damaged)(f"{for_commands(error)}{_whole_samples_of(error)}") from error
     except (ValueError, TypeError, LookupError, ModuleNotFoundError) as error:
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        raise Refused(str(text)) from error
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else for_commands(error)
+        raise Refused(text) from error
     except OSError as error:
         if error.errno == errno.EPIPE:
             # what is still buffered would raise again when the interpreter ends
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise SystemExit(0) from None
+            raise SystemExit(CLOSED) from None
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (Damaged if full else Refused)(_words(error)) from error
 
@@ -329,9 +288,10 @@ def _show_once() -> Callable[..., None]:
     shown = set[str]()
 
     def show(message: Warning | str, *rest: Any, **more: Any) -> None:
-        if str(message) not in shown:
-            shown.add(str(message))
-            echo(" ".join(f"warning: {for_commands(str(message))}".split()), err=True)
+        text = for_commands(message) if isinstance(message, Warning) else message
+        if text not in shown:
+            shown.add(text)
+            echo(" ".join(f"warning: {text}".split()), err=True)
 
     return show
 
@@ -339,9 +299,8 @@ def _show_once() -> Callable[..., None]:
 def _words(error: OSError) -> str:
     """An error of the system, as programs of the shell print it."""
     if not error.filename or not error.strerror:
-        return str(error)
-    notes = [note.partition(": ")[2] for note in getattr(error, "__notes__", ())]
-    return ": ".join([str(error.filename), error.strerror, *filter(None, notes)])
+        return for_commands(error)
+    return ": ".join(filter(None, [str(error.filename), error.strerror, getattr(error, "mend", "")]))
 
 
 def echo(text: str, *, err: bool = False) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.codecs.codec import MAX_DECODED_BYTES, TOO_LARGE, UNPICKLING, NotAllowedError
+from wds_pipes.codecs.codec import MAX_DECODED_BYTES, TOO_LARGE, NotAllowedError, not_allowed
 from wds_pipes.core.importing import library
+from wds_pipes.errors import mended
 
 
 def as_array(value: Any) -> npt.NDArray[Any]:
@@ -31,7 +32,7 @@ def decode_npy(data: bytes) -> Any:
         return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except ValueError as error:
         if "Object arrays cannot be loaded" in str(error):
-            raise NotAllowedError(f"it holds Python objects, and {UNPICKLING}") from error
+            raise not_allowed("it holds Python objects, and ") from error
         raise
 
 
@@ -138,14 +139,14 @@ def decode_torch(data: bytes) -> Any:
     torch = library("torch", "torch", "a pt field")
     archive = data[:2] == b"PK"
     if archive and any(name.endswith("/constants.pkl") for name in check_zip(data)):
-        raise NotAllowedError(f"it is a TorchScript archive, and {UNPICKLING}")
+        raise not_allowed("it is a TorchScript archive, and ")
     if data[:1] == b"\x80" and data[:2] != b"\x80\x02":  # torch.save writes protocol 2
-        raise NotAllowedError(f"it is a plain pickle, and {UNPICKLING}")
+        raise not_allowed("it is a plain pickle, and ")
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if archive or data[:1] == b"\x80":
-            raise NotAllowedError(f"it holds more than tensors and plain objects, and {UNPICKLING}") from error
+            raise not_allowed("it holds more than tensors and plain objects, and ") from error
         raise
 
 
@@ -213,9 +214,11 @@ def encode_torch(value: Any) -> bytes:
     try:
         decode_torch(file.getvalue())
     except NotAllowedError as error:
-        raise ValueError(
-            "it holds more than tensors and plain objects, and would not be read back without allow_pickle=True: pass "
-            "bytes, or write its state_dict()"
+        raise mended(
+            ValueError,
+            "it holds more than tensors and plain objects, and would not be read back",
+            mend="pass bytes, or write its state_dict(); allow_pickle=True reads it",
+            mend_cli="pass bytes, or write its state_dict()",
         ) from error
     return file.getvalue()
 

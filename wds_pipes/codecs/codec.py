@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from wds_pipes.errors import mended
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -19,10 +21,16 @@ class NotAllowedError(Exception):
     """A field is not decoded for safety, not because it is damaged. This error is never skipped."""
 
 
-UNPICKLING = (
-    "unpickling runs code from the data; pass allow_pickle=True only if you trust the author of "
-    "the shards, or leave the field out with fields="
-)
+def not_allowed(why: str = "") -> NotAllowedError:
+    """Return the error for a field that only unpickling decodes, for a reason."""
+    return mended(
+        NotAllowedError,
+        f"{why}unpickling runs code from the data",
+        mend="Pass allow_pickle=True only if you trust the author of the shards, or leave the field out with fields=",
+        mend_cli="Leave the field out with wds-pipes filter --drop-fields",
+    )
+
+
 TOO_LARGE = "it unpacks to more than {} bytes"
 
 Decoder = Callable[[bytes], Any]
@@ -201,7 +209,9 @@ def _broken(extension: str, points: Iterable[EntryPoint], why: str) -> ImportErr
         f"{point.value} of package {point.dist.name} {point.dist.version}" if point.dist else point.value
         for point in points
     )
-    return ImportError(
-        f"the codec for {extension!r}, {named}, cannot be used: {why}. Correct or uninstall it, or pass a function: "
-        f"{{{extension!r}: function}}"
+    return mended(
+        ImportError,
+        f"the codec for {extension!r}, {named}, cannot be used: {why}",
+        mend=f"Correct or uninstall it, or pass a function: {{{extension!r}: function}}",
+        mend_cli="Correct or uninstall it",
     )

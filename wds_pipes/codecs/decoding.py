@@ -9,18 +9,18 @@ from typing import Any
 from wds_pipes.codecs.codec import (
     MAX_DECODED_BYTES,
     TOO_LARGE,
-    UNPICKLING,
     Codec,
     Decoder,
     Handler,
-    NotAllowedError,
     by_extension,
+    not_allowed,
     of_packed_name,
     plug_in,
 )
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder
 from wds_pipes.codecs.resizing import Resize
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS, names_asked
+from wds_pipes.errors import mended
 from wds_pipes.io import compression
 
 
@@ -32,7 +32,7 @@ def _refuse(data: bytes) -> Any:
 
 
 def _refuse_pickle(data: bytes) -> Any:
-    raise NotAllowedError(UNPICKLING)
+    raise not_allowed()
 
 
 def unpack(data: bytes, kind: str) -> bytes:
@@ -96,9 +96,9 @@ class Decoding:
                     f"images cannot be both {images!r} and {spec!r}: choose one, or give a function by extension"
                 )
             else:
-                raise ValueError(
-                    f"unknown spec {spec!r}: use one of {', '.join(sorted(IMAGE_SPECS))}, "
-                    f"{', '.join(sorted({*SPECS, *names_asked('name')}))}, or {{'ext': function}}"
+                mend = f"use one of {', '.join([*sorted(IMAGE_SPECS), *sorted({*SPECS, *names_asked('name')})])}"
+                raise mended(
+                    ValueError, f"unknown spec {spec!r}", mend=f"{mend}, or {{'ext': function}}", mend_cli=mend
                 )
         for name, row in ROWS.items():
             if row.unpickle is not None:

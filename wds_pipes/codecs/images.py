@@ -15,6 +15,7 @@ import numpy.typing as npt
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize, scale_for
+from wds_pipes.errors import mended
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
 _TURNED = (5, 6, 7, 8)  # the orientations that exchange width and height
@@ -155,7 +156,12 @@ def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) 
 def check_pixels(width: int, height: int, most: int) -> None:
     """Raise ValueError if an image has more than ``most`` pixels."""
     if width * height > most:
-        raise ValueError(f"the image has {width} x {height} pixels, more than max_image_pixels={most}")
+        raise mended(
+            ValueError,
+            f"the image has {width} x {height} pixels, more than {most}",
+            mend="Pass a larger max_image_pixels if its size is right",
+            mend_cli="",
+        )
 
 
 def _is_deep(image: Any) -> bool:

@@ -25,6 +25,7 @@ from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
 from wds_pipes.core.suggest import checks_options
+from wds_pipes.errors import mended
 
 _BLOCK = 1 << 16  # samples that are decoded or encoded at a time
 _MAX_PIXELS = 1 << 26  # of a frame
@@ -163,10 +164,12 @@ class AudioReader:
             blocks.append(block if left is None else block[:, : left - count])
             count += blocks[-1].shape[1]
             if count > most:
-                raise ValueError(
+                raise mended(
+                    ValueError,
                     f"it has {count} samples or more in {self.channels} channels, which are more than "
-                    f"max_bytes={max_bytes}: decode a clip, such as {{'wav': wp.audio(start=0, duration=10)}}, or "
-                    "pass another max_bytes"
+                    f"{max_bytes} bytes",
+                    mend="decode a clip, such as {'wav': wp.audio(start=0, duration=10)}, or pass another max_bytes",
+                    mend_cli="",
                 )
             if left is not None and count >= left:
                 break
@@ -385,9 +388,11 @@ class VideoReader:
             if frame.is_corrupt:  # FFmpeg has made it of other frames
                 raise ValueError(f"it is damaged: the frame at second {float((at - first) * stream.time_base):.3f}")
             if (len(frames) + 1) * 3 * frame.width * frame.height > max_bytes:
-                raise ValueError(
-                    f"its frames of {frame.width} x {frame.height} pixels take more than max_bytes={max_bytes}: "
-                    "decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes"
+                raise mended(
+                    ValueError,
+                    f"its frames of {frame.width} x {frame.height} pixels take more than {max_bytes} bytes",
+                    mend="decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes",
+                    mend_cli="",
                 )
             frames.append(frame.to_ndarray(format="rgb24"))
         return frames

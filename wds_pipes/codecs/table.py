@@ -25,6 +25,7 @@ from wds_pipes.codecs.codec import (
     registered_codecs,
 )
 from wds_pipes.codecs.images import image_decoder, image_encoder
+from wds_pipes.errors import mended
 from wds_pipes.io import compression
 
 
@@ -314,10 +315,13 @@ def encode(field: str, value: Any, own: Mapping[str, Encoder] | None = None) -> 
         codec = ROWS.get(extension) or registered_codecs().get(extension) or plug_in(extension)
         encoder = None if codec is None else codec.encode
     if encoder is None:
-        raise NoEncoderError(
-            f"there is no encoder for {field!r} and {type(value).__name__}: pass bytes"
-            f"{' (text.encode())' if isinstance(value, str) else ''}, a function, as in codecs={{{name!r}: function}}, "
-            f"or use one of {', '.join(sorted(name for name, row in ROWS.items() if row.encode))}"
+        mend = f"pass bytes{' (text.encode())' if isinstance(value, str) else ''}"
+        others = f", or use one of {', '.join(sorted(name for name, row in ROWS.items() if row.encode))}"
+        raise mended(
+            NoEncoderError,
+            f"there is no encoder for {field!r} and {type(value).__name__}",
+            mend=f"{mend}, a function, as in codecs={{{name!r}: function}}{others}",
+            mend_cli=f"{mend}{others}",
         )
     data = encoder(value)
     if not isinstance(data, bytes):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from wds_pipes.core.importing import library
+from wds_pipes.errors import mended
 
 
 def decode_text(data: bytes) -> str:
@@ -137,8 +138,11 @@ def decode_cbor(data: bytes) -> Any:
     file = io.BytesIO(data)
     value = library("cbor2", "cbor2", "a CBOR field").CBORDecoder(file).decode()
     if file.tell() < len(data):
-        raise ValueError(
-            f"its first object ends at byte {file.tell()} of {len(data)}: explode_records('cbor') reads several"
+        raise mended(
+            ValueError,
+            f"its first object ends at byte {file.tell()} of {len(data)}",
+            mend="explode_records('cbor') reads several",
+            mend_cli="",
         )
     return value
 

@@ -82,8 +82,8 @@ class Lack(NamedTuple):
         """A sentence for messages; empty if nothing was skipped."""
         return self.skipped and f" The first error that was skipped: {self.skipped.rstrip('.')}."
 
-    def error(self, whose: str = "this epoch") -> SampleError:
-        """Return the error to raise if this explains why nothing was yielded."""
+    def error(self, whose: str = "") -> SampleError:
+        """Return the error to raise if this explains why ``whose`` (empty: all) yielded nothing."""
         many = (
             f"all {self.samples:,} samples"
             if self.samples > 1
@@ -92,10 +92,11 @@ class Lack(NamedTuple):
             else "all samples of the other lanes"
         )
         seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
-        wanted = f"[{listed(self.wanted)}]" if self.wanted else "..."
         return NothingKeptError(
-            f"{whose} gave nothing: {many} had none of the fields that "
-            f"group_by_key(fields={wanted}) keeps{seen}. Correct the names.",
+            f"{many} had none of the fields {listed(self.wanted) or 'to keep'}{seen}",
+            where=f"{whose} gave nothing:" if whose else "nothing is left:",
+            mend="Correct the names in group_by_key(fields=...).",
+            mend_cli="Correct the names of --fields.",
             samples=self.samples,
         )
 
@@ -170,7 +171,7 @@ def error_of_nothing(counts: dict[str, int], lack: Lack) -> SampleError | None:
         why = (
             "no shard of the list has a sample. Correct the list, or allow it with ShardList(empty_check=False)"
             if not lack.outside
-            else lack.outside
+            else lack.outside.rstrip(".")
         )
         return NothingKeptError(f"this epoch gave nothing: {why}.", samples=0)
     lost = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items() if count)

@@ -115,8 +115,11 @@ class Opener:
                 return io.BufferedReader(io.FileIO(_standard_input(), closefd=False), self._buffer_bytes)
             if url.startswith("pipe:") and not self._allow_pipe:
                 raise ShardError(
-                    f"shard {redact(url)} would run a shell command: pass allow_pipe=True to open_shards() or "
-                    "open_url() if you trust it, or read the command's output from '-'.",
+                    "would run a shell command",
+                    where=f"shard {redact(url)}",
+                    mend="pass allow_pipe=True to open_shards() or open_url() if you trust it, or read the command's "
+                    "output from '-'.",
+                    mend_cli="read the command's output from '-'.",
                     url=redact(url),
                 )
             if url.startswith("pipe:"):
@@ -139,17 +142,16 @@ class Opener:
         """The error for a shard that cannot be opened, without credentials."""
         shown, options = redact(url), self._reading.storage_options
         if isinstance(error, FileNotFoundError):
-            message = f"shard {shown} does not exist. The working directory is {os.getcwd()}. Check its name."
+            message = f"does not exist. The working directory is {os.getcwd()}. Check its name."
         elif isinstance(error, PermissionError):
-            message = f"shard {shown} may not be read: check its permissions."
+            message = "may not be read: check its permissions."
         elif isinstance(error, ImportError):
             message = (
-                f"shard {shown} needs a package that is not installed "
-                f"({hide(str(error), url, options)}): {missing_package(url)}."
+                f"needs a package that is not installed ({hide(str(error), url, options)}): {missing_package(url)}."
             )
         else:
-            message = f"shard {shown} cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}"
-        problem = ShardError(message, url=shown)
+            message = f"cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}"
+        problem = ShardError(message, where=f"shard {shown}", url=shown)
         problem.missing = isinstance(error, FileNotFoundError)
         problem.of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
         problem.__cause__ = clean(error, url, options)

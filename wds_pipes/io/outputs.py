@@ -343,16 +343,21 @@ def refuse(url: str, error: Exception, storage_options: Options, what: str = "wr
     found = actual(error)
     error = found if isinstance(found, Exception) else error
     story = f"{type(error).__name__}: {hide(words(error), url, storage_options).rstrip('.')}"
+    verdict = judge(error, url.partition("://")[0])
+    public = ("", "") if what in ("written", "removed") else verdict.public  # which is for readers
     if isinstance(error, ImportError):
-        mend = f"needs a package that is not installed ({story}): {missing_package(url)}"
+        fault, mend = "needs a package that is not installed", missing_package(url)
     elif isinstance(error, FileNotFoundError):
-        mend = f"cannot be {what} ({story}): check that its bucket or directory exists"
+        fault, mend = f"cannot be {what}", "check that its bucket or directory exists"
     else:
-        advice = judge(error, url.partition("://")[0]).advice.replace("be read", f"be {what}")
-        fault, _, help_ = advice.partition(": ")
-        if what in ("written", "removed"):
-            help_ = help_.partition(";")[0]  # what follows is for readers
-        mend = f"{fault} ({story}): {help_ or 'check the URL, the network and your permissions'}"
-    problem = ShardError(f"{shown} {mend}.", url=shown)
+        fault = verdict.what.replace("be read", f"be {what}")
+        mend = verdict.mend or "check the URL, the network and your permissions"
+    problem = ShardError(
+        f"{fault} ({story})",
+        where=shown,
+        mend=f"{mend}{public[0]}.",
+        mend_cli=f"{mend}{public[1]}.",
+        url=shown,
+    )
     cause = clean(error, url, storage_options, depth=1)
     raise problem from (cause and cause.with_traceback(None))

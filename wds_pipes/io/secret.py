@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote_plus, unquote_plus, urlsplit
 
@@ -62,10 +62,15 @@ def hide_named(text: str) -> str:
     return _NAMED.sub(lambda found: f"{found[1]}..." if is_secret(found[2]) else found[0], text)
 
 
-def words(error: BaseException) -> str:
-    """The beginning of the message of an error; a placeholder if its ``__str__`` fails."""
+def words(error: BaseException, message: Callable[[BaseException], str] = str) -> str:
+    """The beginning of the message of an error; a placeholder if its ``__str__`` fails.
+
+    Args:
+        error: the error.
+        message: what returns its message, such as ``for_commands``.
+    """
     try:
-        text = str(error)
+        text = message(error)
         return text if len(text) <= _MOST_WORDS else f"{text[:_MOST_WORDS]}..."
     except Exception:
         return "it says nothing"

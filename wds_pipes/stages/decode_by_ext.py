@@ -12,7 +12,7 @@ from wds_pipes.codecs.table import ROWS
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
-from wds_pipes.errors import DecodeError
+from wds_pipes.errors import DecodeError, mended, parts
 from wds_pipes.io.secret import hide, words
 from wds_pipes.stages.fields import identity, read_names
 from wds_pipes.stages.threaded import Threaded
@@ -223,26 +223,38 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             ) from error
         if not isinstance(sample[field], _BYTES):
             raise undecodable(sample, field, error) from error
-        mend = "Correct it, or pass on_error='skip' to leave such samples out." if not self.may_skip else ""
-        found = undecodable(sample, field, error, mend)
+        leave_out = {
+            "mend": "Correct it, or pass on_error='skip' to leave such samples out.",
+            "mend_cli": "Correct it, or leave such samples out with wds-pipes repair --decode.",
+        }
+        found = undecodable(sample, field, error, **({} if self.may_skip else leave_out))
         if not self.skips(found):
             raise found from error
         self.count_skip(found)
 
 
-def undecodable(sample: dict[str, Any], field: str, cause: Exception, mend: str = "", *, part: str = "") -> DecodeError:
+def undecodable(
+    sample: dict[str, Any],
+    field: str,
+    cause: Exception,
+    mend: str = "",
+    mend_cli: str | None = None,
+    *,
+    part: str = "",
+) -> DecodeError:
     """Return the error for a field, or a part of it, that cannot be decoded."""
-    named = identity(sample)
-    message = (
-        f"{part}field {field!r} of {named.name('in')} cannot be decoded: {type(cause).__name__}: {hide(words(cause))}"
-    )
+    named, told = identity(sample), cause
     row = ROWS.get(field.rpartition(".")[2])
-    if row is not None and row.decode is int and str(cause).startswith("invalid literal for int()"):
-        message += (
-            f". A field of this name is an integer: for a text pass decode_by_ext({{{field!r}: "
-            f"bytes.decode}}), or write it as txt"
+    if row is not None and row.decode is int and type(cause) is ValueError:
+        integer = "A field of this name is an integer"
+        told = mended(
+            ValueError,
+            words(cause),
+            mend=f"{integer}: for a text pass decode_by_ext({{{field!r}: bytes.decode}}), or write it as txt",
+            mend_cli=f"{integer}: name a text txt",
         )
-    message = f"{message.rstrip('.')}. {mend}" if mend else message
-    error = DecodeError(message, url=named.url, key=named.key, field=field)
+    why, mends = parts(told, mend, mend_cli, words=words)
+    what = f"{part}field {field!r} of {named.name('in')} cannot be decoded: {type(cause).__name__}: {hide(why)}"
+    error = DecodeError(what, url=named.url, key=named.key, field=field, **mends)
     error.__cause__ = cause  # also where it is only counted
     return error

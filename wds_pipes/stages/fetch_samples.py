@@ -126,8 +126,9 @@ class FetchSamples(Tolerant[Sample]):
             if len(sample) == _NO_FIELDS:
                 key, names = sample["__key__"], listed(self.fields or ())
                 raise SampleError(
-                    f"sample {key!r} of shard {shown(url)} has none of the fields that "
-                    f"fetch_samples(fields=[{names}]) keeps: correct the names, or pass on_error='skip'.",
+                    f"sample {key!r} of shard {shown(url)} has none of the fields {names}",
+                    mend=f"correct the names in fetch_samples(fields=[{names}]), or pass on_error='skip'.",
+                    mend_cli="correct the names.",
                     url=shown(url),
                     key=key,
                 )

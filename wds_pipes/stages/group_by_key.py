@@ -16,7 +16,7 @@ from wds_pipes.core.running import END, Mark
 from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.core.suggest import nearest
 from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError, mended
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
@@ -160,9 +160,9 @@ class GroupByKey(Tolerant[Sample]):
         """End a shard; warn if none of its files makes a sample."""
         self._grouping.stop = -1
         self.at.number = self.at.uncounted = 0
-        if not self._outside and (why := self._grouping.why_none(url)) is not None:
-            self._outside = why
-            warnings.warn(f"{why}.", ShardWarning, stacklevel=2)
+        if not self._outside and (warning := self._grouping.why_none(url)) is not None:
+            self._outside = str(warning)
+            warnings.warn(warning, stacklevel=2)
 
     def _requested(self, samples: Iterator[Sample], offset: int) -> Iterator[Sample]:
         """Return those samples of a shard that were requested; reading begins at ``offset``."""
@@ -349,7 +349,10 @@ def tell_misspelt(fields: Collection[str], seen: Collection[str]) -> None:
     left_out = set(seen).difference(fields)
     for field in sorted(set(fields).difference(seen)):
         if (meant := nearest(field, left_out)) is not None:
-            warnings.warn(
-                f"no sample had {field!r} of group_by_key(fields=...). Did you mean {meant!r}, which is left out?",
-                stacklevel=3,
+            warning = mended(
+                UserWarning,
+                f"no sample had field {field!r}",
+                mend=f"Did you mean {meant!r}, which group_by_key(fields=...) leaves out?",
+                mend_cli=f"Did you mean {meant!r}, which --fields leaves out?",
             )
+            warnings.warn(warning, stacklevel=3)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import logging
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import damage, unreadable
@@ -16,10 +16,10 @@ _READ_PAST = 1 << 16  # up to this many bytes are skipped by reading, more by se
 _MARK = 2 * BLOCK  # bytes of zeros that end an archive
 _RECORD = 20 * BLOCK  # at most so many more follow
 _MOST_ZEROS = 1 << 28  # between archives: a server may send zeros for ever
-_JOINED = (
-    "If archives were joined, pass load_tar(concatenated=True) (wds-pipes repair --concatenated). Otherwise, write or "
-    "fetch it again"
-)
+_JOINED: dict[str, Any] = {
+    "mend": "If archives were joined, pass load_tar(concatenated=True). Otherwise, write or fetch it again.",
+    "mend_cli": "If archives were joined, pass --concatenated to wds-pipes repair. Otherwise, write or fetch it again.",
+}
 _NAME = 100  # bytes of the name in a header
 LEAST_SEARCHED = 1 << 28  # bytes that are searched for a header, or those of the largest member if that is more
 
@@ -51,6 +51,7 @@ class TarSource:
                 f"is cut inside {what}: {len(data)} of {count} bytes are there. Write or fetch it again",
                 start,
                 cut=True,
+                data=start + BLOCK,
             )
         self.position += count
         return data
@@ -92,7 +93,7 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
         source.position += BLOCK
         if source.position - offset > most:
             what = f"has more than {most} bytes of zeros, so its end was never filled, or a part of it is lost"
-            raise Damage(f"{what}. {_JOINED}", offset, cut=joined)
+            raise Damage(what, offset, cut=joined, **_JOINED)
     zeros = source.position - offset
     if not head.strip(b"\0"):
         if zeros < _MARK or head:  # a tar has whole blocks
@@ -107,7 +108,7 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
     if joined and following is not None:
         return following
     what = f"has data after its end-of-archive mark, at byte {at}, so a part of it may be lost"
-    raise Damage(f"{what}. {_JOINED}", offset, head=following)
+    raise Damage(what, offset, head=following, **_JOINED)
 
 
 def _cut(rest: bytes, offset: int) -> Damage:

@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, parts
 from wds_pipes.tar.headers import BLOCK, MAX_HEADER_BYTES
 from wds_pipes.tar.keys import is_metadata, split_key, without_dots
 
@@ -57,8 +57,9 @@ class Encoded:
                 try:
                     data = encode(field, data, own)
                 except Exception as error:
+                    why, mends = parts(error)
                     raise SampleError(
-                        f"field {field!r} of sample {key!r} cannot be encoded: {error}", key=key
+                        f"field {field!r} of sample {key!r} cannot be encoded: {why}", key=key, **mends
                     ) from error
             header = _short_header(start, start_sum, f".{field}", len(data))
             header = header or _long_header(f"{key}.{field}", len(data))

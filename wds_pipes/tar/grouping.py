@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardWarning
+from wds_pipes.errors import SampleError, ShardWarning, mended
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.keys import KeySplit, is_metadata, splitter, why_outside
 from wds_pipes.tar.members import field_twice, repeated_key, reserved_name
@@ -141,17 +141,19 @@ class Grouping:
             else:
                 yield sample
 
-    def why_none(self, url: str) -> str | None:
-        """Say why a shard that was read has files of which none makes a sample; None: it has a
-        sample, or no file.
+    def why_none(self, url: str) -> ShardWarning | None:
+        """Return the warning for a shard that was read and has files of which none makes a sample;
+        None: it has a sample, or no file.
         """
         if not self.outside or self.start >= 0:
             return None
         name, offset = self.first_outside
-        return (
+        what = (
             f"shard {redact(url)}, byte {offset}: {name!r:.300} is the first of {plural(self.outside, 'file')}, of "
-            f"which none makes a sample: {why_outside(self._key_split)}. Rename them, or pass another key_split"
+            f"which none makes a sample: {why_outside(self._key_split)}"
         )
+        rename = "Rename them, or pass another"
+        return mended(ShardWarning, what, mend=f"{rename} key_split.", mend_cli=f"{rename} --key-split.")
 
     def _name(self, written: str) -> str:
         """Return a field in lower case, and keep it: one str for all samples."""
@@ -170,7 +172,8 @@ class Grouping:
         if self._on_repeated_key == "raise":
             self._report(error)
         else:
-            warnings.warn(str(error), ShardWarning, stacklevel=3)
+            warning = mended(ShardWarning, error.what, mend=error.mend, mend_cli=error.mend_cli)
+            warnings.warn(warning, stacklevel=3)
 
 
 def _raise(error: SampleError) -> None:

@@ -93,7 +93,9 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
     ``cut``: nothing can be read after it, since the stream was cut or, if ``lost``, failed. Without
     ``cut``, the walk continues at one of these places: at ``head``, a header that was read already;
     after the ``passed`` bytes of a member; or at the next valid header. ``whole``: the member with
-    its headers is sound and is passed, so the next header is that of another one.
+    its headers is sound and is passed, so the next header is that of another one. ``data``: where
+    the data begins whose size is more than the stream has; None: it was not that. ``mend`` and
+    ``mend_cli``: the remedies, if they are no part of ``what``.
     """
 
     def __init__(
@@ -107,15 +109,20 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
         head: bytes | None = None,
         passed: int | None = None,
         whole: bool = False,
+        data: int | None = None,
+        mend: str = "",
+        mend_cli: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what, self.offset, self.cause, self.cut, self.lost = what, offset, cause, cut, lost
-        self.head, self.passed, self.whole = head, passed, whole
+        self.head, self.passed, self.whole, self.data = head, passed, whole, data
+        self.mend, self.mend_cli = mend, mend_cli
 
 
 def cut_member(name: str, size: int, offset: int) -> Damage:
-    """The damage of a shard that ends inside a member."""
-    return Damage(f"is cut inside member {name!r} of {size} bytes. Write or fetch it again", offset, cut=True)
+    """The damage of a shard that ends inside the member whose last header is at ``offset``."""
+    what = f"is cut inside member {name!r} of {size} bytes. Write or fetch it again"
+    return Damage(what, offset, cut=True, data=offset + BLOCK)
 
 
 def parse_header(head: bytes, offset: int) -> tuple[bytes, int, int]:

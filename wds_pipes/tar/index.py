@@ -24,7 +24,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.outputs import target_of, write_small
 from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
@@ -185,7 +185,8 @@ def _read(url: str, opener: Opener, written: list[tuple[Any, Any, Any]] | None =
         with opener.open(url) as stream:
             _parse(index, stream)
     except ShardError as error:
-        renamed = ShardError(str(error).replace("shard ", "index ", 1), url=shown)
+        where = error.where and f"index {shown}"
+        renamed = ShardError(error.what, where=where, mend=error.mend, mend_cli=error.mend_cli, url=shown)
         renamed.missing = error.missing
         raise renamed from error
     except OSError as error:
@@ -381,10 +382,15 @@ def check_named(index: str, urls: Packed) -> None:
             continue
         protocol, _, rest = url.partition("://")
         if not rest or len(links_of(f"://{rest}")) > 1 or protocol not in allowed:
-            raise ValueError(
+            what = (
                 f"index {redact(index)} may not name {redact(url)!r:.200}: an index names shards "
-                f"beside it, or by {', '.join(f'{name}://' for name in allowed)}. "
-                "Name the shards themselves, and pass the file as index=."
+                f"beside it, or by {', '.join(f'{name}://' for name in allowed)}"
+            )
+            raise mended(
+                ValueError,
+                what,
+                mend="Name the shards themselves, and pass the file as index=.",
+                mend_cli="Name the shards themselves.",
             )
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
@@ -260,9 +260,12 @@ def _places(shards: list[str], what: str, choice: Choice, name: Callable[[str], 
         paths = {url: local_path(url) for url in shards}
         if remote := [url for url, path in paths.items() if path is None]:
             use = "pass it to DALI as index_paths" if what == "dali" else "pass IndexedShards(index='DIRECTORY')"
-            raise ValueError(
-                f"what belongs to a remote shard such as {redact(remote[0])} is written to a directory, "
-                f"{what}='DIRECTORY' (--{what}-to DIRECTORY): copy it beside the shard, or {use}"
+            use = f"and copy it beside the shard, or {use}"
+            raise mended(
+                ValueError,
+                f"what belongs to a remote shard such as {redact(remote[0])} is written to a directory",
+                mend=f"pass {what}='DIRECTORY', {use}",
+                mend_cli=f"pass --{what}-to DIRECTORY, {use}",
             )
         places = {
             url: os.path.join(os.path.dirname(path), name(url)) for url, path in paths.items() if path is not None

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from wds_pipes.core.words import plural
+from wds_pipes.errors import mended
 from wds_pipes.io.expand import expand, urls_of
 from wds_pipes.io.outputs import info_of, size_of
 from wds_pipes.io.packed import Packed
@@ -59,7 +60,12 @@ def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[
     indexes = read_indexes(urls, storage_options)
     for index in indexes:
         if not index.shards:
-            raise ValueError(f"index {redact(index.url)} does not list shards: name the shards, and pass it as index=")
+            raise mended(
+                ValueError,
+                f"index {redact(index.url)} does not list shards",
+                mend="name the shards, and pass it as index=",
+                mend_cli="name the shards",
+            )
         check_named(index.url, index.shards)
     return indexes
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, parts
 from wds_pipes.io.compression import is_compressed_name
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import Part, RangeReader
@@ -325,8 +325,9 @@ class Located:
                 mend = _PLAIN if is_compressed_name(path_of(self.urls[shard])) else MEND
                 what = f"shard {shown} has no {_NAMES[ending]}: there is no {redact(url)}. {mend}"
                 raise MissingIndexError(what, url=shown) from None
-            message = f"the {_NAMES[ending]} of shard {shown} cannot be read: {str(error).rstrip('.')}. {MEND}"
-            raise ShardError(message, url=shown) from error
+            why, mends = parts(error, MEND)
+            what = f"the {_NAMES[ending]} of shard {shown} cannot be read: {why}"
+            raise ShardError(what, url=shown, **mends) from error
         if most is not None and len(data) > most:
             raise self.stale(self.urls[shard], f"{redact(url)} has more than {most} bytes, too many for its samples")
         return data

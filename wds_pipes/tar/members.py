@@ -62,14 +62,18 @@ class RepeatedKeyError(SampleError):
     """A key comes again in a shard, apart from its other members."""
 
 
+_JOIN = "Join them with: wds-pipes repair SHARD NEW (or unpack it, and pack it with tar --sort=name)"
+
+
 def repeated_key(url: str, key: str, *, offset: int) -> RepeatedKeyError:
     """Return the error for a key that comes again at ``offset``."""
     url = redact(url)
     return RepeatedKeyError(
         f"key {key!r} comes again in shard {url} at byte {offset}, apart from its other members, so that its sample is "
-        "in pieces. Join them with: wds-pipes repair SHARD NEW (or unpack it, and pack it with tar --sort=name), or "
-        "pass on_repeated_key='ignore' (wds-pipes index --on-repeated-key ignore), to take the pieces as samples. (A "
-        "resume from here on does not see what came before.)",
+        "in pieces",
+        mend=f"{_JOIN}, or pass on_repeated_key='ignore', to take the pieces as samples. (A resume from here on does "
+        "not see what came before.)",
+        mend_cli=f"{_JOIN}, or pass --on-repeated-key ignore to wds-pipes index, to take the pieces as samples.",
         url=url,
         key=key,
         offset=offset,

@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
-from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning
+from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, mended
 from wds_pipes.io.compression import unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.damage import LEAST_SEARCHED, TarSource, damage_of, find_next, next_archive
@@ -88,6 +88,7 @@ class TarReader:
         offset: where to continue: a new reader of a stream at this position yields the members that
             this reader has not yielded.
         ended: whether no more can be read: the stream has ended, was cut or failed.
+        last: the damage after which no more can be read; None: there is none.
         skipped: of the last member whose data was skipped: where its last header is, its stored
             size, and whether these stored bytes are its data (those of a sparse member are not).
     """
@@ -117,6 +118,7 @@ class TarReader:
         self._on_link = on_link
         self._named = named
         self.ended = False
+        self.last: Damage | None = None
         self.skipped = (0, 0, True)
         self._extra: Extra | None = None
 
@@ -186,7 +188,8 @@ class TarReader:
             if not found.cut:
                 head, self.offset = find_next(source, found, self.offset, url, max(limit, LEAST_SEARCHED))
                 read = source.stream.read
-            self.ended = head is None
+            if head is None:
+                self.ended, self.last = True, found
             yield TarMember(url, "", None, place)
             if head is None:
                 return
@@ -229,11 +232,9 @@ class TarReader:
         whole = size + sparse.size if sparse else size
         if whole > self._max:
             of = f"{sparse.size} bytes, of which {size} are stored" if sparse else f"{size} bytes"
-            what = (
-                f"has a member {text!r} of {of}, more than max_member_bytes={self._max}. Raise "
-                "that limit if the size is right"
-            )
-            raise Damage(what, extra.start, passed=size, whole=True)
+            what = f"has a member {text!r} of {of}, more than max_member_bytes={self._max}"
+            mend = "Raise that limit if the size is right."
+            raise Damage(what, extra.start, passed=size, whole=True, mend=mend, mend_cli="")
         if not text or (self._want is not None and not self._want(text)):
             source.pass_over(size, text, start)
             self.skipped = (start, size, sparse is None and kind != 55)  # 7: contiguous
@@ -278,12 +279,15 @@ class TarReader:
         failed = found.lost and found.cause is not None  # the stream did, and not the tar
         error = (ShardError if failed else DamagedShardError)(
             f"shard {redact(self.url)}, byte {found.offset}: it {found.what}.",
+            mend=found.mend,
+            mend_cli=found.mend_cli,
             url=redact(self.url),
             offset=found.offset,
         )
         if found.cut and not found.lost and self._on_truncated != "raise":
             if self._on_truncated == "warn":
-                warnings.warn(str(error), ShardWarning, stacklevel=3)
+                warning = mended(ShardWarning, error.what, mend=error.mend, mend_cli=error.mend_cli)
+                warnings.warn(warning, stacklevel=3)
             return
         if self._on_error is None:
             raise error from found.cause

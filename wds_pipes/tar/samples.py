@@ -98,7 +98,7 @@ class SampleParser:
             name = first_name(data[end : end + _MOST_AFTER])
             parts = self._split(name) if name else None
             if parts is not None and parts[0] == key:
-                what = f"sample {key!r} goes on at byte {stop}, after its end, or the index is of another key_split"
+                what = f"sample {key!r} goes on at byte {stop}, after its end, or keys of the index end at another dot"
                 raise self._stale(url, what)
         if last and head.strip(b"\0"):
             raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")

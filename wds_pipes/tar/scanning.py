@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from hashlib import md5
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_pipes.errors import ShardError, ShardWarning
+from wds_pipes.errors import ShardError
 from wds_pipes.io.compression import unpacked, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.grouping import Grouping, Member
@@ -96,8 +96,8 @@ def scan(
                 found.keys.append(sample["__key__"])
                 found.starts.append(grouping.start)
             found.end, found.compressed, found.outside = reader.offset, bool(kind), grouping.outside
-            if (why := grouping.why_none(url)) is not None:
-                warnings.warn(f"{why}.", ShardWarning, stacklevel=2)
+            if (warning := grouping.why_none(url)) is not None:
+                warnings.warn(warning, stacklevel=2)
             while stream.read(_CHUNK):
                 pass
     found.facts = ShardFacts(len(found.keys), hashed.size, hashed.md5.hexdigest())

@@ -141,13 +141,16 @@ class TarWriter:
             try:
                 self._partial = open_output(self._name, overwrite=overwrite, storage_options=storage_options)
             except OSError as error:
+                if isinstance(error, ShardError):  # of a store
+                    raise
                 note = f"raised when shard {redact(self._name)} was to be written"
                 if not isinstance(error, (FileExistsError, BlockingIOError)):
                     there = os.path.isdir(os.path.dirname(self._name) or ".")
                     mend = "check the permissions of its directory, and that the disk is not full"
-                    note += f": {mend if there else 'make its directory first'}"
-                if not isinstance(error, ShardError):  # of a store
-                    error.add_note(note)
+                    mend = mend if there else "make its directory first"
+                    note += f": {mend}"
+                    vars(error).update(mend=mend)
+                error.add_note(note)
                 raise
         elif callable(getattr(target, "write", None)):
             self._stream = target

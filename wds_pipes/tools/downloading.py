@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from hashlib import md5
 from typing import NamedTuple, Unpack
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError, ShardWarning, StateError
+from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
@@ -48,7 +47,7 @@ from wds_pipes.tools.outputs import (
     shard_facts,
     write_indexes,
 )
-from wds_pipes.tools.reading import facts_beside
+from wds_pipes.tools.reading import facts_beside, not_compared
 
 _PARTS = f"{FOLDER}/parts"
 _CHUNK = 1 << 20
@@ -76,7 +75,7 @@ def download(urls: Urls, dest: str | os.PathLike[str], **options: Unpack[JobOpti
     names = names_of(shards)
     check_names(shards, names)
     check_outputs(shards, map(place.at, names))
-    facts = known or facts_beside(shards, storage_options, _not_compared)
+    facts = known or facts_beside(shards, storage_options, not_compared)
     with ThreadPoolExecutor(REQUESTS) as pool:
         files = list(pool.map(lambda url: file_of(url, storage_options), shards))
         beside = list(pool.map(lambda url: _beside(url, storage_options), shards))
@@ -133,10 +132,6 @@ def finish(place: Place, facts: list[Facts]) -> None:
     write_indexes(place, [fact for fact in facts if fact.get("samples") is not None])
     if local_path(place.url) is not None:
         shutil.rmtree(place.at(_PARTS), ignore_errors=True)
-
-
-def _not_compared(shard: str, error: ValueError) -> None:
-    warnings.warn(f"{error} So MD5s are not compared", ShardWarning, stacklevel=4)
 
 
 def _beside(shard: str, storage_options: StorageOptions) -> list[str]:

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.errors import SampleError, StateError, WdsError
+from wds_pipes.errors import SampleError, StateError, WdsError, for_commands
 from wds_pipes.io.secret import hide, words
 
 _PATIENCE_SECONDS = 10.0  # in which a process must have discarded what it was writing
@@ -65,7 +65,7 @@ class Outcome:
     Attributes:
         name: that of the task.
         facts: what ``work`` returned; None: it failed.
-        error: why it failed.
+        error: why it failed, with the remedy in words of the command line.
         again: whether it makes sense to try again.
         busy: another process writes its outputs.
         full: the disk is full, so other tasks would fail too.
@@ -81,7 +81,8 @@ class Outcome:
     @classmethod
     def failed(cls, name: str, error: Exception) -> Outcome:
         """The outcome of a task that raised."""
-        told = hide(words(error) if isinstance(error, WdsError) else f"{type(error).__name__}: {words(error)}")
+        told = words(error, for_commands)
+        told = hide(told if isinstance(error, WdsError) else f"{type(error).__name__}: {told}")
         again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
         full = isinstance(error, OSError) and error.errno in FULL
         return cls(name, error=told, again=again and not full, busy=isinstance(error, BlockingIOError), full=full)

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
     Attributes:
         kind: such as ``"damage"``: one of the kinds that ``wds-pipes verify`` lists.
-        text: what is wrong, and where, in a sentence.
+        text: what is wrong, and where, in a sentence; what to do, in words of the command line.
         shard: the URL, without credentials; None: it is about several shards.
         key: the key of the sample; None: it is not about one.
         byte: the place in the (decompressed) tar; None: there is none.

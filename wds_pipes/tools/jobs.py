@@ -33,7 +33,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
 from wds_pipes.core.words import bytes_shown, plural, shown
-from wds_pipes.errors import StateError, WdsError
+from wds_pipes.errors import StateError, WdsError, mended
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
 from wds_pipes.io.urls import below, is_below, local_path, redact
 from wds_pipes.io.versions import Version, version_of
@@ -281,6 +281,11 @@ def summary(facts: Sequence[Facts]) -> str:
         parts.append(f"no sample has the field {', '.join(sorted(absent))}")
     if any("lost" in fact for fact in facts):
         parts.append(_lost([entry for fact in facts for entry in fact["lost"]]))
+    if other := sum("other_md5" in fact for fact in facts):
+        parts.append(
+            f"{plural(other, 'shard')} with another MD5 than index.json says, so that bytes of fields are changed: "
+            "wds-pipes verify names them"
+        )
     return "; ".join(parts)
 
 
@@ -470,7 +475,10 @@ def _in_order(job: Job, facts: dict[str, dict[str, object]]) -> dict[str, dict[s
 FOLDER = ".wds-pipes"
 PLAN = f"{FOLDER}/plan.json"
 _CONNECTIONS = 16
-_MEND = "Write to another directory, or pass --overwrite (overwrite=True) to replace them."
+_MENDS = {
+    "mend": "Write to another directory, or pass overwrite=True to replace them.",
+    "mend_cli": "Write to another directory, or pass --overwrite to replace them.",
+}
 
 
 def _start(job: Job, *, overwrite: bool, dry_run: bool) -> None:
@@ -509,10 +517,11 @@ def _problem(
         if known is not None:
             return _other(job.place, known, wanted)
         if found := sorted(job.place.sizes(job.outputs)):
-            return FileExistsError(
+            what = (
                 f"{job.place} has {plural(len(found), 'file')} of the names that would be written, "
-                f"such as {found[0]}, and no plan of a job: another program wrote them. {_MEND}"
+                f"such as {found[0]}, and no plan of a job: another program wrote them"
             )
+            return mended(FileExistsError, what, **_MENDS)
     folder = job.lists or (known or {}).get("lists", "")
     if folder and job.place.has_any(folder):
         return FileExistsError(
@@ -548,7 +557,9 @@ def _finished(place: Place, tasks: Iterable[Task], *, overwrite: bool) -> dict[s
             if not overwrite and sizes.get(name, size) != size:
                 raise StateError(
                     f"{name} in {place} has {plural(sizes[name], 'byte')}, and was written with {size:,}: another "
-                    "program has changed it. Remove it, or pass --overwrite (overwrite=True), and it is written again"
+                    "program has changed it",
+                    mend="Remove it, or pass overwrite=True, and it is written again",
+                    mend_cli="Remove it, or pass --overwrite, and it is written again",
                 )
     return {task.name: receipt.facts for task, receipt in valid if receipt.outputs.items() <= sizes.items()}
 
@@ -609,7 +620,7 @@ def check_own(place: Place, plan: Plan, task: Task) -> None:
         if name not in names:
             place.remove(name)
     raise StateError(
-        f"another command writes to {place} now, which was started with --overwrite (overwrite=True) after this one"
+        f"another command writes to {place} now, which was started after this one and replaces what is there"
     )
 
 
@@ -630,7 +641,7 @@ def unfinished(place: Place) -> tuple[str, int, int] | None:
 
 
 def _other(place: Place, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> StateError:
-    return StateError(f"{place} has the outputs of another job: {_difference(known, wanted)}. {_MEND}")
+    return StateError(f"{place} has the outputs of another job: {_difference(known, wanted)}", **_MENDS)
 
 
 class Receipt(NamedTuple):
@@ -694,7 +705,7 @@ def _read_plan(place: Place) -> dict[str, Any] | None:
     Raises:
         StateError: it is damaged, or names files outside of the directory.
     """
-    with _damage(place, PLAN, "write to another directory, or remove it and pass --overwrite (overwrite=True)"):
+    with _damage(place, PLAN, "write to another directory, or remove it, and replace what was written"):
         plan = _read(place, PLAN)
         if plan is not None:
             names = [*plan["extras"], *(each for name, _, outputs in plan["tasks"] for each in (name, *outputs))]

@@ -26,7 +26,7 @@ from wds_pipes.codecs.text import decode_text, exact_integer
 from wds_pipes.core.options import check_count
 from wds_pipes.core.words import bytes_shown, plain, plain_json, plural
 from wds_pipes.display.text import cut, shape_of, shown
-from wds_pipes.errors import SampleError, ShardError
+from wds_pipes.errors import SampleError, ShardError, for_commands
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import Opener
 from wds_pipes.io.outputs import write_small
@@ -541,9 +541,9 @@ def fault_of(
     except NotAllowedError:
         note(f"field {field!r} was not decoded: unpickling can run code")
     except ImportError as error:
-        note(f"field {field!r} was not decoded: {error}")
+        note(f"field {field!r} was not decoded: {for_commands(error)}")
     except Exception as error:  # whatever a decoder raises for damaged data
-        return f"{' '.join(f'{type(error).__name__}: {error}'.split()):.300}"
+        return f"{' '.join(f'{type(error).__name__}: {for_commands(error)}'.split()):.300}"
     return None
 
 
@@ -577,9 +577,9 @@ class Describer:
         except NotAllowedError:
             return Described("bytes", f"{size}, not decoded: unpickling runs code from the data")
         except ImportError as error:
-            return Described("bytes", f"{size}, not decoded: {_line(str(error), self._most)}")
+            return Described("bytes", f"{size}, not decoded: {_line(for_commands(error), self._most)}")
         except Exception as error:  # whatever a decoder raises for damaged data
-            why = _line(f"{type(error).__name__}: {error}", self._most)
+            why = _line(f"{type(error).__name__}: {for_commands(error)}", self._most)
             return Described("undecodable", f"{size}, cannot be decoded: {why}")
         return self._in_words(value, size)
 

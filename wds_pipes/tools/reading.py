@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
 from itertools import count, islice
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, ShardWarning, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import Opener, is_remote
@@ -214,6 +215,11 @@ def facts_beside(
             except ValueError as error:
                 on_problem(inside[0], error)
     return [found[url] for url in shards]
+
+
+def not_compared(shard: str, error: ValueError) -> None:
+    """Warn that the index beside a shard cannot be used; ``on_problem`` of ``facts_beside``."""
+    warnings.warn(f"{for_commands(error).rstrip('.')}. So MD5s are not compared", ShardWarning, stacklevel=4)
 
 
 def shards_of(urls: Urls, storage_options: dict[str, Any] | None) -> list[str]:

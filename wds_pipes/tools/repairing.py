@@ -13,30 +13,39 @@ pieces become samples:
    together, and all of them are lost.
 5. If there is damage, and most samples come in pieces, a sample that lacks some of the usual
    fields, and has no others, is lost too: a piece of it may have been in the damage.
+
+Where the size of a member is more than the shard has, either the size is wrong, or the shard is
+cut. Then reading goes on at the next valid header after the header of this member. If the shard has
+its end mark, the size is wrong. If not, what was found may be files of a tar inside of the member,
+and is lost. Where the data of the member begins with a header, it is a tar itself, and no more is
+read.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple, Unpack
+from typing import Any, BinaryIO, NamedTuple, Unpack, cast
 
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, ShardError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.headers import MAX_SIZE
+from wds_pipes.tar.damage import TarSource, find_next
+from wds_pipes.tar.headers import BLOCK, MAX_SIZE, Damage, is_header
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.members import Link
 from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import readable
+from wds_pipes.tar.scanning import Hashed, readable
 from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.jobs import Place, Report
 from wds_pipes.tools.looking import Decoders, fault_of, of_all_fields
@@ -50,10 +59,14 @@ from wds_pipes.tools.outputs import (
     write_indexes,
     write_task,
 )
-from wds_pipes.tools.reading import Sample, fields_of
+from wds_pipes.tools.reading import Sample, facts_beside, fields_of, not_compared
 from wds_pipes.tools.rewriting import find_shards, rewrite, with_writable_keys
 
 _LOST = "lost.jsonl"
+
+
+_PARTS = 1 << 26  # bytes that are read at a time
+_MOST_WALKS = 100  # over a shard: a hostile one may have many sizes that are wrong
 
 
 class Repair(NamedTuple):
@@ -113,7 +126,8 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
     others: Others = []
     sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
     with _quiet():
-        for piece in _pieces(repair, shard.url, others):
+        walk = _Walk(repair, shard.url, hashes=shard.more is not None)
+        for piece in _pieces(walk, others):
             names = frozenset(piece.data)
             piece.fields, piece.data = sets.setdefault(names, names), {}
             found.append(piece)
@@ -122,56 +136,153 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
         joined = _decide(found, redact(shard.url), drop_repeated=repair.drop_repeated, damaged=damaged)
         samples = with_writable_keys(_whole(repair, shard.url, found, joined), repair.key_split)
         written = write_task(task, place, unchanged(samples, {shard.url: shard.mark}, options))
+    if walk.md5 is not None and walk.md5 != shard.more and not damaged:
+        written["other_md5"] = walk.md5
     return {**written, "read": read, "joined": len(joined), "lost": _lost(found, others, redact(shard.url))}
 
 
-def _pieces(repair: Repair, url: str, others: Others) -> Iterator[Piece]:
+def _pieces(walk: _Walk, others: Others) -> Iterator[Piece]:
     """Read a shard, and yield its pieces when all their files have come; note what else is lost."""
-    errors: list[Exception] = []
-    links: list[Link] = []
-    split, shown = splitter(repair.key_split), redact(url)
+    split, shown = splitter(walk.repair.key_split), redact(walk.url)
     piece: Piece | None = None
     beside: str | None = None  # why the next piece is lost
-    with readable(url), make_opener(repair.storage_options).open(url) as raw:
-        reader = TarReader(
-            unpacked(raw)[0],
-            url=url,
-            max_member_bytes=MAX_SIZE,
-            on_error=errors.append,
-            on_link=links.append,
-            concatenated=repair.concatenated,
-            named=False,
-        )
-        for _, name, data, offset in reader:
-            ended: Piece | None = None
-            key, field = (split(name) if name else None) or (None, "")
-            field = field.lower()
-            if not name:
-                why = str(errors.pop()) if errors else "members were lost there"
-                others.append({"start": offset, "key": None, "why": why})
-                beside = f"it is next to the damage at byte {offset}, and may be incomplete"
-                ended, piece = piece, None
-                if ended is not None:
-                    ended.why = ended.why or beside
-            elif key is not None and is_metadata(field):
-                why = (
-                    f"sample {key!r} of shard {shown} has the reserved field name {field!r} (byte {offset}): names "
-                    f"that begin and end with two underscores are kept for metadata. Rename the file {name!r}"
-                )
-                others.append({"start": offset, "end": reader.offset, "key": key, "file": name, "why": why})
-            elif key is not None:
-                if piece is None or piece.key != key or field in piece.data:
-                    ended, piece = piece, Piece(offset, key, piece is not None and piece.key == key, beside)
-                    beside = None
-                piece.data[field] = data or b""
+    doubtful: list[Piece] = []  # after a member whose size is more than the shard has
+    for name, data, offset in walk.members():
+        ended: Piece | None = None
+        key, field = (split(name) if name else None) or (None, "")
+        field = field.lower()
+        if not name:
+            why = for_commands(walk.errors.pop()) if walk.errors else "members were lost there"
+            others.append({"start": offset, "key": None, "why": why})
+            beside = f"it is next to the damage at byte {offset}, and may be incomplete"
+            ended, piece = piece, None
             if ended is not None:
-                yield ended
-        if piece is not None:
-            yield piece
-    for link in links:
+                ended.why = ended.why or beside
+        elif key is not None and is_metadata(field):
+            why = (
+                f"sample {key!r} of shard {shown} has the reserved field name {field!r} (byte {offset}): names "
+                f"that begin and end with two underscores are kept for metadata. Rename the file {name!r}"
+            )
+            others.append({"start": offset, "end": walk.offset, "key": key, "file": name, "why": why})
+        elif key is not None:
+            if piece is None or piece.key != key or field in piece.data:
+                ended, piece = piece, Piece(offset, key, piece is not None and piece.key == key, beside)
+                beside = None
+                if walk.begin:
+                    doubtful.append(piece)
+            piece.data[field] = data or b""
+        if ended is not None:
+            yield ended
+    if piece is not None:
+        yield piece
+    if walk.last is not None:
+        _lose(doubtful, "the shard is cut, so it may be a file of a tar inside of a member before it")
+    for link in walk.links:
         if (parts := split(link.name)) is not None:
             why = link.describe(shown)
             others.append({"start": link.offset, "end": link.end, "key": parts[0], "file": link.name, "why": why})
+
+
+class _Stream:
+    """A tar stream that takes no more memory than it has bytes, whatever the size in a header is.
+
+    Attributes:
+        ahead: a header that was read already, and is read again.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self.ahead = stream, b""
+        self.seek, self.seekable = stream.seek, stream.seekable
+
+    def read(self, count: int) -> bytes:
+        if self.ahead:
+            data, self.ahead = self.ahead, b""
+            return data
+        if count <= _PARTS:
+            return self._stream.read(count)
+        parts = bytearray()
+        while len(parts) < count and (part := self._stream.read(min(count - len(parts), _PARTS))):
+            parts += part
+        return bytes(parts)
+
+
+class _Walk:
+    """One walk over the members of a shard, also over those after a member whose size is more than
+    the shard has.
+
+    Args:
+        repair: how it is read.
+        url: the shard.
+        hashes: compute its MD5.
+
+    Attributes:
+        errors: the damage that was met, and not yet taken from here.
+        links: the links.
+        begin: where reading has begun the last time, after such a member; 0: there was none.
+        last: the damage after which no more could be read; None: the shard has its end mark.
+        md5: of a shard that has its end mark, in hexadecimal digits; None: it was not computed.
+    """
+
+    def __init__(self, repair: Repair, url: str, *, hashes: bool = False) -> None:
+        self.repair, self.url, self._hashes = repair, url, hashes
+        self.errors: list[ShardError] = []
+        self.links: list[Link] = []
+        self.md5: str | None = None
+        self._reader: TarReader | None = None
+        self.begin = 0
+        self.last: Damage | None = None
+
+    @property
+    def offset(self) -> int:
+        """The byte after the member that was yielded last."""
+        return 0 if self._reader is None else self._reader.offset
+
+    def members(self) -> Iterator[tuple[str, bytes | None, int]]:
+        """Yield the name of each member, its data and where it starts; without a name: members were
+        lost there.
+        """
+        data_begins: int | None = None  # of the member whose size is more than the shard has
+        for _ in range(_MOST_WALKS):
+            with readable(self.url), make_opener(self.repair.storage_options).open(self.url) as raw:
+                hashed = Hashed(raw, threading.Event()) if self._hashes else None
+                stored = raw if hashed is None else io.BufferedReader(hashed, 1 << 20)
+                stream = _Stream(unpacked(stored)[0])
+                if data_begins is not None and not self._find_header(stream, data_begins):
+                    return
+                self._reader = TarReader(
+                    cast(BinaryIO, stream),
+                    url=self.url,
+                    offset=self.begin,
+                    max_member_bytes=MAX_SIZE,
+                    on_error=self.errors.append,
+                    on_link=self.links.append,
+                    concatenated=self.repair.concatenated,
+                    named=False,
+                )
+                for _, name, data, offset in self._reader:
+                    yield name, data, offset
+                self.last = self._reader.last
+                data_begins = None if self.last is None else self.last.data
+                if self.last is None and hashed is not None:
+                    while stored.read(1 << 20):
+                        pass
+                    self.md5 = hashed.md5.hexdigest()
+            if data_begins is None:
+                return
+
+    def _find_header(self, stream: _Stream, begin: int) -> bool:
+        """Begin at the next valid header after byte ``begin``, and return whether there is one, and
+        none at ``begin``.
+        """
+        source = TarSource(cast(BinaryIO, stream), 0)
+        source.pass_over(begin, "", 0)
+        first = stream.read(BLOCK)
+        source.position += BLOCK
+        if len(first) < BLOCK or is_header(first):
+            return False
+        head, self.begin = find_next(source, Damage("", begin), begin, self.url, MAX_SIZE)
+        stream.ahead = head or b""
+        return head is not None
 
 
 def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str, Sequence[Piece]]) -> Iterator[Sample]:
@@ -186,7 +297,7 @@ def _whole(repair: Repair, url: str, found: Iterable[Piece], joined: Mapping[str
     decoders = of_all_fields() if repair.decode else None
     by_start = {piece.start: piece for piece in found}
     held: dict[str, Sample] = {}
-    for piece in _pieces(repair, url, []):
+    for piece in _pieces(_Walk(repair, url), []):
         known = by_start.get(piece.start)
         if known is None:
             raise changed(url)
@@ -323,6 +434,9 @@ def repair(
 ) -> Report:
     """Write the whole samples of damaged shards, and list what was lost, in ``lost.jsonl``.
 
+    Of a shard without damage whose MD5 is another one than the ``index.json`` beside it says, the
+    facts have this MD5 as ``"other_md5"``: bytes of its fields are changed, and they are written.
+
     Args:
         urls: the shards.
         dest: the directory to write to.
@@ -340,4 +454,6 @@ def repair(
     decided = {"key_split": key_split, "drop_repeated": drop_repeated, "decode": decode, "concatenated": concatenated}
     how = Repair(running.storage_options, key_split, drop_repeated, decode, concatenated)
     shards, work = find_shards(urls, running.place), partial(_write, how)
+    known = facts_beside([shard.url for shard in shards], running.storage_options, not_compared)
+    shards = [shard._replace(more=facts.md5) for shard, facts in zip(shards, known, strict=True)]
     return rewrite("repair", running, shards, work, decided, finish=_finish, extras=[_LOST])

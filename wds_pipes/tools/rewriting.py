@@ -31,7 +31,7 @@ from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, ShardWarning, StateError
+from wds_pipes.errors import SampleError, ShardError, ShardWarning, StateError, for_commands, parts
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.secret import hide, words
@@ -530,7 +530,7 @@ class Map:
                     raise
                 facts["skipped"] += 1
                 facts["left_out"] += 1
-                facts.setdefault("first_error", str(error))
+                facts.setdefault("first_error", for_commands(error))
             else:
                 if made is None:
                     facts["left_out"] += 1
@@ -556,11 +556,12 @@ class Map:
                     check_name(str(made.get("__key__", key)), field, known=isinstance(field, str))
                 encoded[field] = value if is_metadata(str(field)) else encode(field, value)
             except Exception as error:
+                why, mends = parts(error, words=words)
                 raise SampleError(
-                    f"{function} returned field {field!r} for {named.name()}, which cannot be "
-                    f"encoded: {hide(words(error))}",
+                    f"{function} returned field {field!r} for {named.name()}, which cannot be encoded: {hide(why)}",
                     url=url,
                     key=key,
+                    **mends,
                 ) from error
         return encoded
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from wds_pipes.codecs.table import ROWS, encode
 from wds_pipes.core.suggest import nearest
-from wds_pipes.errors import SampleError
+from wds_pipes.errors import SampleError, parts
 from wds_pipes.tar.keys import without_dots
 
 KEY = "__key__"
@@ -163,8 +163,9 @@ def add_chosen(fields: dict[str, Any], row: Row, values: Iterable[tuple[str, str
             try:
                 data = _content(value, column, key)[0] if is_file(value) else encode(field, _arrayed(field, value))
             except Exception as error:
+                why, mends = parts(error)
                 raise SampleError(
-                    f"record {key!r}: column {column!r} cannot be field {field!r}: {str(error).rstrip('.')}", key=key
+                    f"record {key!r}: column {column!r} cannot be field {field!r}: {why.rstrip('.')}", key=key, **mends
                 ) from error
             add_field(fields, by_content(field, data), data, column, key)
 

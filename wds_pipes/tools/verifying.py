@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError
+from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
@@ -102,7 +102,7 @@ def verify(
         report.counts.update({kind: count for kind, count in counts.items() if kind not in ignore})
 
     def unusable(shard: str, error: ValueError) -> None:
-        missing.append(Finding("checksum", str(error), redact(shard)))
+        missing.append(Finding("checksum", for_commands(error), redact(shard)))
 
     if index is not None:
         facts = find_facts(shards, index, storage_options)
@@ -285,8 +285,8 @@ def _field_findings(sets: dict[tuple[str, ...], FieldSet], options: Options) -> 
         for name in trapped:
             text = (
                 f"shard {seen.shard}, byte {seen.byte}: sample {seen.key!r} has field {name!r}, which looks like the "
-                f"end of a key with a dot (in {plural(counts[name], 'sample')}). Read with key_split='last-dot' "
-                "(--key-split last-dot), or write keys without dots"
+                f"end of a key with a dot (in {plural(counts[name], 'sample')}). Read with --key-split "
+                "last-dot, or write keys without dots"
             )
             dotted.setdefault(name, Finding("dotted-name", text, seen.shard, seen.key, seen.byte, mend))
         if not trapped:
@@ -389,7 +389,7 @@ class _Check:
         if isinstance(error, ReservedNameError):
             kind = "reserved-name"
         key, byte = getattr(error, "key", None), getattr(error, "offset", None)
-        self._add(kind, str(error), key=key, byte=byte, mend=self._options.repairing())
+        self._add(kind, for_commands(error), key=key, byte=byte, mend=self._options.repairing())
 
     def _add_link(self, link: Link) -> None:
         parts = self._split(link.name)
@@ -425,16 +425,16 @@ class _Check:
                     first = FieldSet(0, self._shown, sample["__key__"], grouping.start)
                     sets.setdefault(fields, first).count += 1
                 self._end, found.outside = reader.offset, grouping.outside
-                why = grouping.why_none(self._url)
-                if why is not None and not found.counts["damage"]:
-                    self._add("sample", why, byte=grouping.first_outside[1])
+                warning = grouping.why_none(self._url)
+                if warning is not None and not found.counts["damage"]:
+                    self._add("sample", for_commands(warning), byte=grouping.first_outside[1])
                 while hashed is not None and stored.read(1 << 20):
                     pass
                 self._hashed = hashed
         except ShardError as error:
             if error.missing and self._options.urls == (self._url,):
                 raise  # its name is wrong; of several, one may be lost
-            self._add("damage", str(error), byte=error.offset)  # type: ignore[attr-defined]
+            self._add("damage", for_commands(error), byte=error.offset)  # type: ignore[attr-defined]
         found.samples, found.sets = len(self._keys), {tuple(sorted(names)): seen for names, seen in sets.items()}
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]

@@ -9,6 +9,7 @@ import re
 from typing import BinaryIO
 
 from wds_pipes.core.suggest import checks_options
+from wds_pipes.errors import mended
 from wds_pipes.io.cache.files import CacheDirectory, Facts
 from wds_pipes.io.cache.stream import CachedStream, Fetch
 from wds_pipes.io.urls import redact
@@ -44,9 +45,11 @@ def cache_path(directory: str | os.PathLike[str] | None) -> str:
     """
     directory = directory if directory is not None else os.environ.get("WDS_PIPES_CACHE_DIR") or None
     if directory is None:
-        raise ValueError(
-            "the cache needs a directory: pass directory='DIRECTORY' (--directory DIRECTORY), or set "
-            "WDS_PIPES_CACHE_DIR"
+        raise mended(
+            ValueError,
+            "the cache needs a directory",
+            mend="pass directory='DIRECTORY', or set WDS_PIPES_CACHE_DIR",
+            mend_cli="pass --directory DIRECTORY, or set WDS_PIPES_CACHE_DIR",
         )
     path = os.fspath(directory)
     if not isinstance(path, str):

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError, StateError
+from wds_pipes.errors import ShardError, StateError, sentence
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.remote.budget import Client, UnreadError
 from wds_pipes.io.remote.responses import (
@@ -37,9 +37,7 @@ _LEAST, _MOST = 1 << 20, 16 << 20  # of the byte ranges that are requested, in b
 _WAITS = 6  # a range takes at least this many times as long as the wait for its response, if it may
 _LOOK_SECONDS = 0.01  # after which a queue of ranges looks again for requests that have stalled
 _NEARLY = 4 << 20  # when at most this much of a shard has not arrived, the next one is requested
-_SIGNED = (
-    "may not be read: its signature may have expired, so sign it again; a saved state fits URLs that are signed anew"
-)
+_SIGNED = "its signature may have expired, so sign it again; a saved state fits URLs that are signed anew"
 _LEAST_RATE = 1024  # bytes a second that count as progress
 _AT_ONCE = 1 << 16  # a response that ends early, as it said, after this many bytes is continued without a wait
 
@@ -672,8 +670,7 @@ class Block:
         is_plain = isinstance(error, (RefusedError, FaultyError, UnreadError))  # its message is for users
         reason = words(error) if is_plain else f"{type(error).__name__}: {words(error)}"
         if not verdict.transient:
-            signed = verdict.forbidden and is_signed(self.fetch.url)
-            return 0.0, self._problem(f"{_SIGNED if signed else verdict.advice} ({reason})", error)
+            return 0.0, self._problem(f"{verdict.what} ({reason})", error)
         has_responded = is_plain or self._protocol in self._client.responded
         most = self._reading.retries if has_responded else min(EARLY_TRIES, self._reading.retries)
         wait = verdict.pause(tries)
@@ -691,12 +688,21 @@ class Block:
         url, options = self.fetch.url, self._reading.storage_options
         shown, at, what = redact(url), self.reached, hide(what, url, options)
         verdict = judge(cause, url.partition("://")[0])
+        signed = verdict.forbidden and is_signed(url)
+        mend, public = (_SIGNED, ("", "")) if signed else (verdict.mend, verdict.public)
         if self.got or self.start > self.fetch.start:
-            error: UnreadError | ShardError = UnreadError(f"byte {at} {what}")
+            error: UnreadError | ShardError = UnreadError(sentence(f"byte {at} {what}", mend))
         else:
             hint = " If it is a directory, pass it with '/' at its end."
             hint = hint if verdict.missing and not TAR_NAME.search(url) else ""
-            error = ShardError(f"shard {shown} {what}.{hint}", url=shown, offset=at or None)
+            error = ShardError(
+                f"{what}.",
+                where=f"shard {shown}",
+                mend=mend and f"{mend}{public[0]}.{hint}",
+                mend_cli=mend and f"{mend}{public[1]}.{hint}",
+                url=shown,
+                offset=at or None,
+            )
             error.missing = verdict.missing
         error.of_data = verdict.of_data
         error.__cause__ = clean(cause, url, options)

@@ -23,12 +23,16 @@ class Verdict(NamedTuple):
     Attributes:
         transient: whether a retry may help.
         wait_seconds: how long to wait before a retry, at least.
-        advice: the words for the message if there is no further retry.
+        what: the words for the message if there is no further retry.
+        mend: what to do then.
+        public: what readers of public data can do, in words of Python and of the command line.
     """
 
     transient: bool
     wait_seconds: float = 0.0
-    advice: str = ""
+    what: str = "cannot be read"
+    mend: str = ""
+    public: tuple[str, str] = ("", "")
     missing: bool = False  # the object does not exist
     forbidden: bool = False  # it may not be read, or it does not exist and its directory may not be listed
     of_data: bool = True  # it may be the fault of this object; otherwise that of the store, the network or a program
@@ -55,31 +59,29 @@ def judge(error: BaseException, protocol: str) -> Verdict:
         or isinstance(error, (ConnectionError, TimeoutError))
         or _is_one_of(error, _UNPARSEABLE)
     ):
-        return Verdict(True, advice="cannot be read", of_data=not _is_one_of(error, _NO_CONNECTION))
+        return Verdict(True, of_data=not _is_one_of(error, _NO_CONNECTION))
     status = error.status if isinstance(error, RefusedError) else _status(error)
     if status == 404 or (status is None and isinstance(error, FileNotFoundError)):
-        return Verdict(False, advice="does not exist: check its name", missing=True)
+        return Verdict(False, what="does not exist", mend="check its name", missing=True)
     if (
         status in (401, 403)
         or (status is None and isinstance(error, PermissionError))
         or "Credentials" in kind
         or "Forbidden" in words(error)
     ):
-        advice = f"may not be read: check your credentials{_PUBLIC.get(protocol, '')}"
-        return Verdict(False, advice=advice, forbidden=True, of_data=False)
+        public, mend = _PUBLIC.get(protocol, ("", "")), "check your credentials"
+        return Verdict(False, 0.0, "may not be read", mend, public, forbidden=True, of_data=False)
     if status is not None:
         wait_seconds = getattr(error, "wait_seconds", None) or 0.0
         transient = status in _TRANSIENT
-        return Verdict(transient, wait_seconds, "cannot be read", of_data=not transient, has_response=True)
+        return Verdict(transient, wait_seconds, of_data=not transient, has_response=True)
     if (
         isinstance(error, (IsADirectoryError, NotADirectoryError, ValueError, *_OWN_FAULT))
         or "Certificate" in kind
         or not isinstance(error, Exception)
     ):
-        return Verdict(
-            False, advice="cannot be read", of_data=isinstance(error, (IsADirectoryError, NotADirectoryError))
-        )
-    return Verdict(True, advice="cannot be read", of_data=not _is_one_of(error, _NO_CONNECTION))
+        return Verdict(False, of_data=isinstance(error, (IsADirectoryError, NotADirectoryError)))
+    return Verdict(True, of_data=not _is_one_of(error, _NO_CONNECTION))
 
 
 def actual(error: BaseException) -> BaseException:
@@ -91,15 +93,25 @@ def actual(error: BaseException) -> BaseException:
     return cause if isinstance(error, FileNotFoundError) and cause is not None and of_request else error
 
 
+_GCS = (
+    "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay {'requester_pays': True}",
+    """; for public data pass --storage-options '{"token": "anon"}', for buckets whose readers pay """
+    """'{"requester_pays": true}'""",
+)
+_WEB = (
+    "; headers go into storage_options={'headers': {...}}",
+    """; headers go into --storage-options '{"headers": {"Authorization": "..."}}'""",
+)
 _PUBLIC = {
-    "s3": "; for public data pass storage_options={'anon': True}, for buckets whose readers pay "
-    "{'requester_pays': True}",
-    "gs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay "
-    "{'requester_pays': True}",
-    "gcs": "; for public data pass storage_options={'token': 'anon'}, for buckets whose readers pay "
-    "{'requester_pays': True}",
-    "http": "; headers go into storage_options={'headers': {...}}",
-    "https": "; headers go into storage_options={'headers': {...}}",
+    "s3": (
+        "; for public data pass storage_options={'anon': True}, for buckets whose readers pay {'requester_pays': True}",
+        """; for public data pass --storage-options '{"anon": true}', for buckets whose readers pay """
+        """'{"requester_pays": true}'""",
+    ),
+    "gs": _GCS,
+    "gcs": _GCS,
+    "http": _WEB,
+    "https": _WEB,
 }
 
 
