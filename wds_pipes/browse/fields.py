@@ -16,8 +16,8 @@ from wds_pipes.browse.data import ShardView
 from wds_pipes.browse.pictures import LARGE, SMALL, Picture, as_numbers, of_array, of_image, range_of
 from wds_pipes.codecs.codec import NotAllowedError
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS
-from wds_pipes.core.words import bytes_shown, plain
-from wds_pipes.display.text import shape_of, shown
+from wds_pipes.core.words import bytes_shown, plain, plural
+from wds_pipes.display.text import cut, shape_of, shown
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tools.looking import Decoders, Describer
 from wds_pipes.tools.reading import Found, Member
@@ -101,8 +101,10 @@ class Fields:
             try:
                 return found._replace(pictures=(of_image(data, self._side),))
             except Exception as error:  # whatever Pillow raises
-                return found._replace(problem=_line(error))
+                return found._replace(text="", problem=_line(error))
         if described.kind in ("bytes", "undecodable"):
+            if described.text != found.size:  # it says why it was not decoded
+                return found._replace(text="", problem=described.text)
             return found._replace(text=_text_of(data[: 4 * _TEXT[self._side]], described.text)[: _TEXT[self._side]])
         if described.kind in ("text", "integer", "number") and self._side == SMALL:
             return found
@@ -131,15 +133,14 @@ class Fields:
                 continue
         if lines:
             return found._replace(text=plain("\n".join(lines)), pictures=tuple(pictures))
-        if self._side == SMALL:
-            return found
-        return found._replace(text=plain(_whole(value)[: _TEXT[LARGE]]))
+        small = self._side == SMALL
+        return found._replace(text=plain(cut(_whole(value, None if small else 2), _TEXT[self._side])))
 
     def _header(self, member: Member) -> tuple[tuple[str, str], ...]:
         """Return what the header of a member says, in words."""
         place = f"byte {member.start:,} to {member.end:,}, data from {member.offset:,} on"
         block = self._view.bytes_at(member.offset - BLOCK, BLOCK)
-        rows = [("name", plain(member.name)), ("place", place), ("size", f"{member.size:,} bytes")]
+        rows = [("name", plain(member.name)), ("place", place), ("size", plural(member.size, "byte"))]
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError:  # the data does not follow its header, as in a sparse file
@@ -151,12 +152,12 @@ class Fields:
         return tuple(rows)
 
 
-def _whole(value: Any) -> str:
-    """Return a decoded value as text: JSON indented, other objects in words."""
+def _whole(value: Any, indent: int | None) -> str:
+    """Return a decoded value as text: JSON, or an object in words."""
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, indent=2, ensure_ascii=False)
+        return json.dumps(value, indent=indent, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         return shown(value, limit=_TEXT[SMALL])
 
