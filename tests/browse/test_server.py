@@ -217,9 +217,11 @@ def test_a_broken_shard_shows_the_error_after_the_samples_before_it(tmp_path):
     index_shards([url, other], offsets=True)
     Path(url).write_bytes(Path(url).read_bytes()[:6700])
     Path(other).unlink()
-    grid, sample, gone, first = fetch(
-        [url, other], "shard-0-1.html", "sample-0-9.html", "shard-1-1.html", "shards-1.html"
-    )
+    reserved = put(tmp_path / "reserved.tar", tar([("a.txt", b"a"), ("b.__key__", b"b"), ("c.txt", b"c")]))
+    wanted = ["shard-0-1.html", "sample-0-9.html", "shard-1-1.html", "shards-1.html"]
+    grid, sample, gone, first = fetch([url, other], *wanted)
+    ((status, _, named),) = fetch([reserved], "shard-0-1.html")
+    assert (status, "__key__" in named, "sample-0-0.html" in named) == (200, True, True)
     assert "00000001" in grid[2]
     assert re.search(r'role="alert">[^<]*shard-000000.tar[^<]*', grid[2])
     assert grid[2].index("00000001") < grid[2].index('role="alert"')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.browse.windows import Files, Window
@@ -21,6 +22,7 @@ from wds_pipes.tools.reading import Found, Member, ShardWalk, is_stream
 
 SAMPLES = 24  # of a page
 _BUFFER = 1 << 13  # bytes
+_CONNECTIONS = 16
 _KNOWN = 10_000  # places and counts that are remembered of shards without an index
 
 
@@ -87,8 +89,12 @@ class DataSet:
         """Return how many samples a shard has; None: it is not known yet."""
         return self._counts.get(shard) if self._facts is None else self._facts.samples[shard]
 
-    def size(self, shard: int) -> int | None:
-        """Return the size of a shard in bytes; None: it is not known."""
+    def sizes(self, shards: range) -> list[int | None]:
+        """Return the sizes of shards in bytes; None: a size is not known."""
+        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+            return list(pool.map(self._size, shards))
+
+    def _size(self, shard: int) -> int | None:
         known = None if self._facts is None else self._facts[shard].size
         try:
             return version_of(self.shards[shard], self._options).size if known is None else known
@@ -155,7 +161,7 @@ class DataSet:
                     found.append(sample._replace(number=at))
                 at += 1
             _remember(self._counts, view.shard, at)
-        except ShardError as error:
+        except WdsError as error:
             return Samples(found, False, str(error))
         return Samples(found, False, "")
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 from wds_pipes.browse.data import ShardView
 from wds_pipes.browse.pictures import LARGE, SMALL, Picture, as_numbers, of_array, of_image, range_of
-from wds_pipes.codecs.codec import NotAllowedError
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS
 from wds_pipes.core.words import bytes_shown, plain, plural
-from wds_pipes.display.text import cut, shape_of, shown
+from wds_pipes.display.text import cut, shape_of
+from wds_pipes.display.text import shown as in_words
+from wds_pipes.io.compression import unreadable
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tools.looking import Decoders, Describer
 from wds_pipes.tools.reading import Found, Member
@@ -74,17 +75,21 @@ class Fields:
 
     def of(self, sample: Found, numbers: range) -> list[Shown]:
         """Return some fields of a sample, by their numbers in it."""
-        return [self._with_header(number, sample.members[number]) for number in numbers]
+        found = []
+        for number in numbers:
+            member = sample.members[number]
+            shown = Shown(number, plain(member.field) or "(no name)", bytes_shown(member.size))
+            try:
+                found.append(self._show(shown, member))
+            except unreadable() as error:
+                found.append(shown._replace(kind="bytes", problem=_line(error)))
+        return found
 
-    def _with_header(self, number: int, member: Member) -> Shown:
-        found = self._show(number, member)
-        if self._side == SMALL:
-            return found
-        head = self._view.read(member, _HEAD)
-        return found._replace(raw=_dump(head), header=self._header(member))
-
-    def _show(self, number: int, member: Member) -> Shown:
-        found = Shown(number, plain(member.field) or "(no name)", bytes_shown(member.size))
+    def _show(self, found: Shown, member: Member) -> Shown:
+        """Return a field with what can be shown of it."""
+        if self._side == LARGE:
+            raw = _dump(self._view.read(member, _HEAD))
+            found = found._replace(raw=raw, header=self._header(member))
         extension = member.field.rpartition(".")[2]
         if extension in MEDIA:
             media, _, form = MEDIA[extension].partition("/")
@@ -112,12 +117,7 @@ class Fields:
 
     def _decoded(self, found: Shown, name: str, data: bytes) -> Shown:
         """Return a field with its arrays drawn, or with its whole text."""
-        try:
-            value = self._decoders.decode(name, data)
-        except (NotAllowedError, ImportError):  # the text says so
-            return found
-        except Exception as error:  # whatever a decoder raises
-            return found._replace(problem=_line(error))
+        value = self._decoders.decode(name, data)
         arrays = value if isinstance(value, dict) else {"": value}
         lines, pictures = [], list[Picture]()
         for part, array in list(arrays.items())[:_PARTS]:
@@ -159,7 +159,7 @@ def _whole(value: Any, indent: int | None) -> str:
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
-        return shown(value, limit=_TEXT[SMALL])
+        return in_words(value, limit=_TEXT[SMALL])
 
 
 def _text_of(data: bytes, otherwise: str) -> str:

@@ -13,6 +13,7 @@ from wds_pipes.browse.fields import Fields
 from wds_pipes.browse.pictures import LARGE
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
+from wds_pipes.errors import WdsError
 
 SHARDS = 100  # of a page
 _CARD = 8  # fields of a sample in a grid
@@ -53,7 +54,7 @@ class Pages:
             finalize=lambda value: plain(value) if type(value) is str else value,
         )
         self._templates.filters |= {"plural": plural, "size": _size}
-        self._templates.globals |= {"served": exported is None, "linked": self._is_linked}
+        self._templates.globals |= {"served": exported is None, "linked": self._is_linked, "rows_of_page": SHARDS}
         self.add(rf"shards-{_NUMBER}\.html", self._shards)
         self.add(rf"shard-{_NUMBER}-{_NUMBER}\.html", self._grid)
         self.add(rf"sample-{_NUMBER}-{_NUMBER}\.html", self._sample)
@@ -104,8 +105,8 @@ class Pages:
         if page < 1 or not numbers:
             raise LookupError(f"there is no page {page} of shards: there are {plural(len(data.shards), 'shard')}")
         rows = [
-            {"number": number, "url": data.shown(number), "count": data.count(number), "size": data.size(number)}
-            for number in numbers
+            {"number": number, "url": data.shown(number), "count": data.count(number), "size": size}
+            for number, size in zip(numbers, data.sizes(numbers), strict=True)
         ]
         names, problem = self._fields_of(numbers[0])
         return self.render(
@@ -126,7 +127,7 @@ class Pages:
             with self.data.look(shard, 0, 1, whole=False) as view:
                 found = view.samples.found
                 return [member.field for member in found[0].members[:_FIELDS]] if found else [], view.samples.problem
-        except OSError as error:
+        except WdsError as error:
             return [], str(error)
 
     def _grid(self, shard: int, page: int, query: Mapping[str, str]) -> str:

@@ -28,6 +28,7 @@ from aiohttp import web
 from wds_pipes.browse.fields import MEDIA
 from wds_pipes.browse.pages import STATIC, Pages
 from wds_pipes.errors import WdsError
+from wds_pipes.io.compression import unreadable
 from wds_pipes.tools.reading import Member
 
 T = TypeVar("T")
@@ -81,17 +82,19 @@ class Server:
     ) -> web.StreamResponse:
         if _HOST.fullmatch(request.headers.get("Host", "")) is None:
             return web.Response(status=403, text="The name of the host is not that of this server.\n")
-        token = request.path.split("/", 2)[1]
+        token = request.path.strip("/").partition("/")[0]
         if not hmac.compare_digest(token.encode("utf-8", "replace"), self.token.encode()):
             return web.Response(status=403, text="The URL lacks the token that wds-pipes browse has printed.\n")
         try:
             return await handler(request)
         except LookupError as error:
-            return await self._error(request, str(error.args[0] if error.args else error), 404)
-        except (WdsError, OSError) as error:
-            return await self._error(request, str(error), 200)
+            return await self._error(str(error.args[0] if error.args else error), 404)
+        except ConnectionError:  # the browser has closed it
+            raise
+        except (WdsError, OSError, ImportError) as error:
+            return await self._error(str(error), 200)
 
-    async def _error(self, request: web.Request, message: str, status: int) -> web.Response:
+    async def _error(self, message: str, status: int) -> web.Response:
         text = await self._run(self._renderer, lambda: self.pages.error(message))
         return web.Response(text=text, content_type="text/html", status=status)
 
@@ -134,8 +137,11 @@ class Server:
             response.content_length = len(part)
             await response.prepare(request)
             for at in part[::_CHUNK] if request.method == "GET" else ():
-                size = min(_CHUNK, part.stop - at)
-                await response.write(await self._run(self._readers, partial(view.bytes_at, member.offset + at, size)))
+                read = partial(view.bytes_at, member.offset + at, min(_CHUNK, part.stop - at))
+                try:
+                    await response.write(await self._run(self._readers, read))
+                except unreadable() as error:  # too late for a page that says so
+                    raise ConnectionAbortedError(str(error)) from error
         return response
 
     def _type_of(self, request: web.Request, member: Member) -> dict[str, str]:
@@ -178,7 +184,7 @@ async def serve(server: Server, port: int, on_ready: Callable[[str], None]) -> N
     Raises:
         OSError: the port is in use.
     """
-    runner = web.AppRunner(server.app, access_log=None)
+    runner = web.AppRunner(server.app, access_log=None, shutdown_timeout=1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", port)
