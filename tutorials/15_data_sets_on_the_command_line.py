@@ -97,7 +97,8 @@ shell(f"wds-pipes create photos shards {options.replace('7', '8')}", code=2)
 # %% [markdown]
 # ## Look at it
 #
-# `info` describes the shards, `ls` lists samples with their bytes, `head` shows the first ones.
+# `info` describes the shards, `ls` lists samples with their bytes, `head` shows the first ones, and
+# `wds-pipes browse shards/train` shows all of them in a web browser ([Look at a data set](docs/browse.md)).
 
 # %%
 shell("wds-pipes info shards/train")

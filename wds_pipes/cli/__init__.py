@@ -25,6 +25,7 @@ _SECTIONS = {
         "info": ("look:info", "Show what is in shards: samples, fields with types and sizes, and where the bytes go."),
         "ls": ("look:ls", "List samples: number, first byte, size and fields of each."),
         "head": ("look:head", "Show the first samples, decoded."),
+        "browse": ("browse:browse", "Look at samples in a web browser: images, text, audio, video and arrays."),
         "cat": ("look:cat", "Write samples to standard output, as one tar or as JSON Lines."),
         "get": ("look:get", "Write one sample: the one with a key, or with a number."),
         "select": ("look:select", "Write the keys of the samples whose row of metadata fulfils a condition."),

@@ -6,14 +6,14 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cached_property
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, ShardWarning, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
-from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
@@ -23,6 +23,7 @@ from wds_pipes.tar.index import ShardFacts, folder_of
 from wds_pipes.tar.keys import is_metadata, splitter
 from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.located import Located
+from wds_pipes.tar.members import Link
 from wds_pipes.tar.offsets import MissingIndexError
 from wds_pipes.tar.reader import TarReader
 from wds_pipes.tar.scanning import readable
@@ -109,6 +110,13 @@ class Found(NamedTuple):
             yield f"{self.start:>14,}  {self.end - self.start:>12,}  {self.number} {self.key}: {names}"
 
 
+class Opens(Protocol):
+    """Opens a shard; that of the pipelines is ``Opener``."""
+
+    def open(self, url: str, start: int = 0) -> BinaryIO:
+        """Return a buffered stream of a shard, of a remote one from byte ``start`` on."""
+
+
 class ShardWalk:
     """One walk over the samples of a shard.
 
@@ -119,6 +127,7 @@ class ShardWalk:
         want: whether the data of the next file is read, by its name; None: it never is.
         concatenated: as in ``load_tar``.
         start: the byte to begin at, where a header starts; of an uncompressed shard.
+        on_link: as in ``TarReader``.
 
     Attributes:
         compression: of the shard: gz, bz2, xz, zst or ``""``.
@@ -129,16 +138,17 @@ class ShardWalk:
 
     def __init__(
         self,
-        opener: Opener,
+        opener: Opens,
         url: str,
         key_split: str = "first-dot",
         want: Callable[[str], bool] | None = None,
         *,
         concatenated: bool = False,
         start: int = 0,
+        on_link: Callable[[Link], None] | None = None,
     ) -> None:
         self._opener, self._url, self._split = opener, url, splitter(key_split)
-        self._want, self._concatenated, self._start = want, concatenated, start
+        self._want, self._concatenated, self._start, self._on_link = want, concatenated, start, on_link
         self.compression, self.bytes, self.ended, self.outside = "", 0, False, 0
 
     def samples(self) -> Iterator[Found]:
@@ -175,6 +185,7 @@ class ShardWalk:
                 want=self._want or (lambda name: False),
                 max_member_bytes=MAX_SIZE,
                 concatenated=self._concatenated,
+                on_link=self._on_link,
                 named=False,
             )
             for url, name, data, start in reader:
