@@ -10,9 +10,9 @@ from typing import Any
 
 from wds_pipes.browse.data import SAMPLES, DataSet
 from wds_pipes.browse.fields import Fields
-from wds_pipes.browse.pictures import LARGE
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
+from wds_pipes.display.pictures import LARGE
 from wds_pipes.errors import WdsError
 
 SHARDS = 100  # of a page

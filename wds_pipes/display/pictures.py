@@ -42,6 +42,11 @@ def of_image(data: bytes, side: int) -> Picture:
     """
     image = open_image(data, MAX_PIXELS)
     image.draft(None, (side, side))  # a JPEG is decoded to about this size, in a fraction of the time
+    return of_pil(image, side)
+
+
+def of_pil(image: Any, side: int) -> Picture:
+    """Return a picture of an image of Pillow's."""
     if image.mode in _DEEP:
         return of_array(np.asarray(image), side)
     transparent = image.has_transparency_data
@@ -49,9 +54,14 @@ def of_image(data: bytes, side: int) -> Picture:
     return _encoded(converted, side, lossless=transparent or image.mode in ("1", "P"))
 
 
-def of_array(value: Any, side: int) -> Picture:
+def of_array(value: Any, side: int, limits: tuple[float, float] | None = None) -> Picture:
     """Return a picture of an array or a tensor: of one dimension as a curve, else of its first
-    image, scaled to the range of its values unless they are uint8.
+    image.
+
+    Args:
+        value: the array; uint8 is drawn as it is.
+        side: the longer side of the picture in pixels, at most.
+        limits: the numbers that are black and white; None: the least and the greatest one.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -60,7 +70,7 @@ def of_array(value: Any, side: int) -> Picture:
 
     pixels = _first_image(value)
     if pixels.dtype != np.uint8:
-        low, high = range_of(pixels)
+        low, high = limits or range_of(pixels)
         numbers = np.nan_to_num(pixels.astype(np.float64), nan=low, posinf=high, neginf=low)
         pixels = ((numbers - low) / ((high - low) or 1) * 255).astype(np.uint8)
     return _encoded(Image.fromarray(pixels), side, lossless=min(pixels.shape[:2]) <= _CURVE)
