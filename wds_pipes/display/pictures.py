@@ -94,9 +94,10 @@ def as_numbers(value: Any) -> Any:
 
 def _first_image(value: Any) -> Any:
     """Return an array of shape (H, W) or (H, W, 3 or 4)."""
-    array = as_numbers(value)
-    if array is None or array.size == 1:
+    numbers = as_numbers(value)
+    if numbers is None or numbers.size == 1:
         raise ValueError("there is nothing to draw")
+    array = numbers.squeeze()  # one embedding in an array of shape (1, 512) is a curve
     while array.ndim > 3 or (array.ndim == 3 and not {array.shape[0], array.shape[2]} & {1, 3, 4}):
         array = array[0]
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):
