@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import refused, run_command
 from pipelines import even, samples
 
 import wds_pipes as wp
@@ -110,6 +111,17 @@ def test_the_shards_may_be_those_of_the_pipeline(urls):
     assert list(whole.data.shards) == urls
     with pytest.raises(ZeroDivisionError):
         pages([], lambda: 1 / 0)
+
+
+def test_the_command_shows_a_training(urls, tmp_path):
+    MADE[:] = [counted(urls)]
+    run_command("browse", "--order", f"{__name__}:loader", "--export", tmp_path / "out", "--samples", 1)
+    text = (tmp_path / "out" / "order.html").read_text()
+    assert "Epoch 0, rank 0 of 1" in text
+    assert "order.html?" not in text
+    assert "From 42 of 42 samples." in (tmp_path / "out" / "histograms.html").read_text()
+    assert "--world-size goes with --order" in refused("browse", "--world-size", 2, *urls)
+    assert "Missing argument 'URLS...'" in refused("browse")
 
 
 def test_histograms_say_of_which_part_they_are(urls, tmp_path, monkeypatch):
