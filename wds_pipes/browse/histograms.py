@@ -56,11 +56,13 @@ class Seen:
 
     Attributes:
         samples: how many there were.
+        bytes: how many bytes of them were looked at.
         left_out: whether there are more than 64 histograms, of which these are the first.
+        problem: the first error; "": there was none.
     """
 
     def __init__(self) -> None:
-        self.samples, self.left_out = 0, False
+        self.samples, self.bytes, self.left_out, self.problem = 0, 0, False, ""
         self._decoders = Decoders()
         self._values: dict[tuple[str, str], list[Any]] = {}  # by field and what they are
 
@@ -70,6 +72,7 @@ class Seen:
         """
         self.samples += 1
         for name, size, data in fields:
+            self.bytes += len(data)
             if not self._note(name, "bytes", size):
                 continue
             if (image := image_header(data)) is not None:
@@ -119,17 +122,13 @@ def _bars(what: str, values: list[Any]) -> dict[str, int]:
     counts = Counter(values)
     if what == "bytes":
         powers = Counter(size.bit_length() for size in values)
-        return {_power(bits): powers[bits] for bits in range(min(powers), max(powers) + 1)}
+        ends = [bytes_shown((1 << bits) // 2) for bits in range(max(powers) + 2)]
+        return {f"{ends[bits]} to {ends[bits + 1]}": powers[bits] for bits in range(min(powers), max(powers) + 1)}
     if what == "labels" or len(counts) <= _MOST_BARS:
         return _by_value(counts)
     if any(isinstance(value, str) for value in counts):
         return {}  # such as names: nearly each sample has another one
     return _by_range(values)
-
-
-def _power(bits: int) -> str:
-    """Return which sizes have a number of bits, in words."""
-    return f"{bytes_shown(1 << bits - 1)} to {bytes_shown(1 << bits)}" if bits else "empty"
 
 
 def _by_value(counts: Counter[Any]) -> dict[str, int]:
@@ -164,52 +163,32 @@ def drawn(total: int, count: int, seed: int) -> list[int]:
     return numbers
 
 
-class Drawing:
-    """A random part of the samples of a data set: of all of them if an index counts them, else the
-    first samples of some shards.
+def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
+    """Look at a random part of the samples of a data set: of all of them if an index counts them,
+    else the first samples of some shards.
 
-    It reads at most 512 samples, of each field at most 1 MiB, and 256 MiB in all.
+    It reads at most 512 samples, of each field at most 1 MiB, and about 256 MiB in all.
 
     Args:
         data: the data set.
         seed: decides which part.
 
-    Attributes:
-        seen: what was seen.
-        part: which samples they are, in words.
-        problem: the first error; "": there was none.
+    Returns:
+        Which samples they are, in words, and what was seen.
     """
+    seen, lock = Seen(), threading.Lock()
+    if data.total is None:
+        places = [(shard, 0, SAMPLES // _SHARDS) for shard in drawn(len(data.shards), _SHARDS, seed)]
+    else:
+        ends = [0, *accumulate(data.count(shard) or 0 for shard in range(len(data.shards)))]
+        numbers = drawn(data.total, SAMPLES, seed)
+        places = [(shard := bisect_right(ends, number) - 1, number - ends[shard], 1) for number in numbers]
 
-    def __init__(self, data: DataSet, seed: int) -> None:
-        self.seen, self.problem = Seen(), ""
-        self._data, self._left, self._lock = data, _BUDGET, threading.Lock()
-        shards = plural(len(data.shards), "shard")
-        if data.total is None:
-            places = [(shard, 0, SAMPLES // _SHARDS) for shard in drawn(len(data.shards), _SHARDS, seed)]
-        else:
-            ends = [0, *accumulate(data.count(shard) or 0 for shard in range(len(data.shards)))]
-            numbers = drawn(data.total, SAMPLES, seed)
-            places = [(shard := bisect_right(ends, number) - 1, number - ends[shard], 1) for number in numbers]
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(self._look, places))
-        count = self.seen.samples
-        self.part = (
-            f"{plural(count, 'sample')}, the first of {len(places):,} of {shards}, since no index counts them"
-            if data.total is None
-            else f"{count:,} of {plural(data.total, 'sample')}"
-        )
-
-    def _look(self, place: tuple[int, int, int]) -> None:
-        """Look at samples that follow each other: the shard, the number of the first one, and how
-        many they are.
-        """
-        if self._left <= 0:
-            return
+    def look(place: tuple[int, int, int]) -> None:
         try:
-            with self._data.look(*place) as view:
-                self.problem = self.problem or view.samples.problem
-                for sample in view.samples.found:
-                    fields = [
+            with data.look(*place) as view:
+                for sample in view.samples.found if seen.bytes < _BUDGET else ():
+                    heads = [
                         (
                             one.field,
                             one.size,
@@ -217,25 +196,28 @@ class Drawing:
                         )
                         for one in sample.members[:_MOST]
                     ]
-                    with self._lock:
-                        self._left -= sum(len(head) for _, _, head in fields)
-                        self.seen.add(fields)
+                    with lock:
+                        seen.add(heads)
+                seen.problem = seen.problem or view.samples.problem
         except OSError as error:
-            self.problem = self.problem or str(error)
+            seen.problem = seen.problem or str(error)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        list(pool.map(look, places))
+    if data.total is not None:
+        return f"{seen.samples:,} of {plural(data.total, 'sample')}", seen
+    shards = plural(len(data.shards), "shard")
+    first = f"the first of {len(places):,} of {shards}, since no index counts them"
+    return f"{plural(seen.samples, 'sample')}, {first}", seen
 
 
 def add_histograms(pages: Pages) -> None:
     """Add the page of histograms. What was drawn last stays, so that a reload takes no time."""
-
-    @lru_cache(2)
-    def draw(part: int) -> Drawing:
-        return Drawing(pages.data, part)
+    draw = lru_cache(2)(lambda number: look_at_part(pages.data, number))
 
     def page(*, query: Mapping[str, str]) -> str:
         number = int(query["part"]) if re.fullmatch(r"\d{1,9}", query.get("part", ""), re.ASCII) else 0
-        drawing = draw(number)
-        return pages.render(
-            "histograms.html", number=number, drawing=drawing, seen=drawing.seen, histograms=drawing.seen.histograms()
-        )
+        part, seen = draw(number)
+        return pages.render("histograms.html", number=number, part=part, seen=seen, histograms=seen.histograms())
 
     pages.add(r"histograms\.html", page, "Histograms")

@@ -8,7 +8,6 @@ file of it changes.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from itertools import islice
@@ -37,7 +36,6 @@ from wds_pipes.tools.proving import stage_of_shards, without_decoding
 from wds_pipes.tools.states import read_states
 
 MOST_READ = 32  # batches for which a pipeline is run
-_building = threading.Lock()  # a loader that is built may look at the environment
 
 
 class Coming(NamedTuple):
@@ -210,8 +208,7 @@ def order_of_loader(
     Raises:
         ValueError, StateError: as from ``loader_of``; or the loader is one of another rank.
     """
-    with _building:
-        loader = loader_of(named, rank=rank or 0, world_size=world_size, state=state)
+    loader = loader_of(named, rank=rank or 0, world_size=world_size, state=state)
     if rank not in (None, loader.rank.number):
         raise ValueError(
             f"the loader of {named}() is that of rank {loader.rank.number} of {loader.rank.of}, not of rank {rank}: "
