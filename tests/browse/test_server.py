@@ -266,7 +266,7 @@ def test_remote_shards_are_read_where_they_are_looked_at(tmp_path, counted):
 def test_exported_pages_link_each_other(tmp_path, shards):
     cut = put(tmp_path / "cut.tar", Path(shards[0]).read_bytes()[:9000])
     result = run_command("browse", *shards, cut, "--export", tmp_path / "out", "--samples", 40)
-    assert "36 samples, 42 pages, the first of which is index.html" in result.stdout
+    assert "36 samples, 43 pages, the first of which is index.html" in result.stdout
     files = {path.name: path.read_text() for path in (tmp_path / "out").glob("*.html")}
     for name, text in files.items():
         links = set(re.findall(r'(?:href|src)="([^"]*)"', text)) - {"data:,"}

@@ -64,10 +64,7 @@ class Parsed(html.parser.HTMLParser):
         self.texts.append(data)
 
     def pictures(self):
-        return [
-            Image.open(io.BytesIO(base64.b64decode(source.removeprefix("data:image/png;base64,"))))
-            for source in self.images
-        ]
+        return [Image.open(io.BytesIO(base64.b64decode(source.partition(";base64,")[2]))) for source in self.images]
 
 
 # Pipelines
@@ -264,7 +261,7 @@ def test_a_sample_of_bytes_shows_its_image_and_describes_the_rest():
     page = Parsed(view._repr_html_())
     [drawn] = page.pictures()
     assert drawn.size == (96, 192)
-    assert drawn.convert("RGB").getpixel((50, 100)) == (255, 0, 0)
+    assert np.abs(np.array(drawn.convert("RGB").getpixel((50, 100))) - [255, 0, 0]).max() < 3
     assert "a<b" in page.texts
     assert "SECRET" not in repr(view) + view._repr_html_()
     assert repr(view).splitlines()[3] == f"seg.png  {len(sample['seg.png']):,} bytes"

@@ -2,8 +2,10 @@
 
 - ``data``: the shards, and ranges of their samples; ``windows``: reads parts of a shard again and
   again, in bounded memory.
-- ``fields``: one field for a page: its text, picture or player; ``pictures``: small pictures.
+- ``fields``: one field for a page: its text, picture or player.
 - ``pages``: the pages as HTML; ``templates`` and ``static`` have their templates, style and script.
+- ``findings``: what ``verify`` finds; ``histograms``: over a random part of the data.
+- ``training``: the pages about what a training gets next.
 - ``server``: the pages over HTTP, and who may read them; ``exporting``: the pages as files.
 
 Rules:

@@ -6,8 +6,10 @@ import contextlib
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
+from wds_pipes.browse.findings import Checks
 from wds_pipes.browse.windows import Files, Window
 from wds_pipes.errors import ShardError, WdsError
 from wds_pipes.io.urls import Urls, redact
@@ -81,6 +83,7 @@ class DataSet:
         self._facts: Facts | None = facts
         self.total = None if facts is None else sum(facts.samples)
         self._offsets = None if facts is None else ShardOffsets(self.shards, facts, None, storage_options)
+        self._keys = lru_cache(2)(self._keys_of)  # of the shards without an index in which was searched
         # of shards without an index: where samples begin, and how many there are
         self._starts: dict[tuple[int, int], int] = {}
         self._counts: dict[int, int] = {}
@@ -100,6 +103,18 @@ class DataSet:
             return version_of(self.shards[shard], self._options).size if known is None else known
         except WdsError:  # looking at the shard says why
             return None
+
+    def start(self, shard: int, number: int) -> int | None:
+        """Return the byte where a sample begins; None: no index of offsets says it."""
+        try:
+            offsets = None if self._offsets is None else self._offsets.of(shard)
+        except ShardError:  # looking at the shard says why
+            return None
+        return offsets[number] if offsets is not None and number < len(offsets) - 1 else None
+
+    def checks(self) -> Checks:
+        """Return what checks the shards."""
+        return Checks(self.shards, storage_options=self._options, key_split=self._key_split)
 
     def shown(self, shard: int) -> str:
         """Return the URL of a shard, without credentials."""
@@ -182,19 +197,29 @@ class DataSet:
         """
         if text.isdecimal() and text.isascii() and (text == "0" or text[0] != "0") and len(text) < 16:
             return self._find_number(int(text), shard)
+        return self.find_key(text, shard)
+
+    def find_key(self, key: str, shard: int | None) -> tuple[int, int]:
+        """Return the same of the sample with a key."""
         if self._offsets is not None and self._facts is not None:
             with contextlib.suppress(MissingIndexError):  # an index of another program has no keys
-                for number in self._offsets.find(text):
-                    return self._find_number(number, None)
-                raise LookupError(f"no sample has the key {text!r:.300}")
+                found = [self._find_number(number, None) for number in self._offsets.find(key)]
+                if not found:
+                    raise LookupError(f"no sample has the key {key!r:.300}")
+                return next((place for place in found if place[0] == shard), found[0])
         if shard is None:
             raise LookupError("there is no index of keys: look at a shard, and search in it, or write the index first")
-        with self.look(shard, 0, 0) as view:
-            walk = ShardWalk(view, self.shards[shard], self._key_split, on_link=pass_link)
-            for sample in walk.samples():
-                if sample.key == text:
-                    return shard, sample.number
-        raise LookupError(f"no sample of shard {self.shown(shard)} has the key {text!r:.300}")
+        if key not in (numbers := self._keys(shard)):
+            raise LookupError(f"no sample of shard {self.shown(shard)} has the key {key!r:.300}")
+        return shard, numbers[key]
+
+    def _keys_of(self, shard: int) -> dict[str, int]:
+        """Return the numbers of the samples of a shard by their keys, up to a damaged place."""
+        found: dict[str, int] = {}
+        with self.look(shard, 0, 0) as view, contextlib.suppress(ShardError):
+            for sample in ShardWalk(view, self.shards[shard], self._key_split, on_link=pass_link).samples():
+                found.setdefault(sample.key, sample.number)
+        return found
 
     def _find_number(self, number: int, shard: int | None) -> tuple[int, int]:
         if self._facts is None and shard is not None:

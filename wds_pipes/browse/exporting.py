@@ -12,7 +12,12 @@ from wds_pipes.errors import ShardError
 
 
 def export(
-    data: DataSet, folder: str, most: int = 1000, on_page: Callable[[str], None] = lambda name: None
+    data: DataSet,
+    folder: str,
+    most: int = 1000,
+    on_page: Callable[[str], None] = lambda name: None,
+    *,
+    add: Callable[[Pages], None] = lambda pages: None,
 ) -> tuple[int, int]:
     """Write pages as files: of the shards, and of the first samples, with their pictures. Audio,
     video and downloads are left out. ``index.html`` is the first page.
@@ -22,6 +27,7 @@ def export(
         folder: the directory to write to; it is made if it does not exist.
         most: how many samples. Whole pages of a grid are written, so there may be a few more.
         on_page: called with the name of each page.
+        add: adds the other pages of the navigation, which are also written.
 
     Returns:
         How many samples were written, and how many pages.
@@ -34,6 +40,8 @@ def export(
         raise ValueError(f"directory {folder} has files: name another one, or remove them")
     names, samples = _plan(data, most)
     pages = Pages(data, exported=names)
+    add(pages)
+    names.update(name for name, _ in pages.navigation)
     os.makedirs(folder, exist_ok=True)
     for name in sorted(names):
         _write(folder, name, pages.page(name).encode())

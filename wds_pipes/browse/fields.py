@@ -13,9 +13,9 @@ import tarfile
 from typing import Any, NamedTuple
 
 from wds_pipes.browse.data import ShardView
-from wds_pipes.browse.pictures import LARGE, SMALL, Picture, as_numbers, of_array, of_image, range_of
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS
 from wds_pipes.core.words import bytes_shown, plain, plural
+from wds_pipes.display.pictures import LARGE, SMALL, Picture, as_numbers, of_array, of_image, range_of
 from wds_pipes.display.text import cut, shape_of
 from wds_pipes.display.text import shown as in_words
 from wds_pipes.io.compression import unreadable

@@ -10,10 +10,12 @@ from typing import Any
 
 from wds_pipes.browse.data import SAMPLES, DataSet
 from wds_pipes.browse.fields import Fields
-from wds_pipes.browse.pictures import LARGE
+from wds_pipes.browse.findings import of_sample
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
+from wds_pipes.display.pictures import LARGE
 from wds_pipes.errors import WdsError
+from wds_pipes.tools.findings import VerifyReport
 
 SHARDS = 100  # of a page
 _CARD = 8  # fields of a sample in a grid
@@ -41,7 +43,7 @@ class Pages:
 
     def __init__(self, data: DataSet, *, exported: Collection[str] | None = None) -> None:
         jinja2 = library("jinja2", "jinja2", "wds-pipes browse", extra="browse")
-        self.data, self._exported = data, exported
+        self.data, self._exported, self._checks = data, exported, data.checks()
         self.navigation = [("shards-1.html", "Shards")]
         self._routes: list[tuple[re.Pattern[str], Render]] = []
         self._templates = jinja2.Environment(
@@ -133,11 +135,12 @@ class Pages:
     def _grid(self, shard: int, page: int, query: Mapping[str, str]) -> str:
         first = max(page - 1, 0) * SAMPLES
         with self.data.look(shard, first) as view:
-            samples, fields = view.samples, Fields(view)
+            samples, fields, report = view.samples, Fields(view), self._report(shard, query)
             cards = [
                 {
                     "sample": sample,
                     "fields": fields.of(sample, range(len(sample.members))[:_CARD]),
+                    "findings": of_sample(report, sample),
                     "left": max(0, len(sample.members) - _CARD),
                 }
                 for sample in samples.found
@@ -154,7 +157,15 @@ class Pages:
             cards=cards,
             more=samples.more,
             problem=samples.problem,
+            report=report,
         )
+
+    def _report(self, shard: int, query: Mapping[str, str]) -> VerifyReport | None:
+        """Return what ``verify`` finds in a shard; None: it is not checked."""
+        try:
+            return self._checks.report(shard, now=self._exported is None and query.get("verify") == "1")
+        except OSError:  # the page says why it cannot be read
+            return None
 
     def _sample(self, shard: int, number: int, query: Mapping[str, str]) -> str:
         with self.data.look(shard, number, 1) as view:
@@ -167,6 +178,7 @@ class Pages:
             first = int(query["fields"]) if re.fullmatch(_NUMBER, query.get("fields", ""), re.ASCII) else 0
             numbers = range(len(sample.members))[first : first + _FIELDS]
             fields = Fields(view, LARGE).of(sample, numbers)
+            findings = of_sample(self._report(shard, query), sample)
         return self.render(
             "sample.html",
             shard=shard,
@@ -179,6 +191,7 @@ class Pages:
             after=numbers.stop if numbers.stop < len(sample.members) else None,
             more=more,
             problem=problem,
+            findings=findings,
         )
 
 

@@ -113,9 +113,12 @@ class Server:
         return web.Response(text=text, content_type="text/html")
 
     async def _go(self, request: web.Request) -> web.StreamResponse:
-        wanted, shard = request.query.get("sample", "").strip(), request.query.get("shard", "")
+        wanted, key = (request.query.get(name, "").strip() for name in ("sample", "key"))
+        shard = request.query.get("shard", "")
         looked_at = int(shard) if re.fullmatch(r"\d{1,15}", shard, re.ASCII) else None
-        place = await self._run(self._renderer, lambda: self.pages.data.find(wanted, looked_at))
+        data = self.pages.data
+        find = partial(data.find_key, key, looked_at) if key else partial(data.find, wanted, looked_at)
+        place = await self._run(self._renderer, find)
         raise web.HTTPFound(f"/{self.token}/sample-{place[0]}-{place[1]}.html")
 
     async def _field(self, request: web.Request) -> web.StreamResponse:

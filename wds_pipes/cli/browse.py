@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import webbrowser
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from wds_pipes.browse.data import DataSet
 from wds_pipes.browse.exporting import export
+from wds_pipes.browse.histograms import add_histograms
 from wds_pipes.browse.pages import Pages
-from wds_pipes.cli.options import echo, example, key_split, storage_options, urls
+from wds_pipes.cli.options import echo, example, key_split, storage_options
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import plural
 
 
-@click.command(epilog=example("wds-pipes browse 'train-*.tar'\nwds-pipes browse s3://bucket/train/index.json --open"))
-@urls
+@click.command(
+    epilog=example(
+        "wds-pipes browse 'train-*.tar'\nwds-pipes browse s3://bucket/train/index.json --open\n"
+        "wds-pipes browse --order train:make_loader --state checkpoint.pt"
+    )
+)
+@click.argument("urls", nargs=-1)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Where the server listens.  [default: a free one]"
 )
@@ -32,9 +39,23 @@ from wds_pipes.core.words import plural
     show_default=True,
     help="How many samples --export writes, the first ones.",
 )
+@click.option("--order", "named", metavar="MODULE:FUNCTION", help="Also show the next batches of this training.")
+@click.option("--state", "states", multiple=True, metavar="FILE", help="The state from which it goes on, or two.")
+@click.option("--world-size", type=click.IntRange(min=1), help="How many ranks --order has.")
 @key_split
 @storage_options
-def browse(*, urls: tuple[str, ...], port: int, opened: bool, folder: str | None, samples: int, **options: Any) -> None:
+def browse(
+    *,
+    urls: tuple[str, ...],
+    port: int,
+    opened: bool,
+    folder: str | None,
+    samples: int,
+    named: str | None,
+    states: tuple[str, ...],
+    world_size: int | None,
+    **options: Any,
+) -> None:
     """Look at samples in a web browser: images, text, audio, video and arrays, shard by shard.
 
     It prints a URL, and serves the pages on this machine until Ctrl-C. The URL has a random token:
@@ -48,11 +69,21 @@ def browse(*, urls: tuple[str, ...], port: int, opened: bool, folder: str | None
 
     --export writes the pages of the first samples as files, to put beside a data set or to send.
 
+    --order shows which batches each rank of a training gets next, and where it stands: a function
+    that returns its PipeLoader, whose shards are shown if there are no URLS. With --state it goes
+    on from a checkpoint; without --order, by the steps that this names. Two states stand side by
+    side. Nothing of the training is written.
+
     It needs aiohttp and jinja2: pip install 'wds_pipes[browse]'.
     """
-    data = DataSet(urls, **options)
+    data, add_training = _data(urls, named, states, world_size, options)
+
+    def add(pages: Pages) -> None:
+        add_histograms(pages)
+        add_training(pages)
+
     if folder is not None:
-        written, pages = export(data, folder, samples)
+        written, pages = export(data, folder, samples, add=add)
         echo(f"{folder}: {plural(written, 'sample')}, {plural(pages, 'page')}, the first of which is index.html")
         return
     library("aiohttp", "aiohttp", "wds-pipes browse", extra="browse")
@@ -63,4 +94,19 @@ def browse(*, urls: tuple[str, ...], port: int, opened: bool, folder: str | None
         if opened:
             webbrowser.open(url)
 
-    asyncio.run(serve(Server(Pages(data)), port, on_ready))
+    served = Pages(data)
+    add(served)
+    asyncio.run(serve(Server(served), port, on_ready))
+
+
+def _data(
+    urls: tuple[str, ...], named: str | None, states: tuple[str, ...], world_size: int | None, options: dict[str, Any]
+) -> tuple[DataSet, Callable[[Pages], None]]:
+    """Return the data set, and what adds the pages of a training."""
+    if named is None and (world_size is not None or not urls):
+        raise click.UsageError("--world-size goes with --order" if urls else "Missing argument 'URLS...'.")
+    if named is None and not states:
+        return DataSet(urls, **options), lambda pages: None
+    from wds_pipes.browse.training import training_of  # which needs torch, and that takes seconds
+
+    return training_of(urls, named=named, world_size=world_size, states=states, **options)

@@ -8,18 +8,16 @@ Rules:
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
 import numpy as np
 
-from wds_pipes.codecs.images import image_decoder
 from wds_pipes.codecs.table import IMAGE
 from wds_pipes.core.hosts import is_pipe
 from wds_pipes.core.words import plain, plural
+from wds_pipes.display.pictures import Picture, as_numbers, of_array, of_image, of_pil, range_of
 from wds_pipes.display.text import cut, shape_of, shown
 from wds_pipes.io.secret import hide
 
@@ -30,10 +28,8 @@ MAX_VALUES = 16  # of a one-dimensional array, such as labels
 SHORT_BYTES = 20  # a field of at most this number of bytes is shown if it is text, such as a label
 MAX_SAMPLES = 16  # of a list of samples
 IMAGE_PIXELS = 192  # the longer side of a shown image at most
-SMALL_PIXELS = 96  # an image whose longer side is at most half of this is enlarged, up to this
 MIN_PIXELS = 8  # an array whose shorter side is smaller is not taken as an image
 _CHANNELS = (1, 3, 4)
-MAX_IMAGE_PIXELS = 1 << 25  # an encoded image with more pixels is not decoded
 
 
 class View:
@@ -159,62 +155,43 @@ def is_pil(value: Any) -> bool:
 
 
 def pictures_of(name: str, value: Any, most: int) -> list[str]:
-    """Return the images of a field as PNGs in HTML, at most ``most``; an empty list if none can be
-    drawn.
-    """
+    """Return the images of a field in HTML, at most ``most``; none if none can be drawn."""
     if most <= 0:
         return []
     try:
-        if is_pil(value):
-            return [_png(value)]
-        if isinstance(value, (bytes, bytearray)):
-            extension = name.rpartition(".")[2].lower()
-            return [_png(image_decoder("pilrgba", MAX_IMAGE_PIXELS)(bytes(value)))] if extension in IMAGE else []
-        if isinstance(value, (list, tuple)) and value and all(map(is_pil, value[:most])):
-            return [_png(image) for image in value[:most]]
-        return [] if shape_of(value) is None else [_drawn(image) for image in _images(value, most)]
+        return list(map(_html, _pictures(name, value, most)))
     except Exception:  # showing never fails
         return []
+
+
+def _pictures(name: str, value: Any, most: int) -> list[Picture]:
+    if isinstance(value, (bytes, bytearray)):
+        return [of_image(bytes(value), IMAGE_PIXELS)] if name.rpartition(".")[2].lower() in IMAGE else []
+    images = [value] if is_pil(value) else value
+    if isinstance(images, (list, tuple)):
+        return [of_pil(image, IMAGE_PIXELS) for image in images[:most]] if all(map(is_pil, images[:most])) else []
+    return [] if shape_of(value) is None else [_of_array(image) for image in _images(value, most)]
 
 
 def _images(value: Any, most: int) -> list[Any]:
     """Return the images in an array or tensor, as arrays of shape (H, W, channels)."""
     tensor = hasattr(value, "detach")
-    value = value[:most] if value.ndim == 4 else value[None]
-    if tensor:
-        value = value.detach().cpu()
-        value = (value.float() if value.dtype.is_floating_point else value).numpy()
-    if value.ndim == 3 and value.dtype == np.uint8:  # of shape (H, W)
+    value = as_numbers(value[:most] if value.ndim == 4 else value[None])
+    if value is not None and value.ndim == 3 and value.dtype == np.uint8:  # of shape (H, W)
         value = value[..., None]
-    if value.ndim != 4 or value.dtype.kind not in "biuf":
+    if value is None or value.ndim != 4:
         return []
     if value.shape[1] in _CHANNELS and (tensor or value.shape[3] not in _CHANNELS):
         value = value.transpose(0, 2, 3, 1)
     high, wide, channels = value.shape[1:]
-    if channels not in _CHANNELS or min(high, wide) < MIN_PIXELS:
-        return []
-    step = max(1, max(high, wide) // (2 * IMAGE_PIXELS))
-    return list(value[:, ::step, ::step])
+    return list(value) if channels in _CHANNELS and min(high, wide) >= MIN_PIXELS else []
 
 
-def _drawn(image: Any) -> str:
-    from PIL import Image
-
-    if image.dtype != np.uint8:
-        image = np.nan_to_num(image.astype(np.float64), posinf=0, neginf=0)
-        low, high = image.min(initial=0), image.max(initial=1)
-        image = ((image - low) / (high - low) * 255).astype(np.uint8)
-    return _png(Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image))
+def _of_array(image: Any) -> Picture:
+    low, high = range_of(image)
+    return of_array(image, IMAGE_PIXELS, (min(low, 0.0), max(high, 1.0)))
 
 
-def _png(image: Any) -> str:
-    """Return an image as a PNG in HTML, reduced to the size that is shown; small ones are enlarged
-    by the browser.
-    """
-    image = image.copy() if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
-    image.thumbnail((IMAGE_PIXELS, IMAGE_PIXELS))
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    times = max(1, SMALL_PIXELS // max(image.size))
-    style = f"margin:2px;width:{image.width * times}px;image-rendering:pixelated" if times > 1 else "margin:2px"
-    return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}" style="{style}">'
+def _html(one: Picture) -> str:
+    style = "margin:2px;image-rendering:pixelated" if one.enlarged else "margin:2px"
+    return f'<img src="{one.url}" width="{one.width}" height="{one.height}" style="{style}">'

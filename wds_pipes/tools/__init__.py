@@ -15,7 +15,8 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``verifying``, ``findings``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
 - ``states``: the states in checkpoint files; ``proving``: computes the digest in one again;
-  ``planning``: the loader of a training, to ask which samples come when.
+  ``planning``: the loader of a training, to ask which samples come when; ``upcoming``: the batches
+  that a rank gets next, also where only reading says it.
 - ``speed``: bench.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.

@@ -568,8 +568,9 @@ class Describer:
     def describe(self, field: str, data: bytes) -> Described:
         """Return a field in words; of one that cannot be decoded, why."""
         size = bytes_shown(len(data))
-        if (image := _image(data)) is not None:
-            return Described(f"{image[0]} image", f"{image[0]} {image[1]}, {size}")
+        if (image := image_header(data)) is not None:
+            kind, width, height, mode = image
+            return Described(f"{kind} image", f"{kind} {width}x{height} {mode}, {size}")
         if len(data) > _LARGEST:
             return Described("bytes", size)
         try:
@@ -603,16 +604,25 @@ def _line(text: str, most: int) -> str:
     return plain(cut(" ".join(text[: 4 * most].split()) + (" ..." if len(text) > 4 * most else ""), most))
 
 
-def _image(data: bytes) -> tuple[str, str] | None:
-    """Return the format of an image, and its width, height and mode; None: it is none. Only the
-    header is read.
+class Header(NamedTuple):
+    """What the header of an image says: its format, such as ``"JPEG"``, its size in pixels, and its
+    mode, such as ``"RGB"``.
     """
+
+    format: str
+    width: int
+    height: int
+    mode: str
+
+
+def image_header(data: bytes) -> Header | None:
+    """Return the header of an image; None: it is none."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:
-                return str(image.format), f"{image.width}x{image.height} {image.mode}"
+                return Header(str(image.format), image.width, image.height, image.mode)
     except Exception:  # what Pillow raises for damaged headers is of many kinds
         return None

@@ -72,7 +72,7 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
     if (why := _unprovable(saved)) is not None:
         raise StateError(f"{path} cannot be proven: {why}")
     assert saved.ledger is not None
-    stage = _stage_of_shards(saved, what, options) if _are_shards(what) else _stage_of_function(str(what), saved)
+    stage = stage_of_shards(saved, what, options) if are_shards(what) else _stage_of_function(str(what), saved)
     epoch, earlier = (saved.ledger[name] for name in LEDGER)
     whole, rest = _digest_of(stage, saved, saved.epoch), _digest_of(stage, saved, state)
     with_rest = add([epoch, rest])
@@ -98,7 +98,7 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
     return Proof(False, [*lines, told])
 
 
-def _are_shards(what: Urls) -> bool:
+def are_shards(what: Urls) -> bool:
     """Return whether an argument names shards, not a function."""
     if not isinstance(what, str):
         return True
@@ -184,6 +184,17 @@ def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
         laid = Plan(stage, epoch_end="exact", lanes=None, num_workers=0, rank=(0, 1)).stage
     else:
         raise ValueError(f"{named} returned {type(made).__name__}, and not a pipe or a PipeLoader")
+    return without_decoding(laid)
+
+
+def without_decoding(laid: Stage[Any]) -> Stage[Any]:
+    """Return the chain of a loader that makes the same batches of the same samples, as lists of
+    samples that have their ``__key__`` and ``__url__``, and decodes only what decides which samples
+    come.
+
+    Raises:
+        StateError: after its last step that holds samples, they have none.
+    """
     steps = [step for step in Chain(laid) if not isinstance(step, Segments)]
     summing = next((place for place, step in enumerate(steps) if isinstance(step, Ledger)), None)
     if summing is None:
@@ -207,7 +218,7 @@ def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
 # Of the steps that a state names
 
 
-def _stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any]) -> Stage[Any]:
+def stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any]) -> Stage[Any]:
     """Return a chain over shards of the steps that a state names."""
     names = [step for step in saved.graph if step.partition("(")[0] not in ADDED]
     calls = [_parsed(step) for step in names]

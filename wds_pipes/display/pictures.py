@@ -42,6 +42,11 @@ def of_image(data: bytes, side: int) -> Picture:
     """
     image = open_image(data, MAX_PIXELS)
     image.draft(None, (side, side))  # a JPEG is decoded to about this size, in a fraction of the time
+    return of_pil(image, side)
+
+
+def of_pil(image: Any, side: int) -> Picture:
+    """Return a picture of an image of Pillow's."""
     if image.mode in _DEEP:
         return of_array(np.asarray(image), side)
     transparent = image.has_transparency_data
@@ -49,9 +54,14 @@ def of_image(data: bytes, side: int) -> Picture:
     return _encoded(converted, side, lossless=transparent or image.mode in ("1", "P"))
 
 
-def of_array(value: Any, side: int) -> Picture:
+def of_array(value: Any, side: int, limits: tuple[float, float] | None = None) -> Picture:
     """Return a picture of an array or a tensor: of one dimension as a curve, else of its first
-    image, scaled to the range of its values unless they are uint8.
+    image.
+
+    Args:
+        value: the array; uint8 is drawn as it is.
+        side: the longer side of the picture in pixels, at most.
+        limits: the numbers that are black and white; None: the least and the greatest one.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -60,7 +70,7 @@ def of_array(value: Any, side: int) -> Picture:
 
     pixels = _first_image(value)
     if pixels.dtype != np.uint8:
-        low, high = range_of(pixels)
+        low, high = limits or range_of(pixels)
         numbers = np.nan_to_num(pixels.astype(np.float64), nan=low, posinf=high, neginf=low)
         pixels = ((numbers - low) / ((high - low) or 1) * 255).astype(np.uint8)
     return _encoded(Image.fromarray(pixels), side, lossless=min(pixels.shape[:2]) <= _CURVE)
@@ -84,9 +94,10 @@ def as_numbers(value: Any) -> Any:
 
 def _first_image(value: Any) -> Any:
     """Return an array of shape (H, W) or (H, W, 3 or 4)."""
-    array = as_numbers(value)
-    if array is None or array.size == 1:
+    numbers = as_numbers(value)
+    if numbers is None or numbers.size == 1:
         raise ValueError("there is nothing to draw")
+    array = numbers.squeeze()  # one embedding in an array of shape (1, 512) is a curve
     while array.ndim > 3 or (array.ndim == 3 and not {array.shape[0], array.shape[2]} & {1, 3, 4}):
         array = array[0]
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4):

@@ -1,0 +1,53 @@
+"""What ``verify`` finds in the shards that ``wds-pipes browse`` shows."""
+
+from pathlib import Path
+
+import pytest
+
+from wds_pipes.browse import findings
+from wds_pipes.browse.findings import Checks, of_sample
+from wds_pipes.testing import make_shards
+from wds_pipes.tools.reading import Found, Member
+
+
+def at(key, start, end):
+    return Found(key, [Member("x.txt", "txt", None, start, end, end - start)])
+
+
+@pytest.fixture
+def urls(tmp_path):
+    found = make_shards(tmp_path, shards=20, samples=3, fields=("txt",))
+    data = bytearray(Path(found[1]).read_bytes())
+    data[1024 + 150] ^= 1  # the checksum of the second header
+    Path(found[1]).write_bytes(data)
+    return found
+
+
+def test_a_small_shard_is_checked_when_it_is_looked_at(urls):
+    checks = Checks(urls)
+    assert checks.report(0).findings == []
+    report = checks.report(1)
+    assert {one.kind for one in report.findings} == {"damage"}
+    found = report.findings[0]
+    assert of_sample(report, at("other", found.byte, found.byte + 1)) == [found]
+    assert of_sample(report, at("other", found.byte + 1, found.byte + 2)) == []
+
+
+def test_a_large_shard_is_checked_when_that_is_asked_for(urls, monkeypatch):
+    monkeypatch.setattr(findings, "AT_ONCE", 100)
+    checks = Checks(urls)
+    assert checks.report(1) is None
+    report = checks.report(1, now=True)
+    assert checks.report(1) is report
+    for shard in range(2, 20):
+        checks.report(shard, now=True)
+    assert checks.report(1) is None  # few reports stay
+
+
+def test_findings_of_a_key_are_at_its_sample(tmp_path):
+    urls = make_shards(tmp_path, shards=1, samples=3, fields=("txt",))
+    data = Path(urls[0]).read_bytes()
+    Path(urls[0]).write_bytes(data[: 3 * 1024] + data[:1024] + data[3 * 1024 :])  # the first sample comes again
+    report = Checks(urls).report(0)
+    assert [one.kind for one in of_sample(report, at("00000000", 0, 1024))] == ["sample"]
+    assert not of_sample(report, at("00000001", 1024, 2048))

@@ -1,0 +1,82 @@
+"""The histograms that ``wds-pipes browse`` shows."""
+
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pictures import saved, smooth
+
+from wds_pipes.browse.histograms import Seen, drawn
+
+
+def seen(*samples):
+    found = Seen()
+    for sample in samples:
+        found.add((name, len(data), data) for name, data in sample.items())
+    assert found.samples == len(samples)
+    return {(one.field, one.what): one for one in found.histograms()}
+
+
+def test_labels_sizes_lengths_and_entries_are_counted():
+    samples = [
+        {
+            "png": saved(smooth(30, 40 + 8 * (number % 2)), "PNG"),
+            "cls": b"%d" % (number % 3),
+            "txt": b"a" * 2,
+            "json": json.dumps(entry).encode(),
+        }
+        for number in range(6)
+        for entry in [{"who": f"n{number}", "sex": "fm"[number % 2], "age": number / 2}]
+    ]
+    found = seen(*samples)
+    assert found["cls", "labels"].bars == {"0": 2, "1": 2, "2": 2}
+    assert found["json: sex", "values"].bars == {"f": 3, "m": 3}
+    assert found["png", "width in pixels"].bars == {"40": 3, "48": 3}
+    assert found["png", "height in pixels"].bars == {"30": 6}
+    assert found["txt", "characters"].bars == {"2": 6}
+    assert found["txt", "bytes"].bars == {"2 bytes to 4 bytes": 6}
+    assert [what for _, what in found][:2] == ["labels", "values"]
+
+
+def test_many_labels_and_values_are_put_together():
+    found = seen(
+        *(
+            {"cls": b"%d" % max(0, number - 40), "json": json.dumps({"v": number, "id": f"i{number}"}).encode()}
+            for number in range(100)
+        )
+    )
+    assert found["cls", "labels"].bars["0"] == 41
+    assert found["cls", "labels"].bars["44 others"] == 44
+    assert found["json: v", "values"].bars == {f"{10 * ten} to {10 * ten + 10}": 10 for ten in range(10)}
+    assert ("json: id", "values") not in found
+
+
+VALUES = st.one_of(st.integers(-(10**30), 10**30), st.floats(), st.text(max_size=3), st.booleans())
+
+
+@settings(max_examples=20, deadline=None)
+@given(values=st.lists(VALUES, max_size=40), sizes=st.lists(st.integers(0, 3000), max_size=20))
+def test_each_sample_is_in_one_bar(values, sizes):
+    """Whatever the values are, also NaN, and there are never many bars."""
+    samples = [{"json": json.dumps({"x": value}).encode()} for value in values] + [
+        {"bin": bytes(size)} for size in sizes
+    ]
+    for one in seen(*samples).values():
+        assert sum(one.bars.values()) == one.samples
+        assert len(one.bars) <= 18
+
+
+def test_fields_without_end_are_left_out():
+    found = Seen()
+    found.add((f"f{number}", 1, b"x") for number in range(10_000))
+    assert found.left_out
+    assert len(found.histograms()) == 64
+
+
+@settings(max_examples=20)
+@given(total=st.integers(0, 2000), count=st.integers(0, 50), seed=st.integers(0, 9))
+def test_a_random_part_has_each_sample_at_most_once(total, count, seed):
+    numbers = drawn(total, count, seed)
+    assert len(set(numbers)) == len(numbers) == min(count, total)
+    assert numbers == drawn(total, 2000, seed)[:count]
+    assert all(0 <= number < total for number in numbers)
