@@ -40,7 +40,8 @@ from wds_pipes.core.words import plural
     help="How many samples --export writes, the first ones.",
 )
 @click.option("--order", "named", metavar="MODULE:FUNCTION", help="Also show the next batches of this training.")
-@click.option("--state", "states", multiple=True, metavar="FILE", help="The state from which it goes on, or two.")
+@click.option("--state", "file", metavar="FILE", help="The checkpoint from which it goes on.")
+@click.option("--other-state", metavar="FILE", help="Another checkpoint, to show beside that of --state.")
 @click.option("--world-size", type=click.IntRange(min=1), help="How many ranks --order has.")
 @key_split
 @storage_options
@@ -52,7 +53,8 @@ def browse(
     folder: str | None,
     samples: int,
     named: str | None,
-    states: tuple[str, ...],
+    file: str | None,
+    other_state: str | None,
     world_size: int | None,
     **options: Any,
 ) -> None:
@@ -68,14 +70,16 @@ def browse(
     and pickles are not read.
 
     --export writes the pages of the first samples as files, to put beside a data set or to send.
-
     --order shows which batches each rank of a training gets next, and where it stands: a function
     that returns its PipeLoader, whose shards are shown if there are no URLS. With --state it goes
-    on from a checkpoint; without --order, by the steps that this names. Two states stand side by
-    side. Nothing of the training is written.
+    on from a checkpoint; without --order, by the steps that this names. --other-state stands beside
+    it. Nothing of the training is written.
 
     It needs aiohttp and jinja2: pip install 'wds_pipes[browse]'.
     """
+    if other_state is not None and file is None:
+        raise click.UsageError("--other-state goes with --state")
+    states = [state for state in (file, other_state) if state is not None]
     data, add_training = _data(urls, named, states, world_size, options)
 
     def add(pages: Pages) -> None:
@@ -100,7 +104,7 @@ def browse(
 
 
 def _data(
-    urls: tuple[str, ...], named: str | None, states: tuple[str, ...], world_size: int | None, options: dict[str, Any]
+    urls: tuple[str, ...], named: str | None, states: list[str], world_size: int | None, options: dict[str, Any]
 ) -> tuple[DataSet, Callable[[Pages], None]]:
     """Return the data set, and what adds the pages of a training."""
     if named is None and (world_size is not None or not urls):
