@@ -67,7 +67,7 @@ _LOST = "lost.jsonl"
 
 _INSIDE = "it may be a file of a tar inside of a member before it, the size of which is wrong"
 _PARTS = 1 << 26  # bytes that are read at a time
-_MOST_WALKS = 100  # over a shard: a hostile one may have many sizes that are wrong
+_MOST_WALKS = 10  # over a shard: a hostile one may have many sizes that are wrong
 
 
 class Repair(NamedTuple):
