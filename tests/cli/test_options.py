@@ -190,6 +190,7 @@ def bad_inputs(tmp_path_factory):
         ("index repeated.tar -o out.json", "or pass --on-repeated-key ignore to wds-pipes index, to take the pieces"),
         ("verify repeated.tar", "or pass --on-repeated-key ignore to wds-pipes index, to take the pieces"),
         ("repair joined.tar out --json", "If archives were joined, pass --concatenated to wds-pipes repair. Otherwise"),
+        ("concat d -", "a file is not written to '-': name a file\n"),
         ("cache ls", "pass --directory DIRECTORY, or set WDS_PIPES_CACHE_DIR\n"),
         ("sort d out --by json:none", "no value 'json:none': name another value, or leave the sample out with wds-pip"),
     ],

@@ -10,6 +10,7 @@ from ledgers import FAULTS, states_after, with_fault
 from pipelines import samples, shuffled
 
 import wds_pipes as wp
+from wds_pipes.errors import for_commands
 from wds_pipes.tools import prove
 
 
@@ -89,6 +90,16 @@ def test_it_holds_on_other_machines_for_any_ranks(indexed, make, runs, tmp_path)
         assert found.proven, found
         assert found.lines[0].startswith("proven: ")
         assert len(found.lines) == (2 if (ranks, steps) == (1, 100) else 1)
+
+
+def test_shards_with_other_names_are_moved_ones_if_that_is_said(indexed, tmp_path):
+    """In words of Python and of the command line."""
+    moved = [shutil.copy(url, tmp_path / f"x-{number}.tar") for number, url in enumerate(indexed)]
+    path = states_after(lambda: by_list(indexed), 5, tmp_path / "states.json", batch_size=2)
+    assert prove(path, moved, moved=True).proven
+    with pytest.raises(wp.StateError, match=r"pass moved=True: load_state_dict\(state, moved=True\), or") as refused:
+        prove(path, moved)
+    assert for_commands(refused.value).endswith("at another place or under other names, pass --moved.")
 
 
 def test_of_a_function(indexed, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.browse.findings import Checks
 from wds_pipes.browse.windows import Files, Window
-from wds_pipes.errors import ShardError, WdsError
+from wds_pipes.errors import ShardError, WdsError, for_commands
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import Facts
@@ -79,7 +79,7 @@ class DataSet:
             try:
                 facts = find_facts(self.shards, True, storage_options)
             except (ValueError, WdsError, OSError) as error:
-                self.note = str(error)
+                self.note = for_commands(error)
         self._facts: Facts | None = facts
         self.total = None if facts is None else sum(facts.samples)
         self._offsets = None if facts is None else ShardOffsets(self.shards, facts, None, storage_options)
@@ -141,7 +141,7 @@ class DataSet:
             try:
                 offsets = self._offsets.of(shard)
             except ShardError as error:
-                problem = str(error)
+                problem = for_commands(error)
         expected = (0, 0)
         if whole and offsets is not None and number < len(offsets) - 1:
             expected = offsets[number], offsets[min(number + count, len(offsets) - 1)] + AFTER
@@ -177,7 +177,7 @@ class DataSet:
                 at += 1
             _remember(self._counts, view.shard, at)
         except WdsError as error:
-            return Samples(found, False, str(error))
+            return Samples(found, False, for_commands(error))
         return Samples(found, False, "")
 
     def find(self, text: str, shard: int | None) -> tuple[int, int]:

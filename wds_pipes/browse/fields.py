@@ -18,6 +18,7 @@ from wds_pipes.core.words import bytes_shown, plain, plural
 from wds_pipes.display.pictures import LARGE, SMALL, Picture, as_numbers, of_array, of_image, range_of
 from wds_pipes.display.text import cut, shape_of
 from wds_pipes.display.text import shown as in_words
+from wds_pipes.errors import for_commands
 from wds_pipes.io.compression import unreadable
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tools.looking import Decoders, Describer
@@ -184,4 +185,4 @@ def _dump(data: bytes) -> str:
 
 
 def _line(error: Exception) -> str:
-    return plain(" ".join(f"It cannot be shown: {type(error).__name__}: {error}".split())[:300])
+    return plain(" ".join(f"It cannot be shown: {type(error).__name__}: {for_commands(error)}".split())[:300])

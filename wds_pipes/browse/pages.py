@@ -14,7 +14,7 @@ from wds_pipes.browse.findings import of_sample
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
 from wds_pipes.display.pictures import LARGE
-from wds_pipes.errors import WdsError
+from wds_pipes.errors import WdsError, for_commands
 from wds_pipes.tools.findings import VerifyReport
 
 SHARDS = 100  # of a page
@@ -130,7 +130,7 @@ class Pages:
                 found = view.samples.found
                 return [member.field for member in found[0].members[:_FIELDS]] if found else [], view.samples.problem
         except WdsError as error:
-            return [], str(error)
+            return [], for_commands(error)
 
     def _grid(self, shard: int, page: int, query: Mapping[str, str]) -> str:
         first = max(page - 1, 0) * SAMPLES

@@ -27,7 +27,7 @@ from aiohttp import web
 
 from wds_pipes.browse.fields import MEDIA
 from wds_pipes.browse.pages import STATIC, Pages
-from wds_pipes.errors import WdsError
+from wds_pipes.errors import WdsError, for_commands
 from wds_pipes.io.compression import unreadable
 from wds_pipes.tools.reading import Member
 
@@ -92,7 +92,7 @@ class Server:
         except ConnectionError:  # the browser has closed it
             raise
         except (WdsError, OSError, ImportError) as error:
-            return await self._error(str(error), 200)
+            return await self._error(for_commands(error), 200)
 
     async def _error(self, message: str, status: int) -> web.Response:
         text = await self._run(self._renderer, lambda: self.pages.error(message))

@@ -26,11 +26,12 @@ BY_MD5, BY_SIZE = "1", "2"
 # The first hexadecimal digits of an id are a hash of the names. If an index has MD5s or sizes,
 # BY_MD5 or BY_SIZE follows, and 7 digits of a hash of these.
 NAMES = 8
+_SAME = "If these are the same shards in the same order, at another place or under other names,"
 MEND = (
-    "If these are the same shards in the same order, at another place or under other names, "
-    "pass moved=True: load_state_dict(state, moved=True), or "
-    "ShardList(..., moved=True) where another library loads the state."
+    f"{_SAME} pass moved=True: load_state_dict(state, moved=True), or ShardList(..., moved=True) where another library "
+    "loads the state."
 )
+MEND_CLI = f"{_SAME} pass --moved."
 
 
 class Data(NamedTuple):

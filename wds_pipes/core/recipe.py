@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.moved import MEND, Data, Move
+from wds_pipes.core.moved import MEND, MEND_CLI, Data, Move
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import ADDED, SEGMENTS, Grown, Saved, SavedSource, damaged, read_state
 from wds_pipes.errors import StateError
@@ -86,7 +86,8 @@ def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = Fa
     Raises:
         StateError: another pipeline made the state; the message lists all differences.
     """
-    saved, differences, mend = read_state(state), [], "Build the pipeline as it was when the state was saved."
+    saved, differences = read_state(state), []
+    mend = mend_cli = "Build the pipeline as it was when the state was saved."
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
         differences.append(_unlike(saved.graph, recipe.graph))
@@ -94,7 +95,7 @@ def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = Fa
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.shards}")
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:
         differences.append(problem)
-        mend += f" {MEND}"
+        mend, mend_cli = f"{mend} {MEND}", f"{mend} {MEND_CLI}"
     if saved.graph == recipe.graph and recipe.samples is not None and saved.samples != recipe.samples:
         differences.append(
             "samples_per_shard or the index gave the shards other numbers of samples, by which "
@@ -105,7 +106,8 @@ def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = Fa
     if saved.seed != recipe.seed:
         differences.append(f"it was made with seed={saved.seed}, this pipeline has seed={recipe.seed}")
     if differences:
-        raise StateError(f"the state does not fit this pipeline: {'; '.join(differences)}. {mend}")
+        what = f"the state does not fit this pipeline: {'; '.join(differences)}"
+        raise StateError(what, mend=mend, mend_cli=mend_cli)
     check_sources(saved.sources, recipe, move, changed=changed)
     return saved
 

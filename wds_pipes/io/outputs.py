@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.partial import PartialFile
 from wds_pipes.io.urls import at_home, links_of, local_path, redact, restored, with_variables
 
@@ -51,7 +51,12 @@ def target_of(target: str | os.PathLike[str]) -> str:
     if path == "":
         raise ValueError("a file to write needs a name, and this path is empty")
     if name == "-":
-        raise ValueError("a file is not written to '-': for standard output pass the stream sys.stdout.buffer")
+        raise mended(
+            ValueError,
+            "a file is not written to '-'",
+            mend="for standard output pass the stream sys.stdout.buffer",
+            mend_cli="name a file",
+        )
     if whole != name:
         raise ValueError(f"a '/' is missing in {redact(whole)!r}, which a pathlib.Path shortens: pass the URL as a str")
     if path is not None:

@@ -93,7 +93,7 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
         source.position += BLOCK
         if source.position - offset > most:
             what = f"has more than {most} bytes of zeros, so its end was never filled, or a part of it is lost"
-            raise Damage(what, offset, cut=joined, **_JOINED)
+            raise Damage(what, offset, cut=joined, zeros=True, **_JOINED)
     zeros = source.position - offset
     if not head.strip(b"\0"):
         if zeros < _MARK or head:  # a tar has whole blocks
@@ -104,11 +104,11 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
         source.position += len(head)
     if zeros < _MARK:
         what = "has a lone block of zeros where a header is missing. Write or fetch it again"
-        raise Damage(what, offset, head=following)
+        raise Damage(what, offset, head=following, zeros=True)
     if joined and following is not None:
         return following
     what = f"has data after its end-of-archive mark, at byte {at}, so a part of it may be lost"
-    raise Damage(what, offset, head=following, **_JOINED)
+    raise Damage(what, offset, head=following, zeros=True, **_JOINED)
 
 
 def _cut(rest: bytes, offset: int) -> Damage:

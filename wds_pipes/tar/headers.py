@@ -94,8 +94,9 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
     ``cut``, the walk continues at one of these places: at ``head``, a header that was read already;
     after the ``passed`` bytes of a member; or at the next valid header. ``whole``: the member with
     its headers is sound and is passed, so the next header is that of another one. ``data``: where
-    the data begins whose size is more than the stream has; None: it was not that. ``mend`` and
-    ``mend_cli``: the remedies, if they are no part of ``what``.
+    the data begins whose size is more than the stream has; None: it was not that. ``zeros``: there
+    are zeros, as at the end of an archive. ``mend`` and ``mend_cli``: the remedies, if they are no
+    part of ``what``.
     """
 
     def __init__(
@@ -110,12 +111,13 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
         passed: int | None = None,
         whole: bool = False,
         data: int | None = None,
+        zeros: bool = False,
         mend: str = "",
         mend_cli: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what, self.offset, self.cause, self.cut, self.lost = what, offset, cause, cut, lost
-        self.head, self.passed, self.whole, self.data = head, passed, whole, data
+        self.head, self.passed, self.whole, self.data, self.zeros = head, passed, whole, data, zeros
         self.mend, self.mend_cli = mend, mend_cli
 
 

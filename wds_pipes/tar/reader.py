@@ -88,7 +88,7 @@ class TarReader:
         offset: where to continue: a new reader of a stream at this position yields the members that
             this reader has not yielded.
         ended: whether no more can be read: the stream has ended, was cut or failed.
-        last: the damage after which no more can be read; None: there is none.
+        damage: the damage that was met last; None: there was none, or the stream has its end mark.
         skipped: of the last member whose data was skipped: where its last header is, its stored
             size, and whether these stored bytes are its data (those of a sparse member are not).
     """
@@ -118,7 +118,7 @@ class TarReader:
         self._on_link = on_link
         self._named = named
         self.ended = False
-        self.last: Damage | None = None
+        self.damage: Damage | None = None
         self.skipped = (0, 0, True)
         self._extra: Extra | None = None
 
@@ -166,7 +166,7 @@ class TarReader:
                         if len(head) < BLOCK or head == ZEROS:
                             head = next_archive(source, head, offset, self._extra, joined=self._concatenated)
                             if head is None:
-                                self.ended = True
+                                self.ended, self.damage = True, None
                                 return
                             self.offset = offset = source.position
                             continue
@@ -183,13 +183,12 @@ class TarReader:
                 raise
             except unreadable() as error:
                 found = damage_of(error, self.offset)
-            place, head = self.offset, None
+            place, head, self.damage = self.offset, None, found
             self._report(found)
             if not found.cut:
                 head, self.offset = find_next(source, found, self.offset, url, max(limit, LEAST_SEARCHED))
                 read = source.stream.read
-            if head is None:
-                self.ended, self.last = True, found
+            self.ended = head is None
             yield TarMember(url, "", None, place)
             if head is None:
                 return

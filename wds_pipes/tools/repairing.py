@@ -15,10 +15,10 @@ pieces become samples:
    fields, and has no others, is lost too: a piece of it may have been in the damage.
 
 Where the size of a member is more than the shard has, either the size is wrong, or the shard is
-cut. Then reading goes on at the next valid header after the header of this member. If the shard has
-its end mark, the size is wrong. If not, what was found may be files of a tar inside of the member,
-and is lost. Where the data of the member begins with a header, it is a tar itself, and no more is
-read.
+cut. Then reading goes on at the next valid header after the header of this member. What is found
+may be files of a tar inside of the member. It is lost if the shard has no end mark, so that it is
+cut; and up to a place with zeros, as at the end of such a tar. Where the data of the member begins
+with a header, it is a tar itself, and no more is read; nor if archives may be joined.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ from wds_pipes.tools.rewriting import find_shards, rewrite, with_writable_keys
 _LOST = "lost.jsonl"
 
 
+_INSIDE = "it may be a file of a tar inside of a member before it, the size of which is wrong"
 _PARTS = 1 << 26  # bytes that are read at a time
-_MOST_WALKS = 100  # over a shard: a hostile one may have many sizes that are wrong
+_MOST_WALKS = 10  # over a shard: a hostile one may have many sizes that are wrong
 
 
 class Repair(NamedTuple):
@@ -154,6 +155,9 @@ def _pieces(walk: _Walk, others: Others) -> Iterator[Piece]:
         if not name:
             why = for_commands(walk.errors.pop()) if walk.errors else "members were lost there"
             others.append({"start": offset, "key": None, "why": why})
+            if walk.damage is not None and walk.damage.zeros:
+                _lose(doubtful, _INSIDE)
+                doubtful.clear()
             beside = f"it is next to the damage at byte {offset}, and may be incomplete"
             ended, piece = piece, None
             if ended is not None:
@@ -175,8 +179,8 @@ def _pieces(walk: _Walk, others: Others) -> Iterator[Piece]:
             yield ended
     if piece is not None:
         yield piece
-    if walk.last is not None:
-        _lose(doubtful, "the shard is cut, so it may be a file of a tar inside of a member before it")
+    if walk.damage is not None:
+        _lose(doubtful, _INSIDE)
     for link in walk.links:
         if (parts := split(link.name)) is not None:
             why = link.describe(shown)
@@ -219,7 +223,6 @@ class _Walk:
         errors: the damage that was met, and not yet taken from here.
         links: the links.
         begin: where reading has begun the last time, after such a member; 0: there was none.
-        last: the damage after which no more could be read; None: the shard has its end mark.
         md5: of a shard that has its end mark, in hexadecimal digits; None: it was not computed.
     """
 
@@ -230,12 +233,16 @@ class _Walk:
         self.md5: str | None = None
         self._reader: TarReader | None = None
         self.begin = 0
-        self.last: Damage | None = None
 
     @property
     def offset(self) -> int:
         """The byte after the member that was yielded last."""
         return 0 if self._reader is None else self._reader.offset
+
+    @property
+    def damage(self) -> Damage | None:
+        """The damage that was met last; None: there was none, or the shard has its end mark."""
+        return None if self._reader is None else self._reader.damage
 
     def members(self) -> Iterator[tuple[str, bytes | None, int]]:
         """Yield the name of each member, its data and where it starts; without a name: members were
@@ -261,9 +268,9 @@ class _Walk:
                 )
                 for _, name, data, offset in self._reader:
                     yield name, data, offset
-                self.last = self._reader.last
-                data_begins = None if self.last is None else self.last.data
-                if self.last is None and hashed is not None:
+                found = self._reader.damage
+                data_begins = None if found is None or self.repair.concatenated else found.data
+                if found is None and hashed is not None:
                     while stored.read(1 << 20):
                         pass
                     self.md5 = hashed.md5.hexdigest()
