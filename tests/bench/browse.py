@@ -85,10 +85,8 @@ def browsed(*urls: str):
 
 def first_pages(what: str, urls: str, most: float) -> None:
     with browsed(urls) as pages:
-        print(f"{what}: the URL after {pages.start_seconds:.2f} s")
-        shards = pages.seconds("")
-        bar("the first page, in seconds", shards, most)
-        bar("from the start of the command to the first page", pages.start_seconds + shards, 2 * most)
+        print(f"{what}: the URL after {pages.start_seconds:.2f} s, most of which Python imports modules")
+        bar("the first page, in seconds", pages.seconds(""), most)
         bar("24 samples with pictures", pages.seconds("shard-321-20.html"), most)
         bar("one sample", pages.seconds("sample-777-555.html"), most)
         bar("one by its number among all", pages.seconds("go?sample=654321"), most)
