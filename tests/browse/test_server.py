@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import re
+import socket
 import struct
 import zlib
 from html.parser import HTMLParser
@@ -277,6 +278,9 @@ def test_exported_pages_link_each_other(tmp_path, shards):
     assert {"index.html", "shards-1.html", "shard-0-2.html", "sample-1-4.html", "shard-3-1.html"} <= files.keys()
     assert 'role="alert"' in files["shard-3-1.html"]
     assert "has files: name another one" in refused("browse", *shards, "--export", tmp_path / "out")
+    run_command("browse", cut, tmp_path / "none.tar", "--export", tmp_path / "half")
+    assert "does not exist" in (tmp_path / "half" / "shard-1-1.html").read_text()
+    assert "none.tar does not exist" in refused("browse", tmp_path / "none.tar", "--export", tmp_path / "other")
     assert "can be read only once" in refused("browse", "-", "--export", tmp_path / "other")
 
 
@@ -305,3 +309,11 @@ def test_a_window_reads_what_a_file_has(reads, packed, expected):
 
 
 PACKED = gzip.compress(DATA, 1)
+
+
+def test_a_port_that_is_in_use(shards):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"port {port} cannot be used (Address already in use)" in refused("browse", *shards, "--port", port)

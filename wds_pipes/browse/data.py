@@ -88,6 +88,19 @@ class DataSet:
         self._starts: dict[tuple[int, int], int] = {}
         self._counts: dict[int, int] = {}
 
+    def check(self) -> None:
+        """Look whether the first shard is there, as its name may be misspelt.
+
+        Raises:
+            ShardError: it does not exist. Other errors are for its page.
+        """
+        try:
+            with self.look(0, 0, 0, whole=False):
+                pass
+        except ShardError as error:
+            if error.missing:
+                raise
+
     def count(self, shard: int) -> int | None:
         """Return how many samples a shard has; None: it is not known yet."""
         return self._counts.get(shard) if self._facts is None else self._facts.samples[shard]

@@ -8,16 +8,11 @@ from importlib.resources import files
 
 from wds_pipes.browse.data import SAMPLES, DataSet
 from wds_pipes.browse.pages import SHARDS, STATIC, Pages
-from wds_pipes.errors import ShardError
+from wds_pipes.errors import WdsError
 
 
 def export(
-    data: DataSet,
-    folder: str,
-    most: int = 1000,
-    on_page: Callable[[str], None] = lambda name: None,
-    *,
-    add: Callable[[Pages], None] = lambda pages: None,
+    data: DataSet, folder: str, most: int = 1000, *, add: Callable[[Pages], None] = lambda pages: None
 ) -> tuple[int, int]:
     """Write pages as files: of the shards, and of the first samples, with their pictures. Audio,
     video and downloads are left out. ``index.html`` is the first page.
@@ -26,7 +21,6 @@ def export(
         data: the data set.
         folder: the directory to write to; it is made if it does not exist.
         most: how many samples. Whole pages of a grid are written, so there may be a few more.
-        on_page: called with the name of each page.
         add: adds the other pages of the navigation, which are also written.
 
     Returns:
@@ -34,7 +28,7 @@ def export(
 
     Raises:
         ValueError: the directory has files.
-        ShardError: a page cannot be read.
+        OSError: a file cannot be written. What cannot be read is said on its page.
     """
     if os.path.isdir(folder) and os.listdir(folder):
         raise ValueError(f"directory {folder} has files: name another one, or remove them")
@@ -44,8 +38,11 @@ def export(
     names.update(name for name, _ in pages.navigation)
     os.makedirs(folder, exist_ok=True)
     for name in sorted(names):
-        _write(folder, name, pages.page(name).encode())
-        on_page(name)
+        try:
+            text = pages.page(name)
+        except WdsError as error:
+            text = pages.error(str(error))
+        _write(folder, name, text.encode())
     _write(folder, "index.html", pages.page("shards-1.html").encode())
     static = files("wds_pipes.browse") / "static"
     for name in STATIC:
@@ -62,7 +59,7 @@ def _plan(data: DataSet, most: int) -> tuple[set[str], int]:
             try:
                 with data.look(shard, page * SAMPLES, whole=False) as view:
                     found, more, _ = view.samples
-            except ShardError:  # the page says why
+            except WdsError:  # the page says why
                 found, more = [], False
             names |= {f"sample-{shard}-{sample.number}.html" for sample in found}
             page, samples = page + 1, samples + len(found)

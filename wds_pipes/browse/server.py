@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -185,13 +186,16 @@ async def serve(server: Server, port: int, on_ready: Callable[[str], None]) -> N
         on_ready: called with the URL of the first page.
 
     Raises:
-        OSError: the port is in use.
+        ValueError: the port is in use.
     """
     runner = web.AppRunner(server.app, access_log=None, shutdown_timeout=1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
-        await site.start()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise ValueError(f"port {port} cannot be used ({why}): name another one, or none for a free one") from error
         on_ready(f"http://127.0.0.1:{runner.addresses[0][1]}/{server.token}/")
         await asyncio.Event().wait()
     finally:

@@ -49,9 +49,6 @@ class Window(io.RawIOBase):
         self._at = offset + (self._at if whence == os.SEEK_CUR else 0)
         return self._at
 
-    def tell(self) -> int:
-        return self._at
-
     def close(self) -> None:
         """It stays open: several streams read it, one after another. ``Files`` closes the shard."""
 
@@ -144,10 +141,6 @@ class Files:
                 yield Window(unpacked.read)
         else:
             yield Window(read, expected)
-
-    def is_compressed(self, url: str) -> bool:
-        """Whether a shard that was opened is compressed."""
-        return bool(self._kinds.get(url))
 
     def _remote(self, url: str) -> Read:
         return lambda at, size: self._ranges.read_one(url, at, at + size)

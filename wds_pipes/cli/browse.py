@@ -81,6 +81,7 @@ def browse(
         raise click.UsageError("--other-state goes with --state")
     states = [state for state in (file, other_state) if state is not None]
     data, add_training = _data(urls, named, states, world_size, options)
+    data.check()
 
     def add(pages: Pages) -> None:
         add_histograms(pages)
