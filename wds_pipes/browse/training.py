@@ -89,13 +89,16 @@ class TrainingPages:
 
     def _card(self, one: Coming) -> dict[str, Any] | None:
         """Return a sample as in a grid; None: it cannot be shown."""
-        data, shard, number = self._pages.data, self._numbers.get(one.url), one.number
+        data, shard = self._pages.data, self._numbers.get(one.url)
         if shard is None:
             return None
+        place: tuple[int, int | None] = shard, one.number
         try:
-            if number is None:  # a remote shard is not read to find it
-                place = data.find_key(one.key or "", None if is_remote(data.shards[shard]) else shard)
-                number = place[1] if place[0] == shard else -1
+            if one.key is not None:  # a remote shard is not read to find it
+                place = data.find_key(one.key, None if is_remote(data.shards[shard]) else shard)
+            found, number = place
+            if found != shard or number is None:
+                return None
             with data.look(shard, number, 1) as view:
                 [sample] = view.samples.found
                 return {
