@@ -143,11 +143,11 @@ def test_histograms_say_of_which_part_they_are(urls, tmp_path, monkeypatch):
 
 def test_what_verify_finds_is_shown_in_place(tmp_path):
     url = make_shards(tmp_path, shards=1, samples=4, fields=("txt",))[0]
-    assert "verify finds nothing wrong." in Pages(DataSet([url])).page("shard-0-1.html")
+    found = Pages(DataSet([url]))
+    assert "verify finds nothing wrong." in found.page("shard-0-1.html")
     data = Path(url).read_bytes()
     again = data[: 3 * 1024] + data[:1024] + data[3 * 1024 :]  # the first sample comes again after the third one
     Path(url).write_bytes(again)
-    found = Pages(DataSet([url]))
     grid = found.page("shard-0-1.html")
     assert "verify: 1 finding" in grid
     assert "verify: sample" in grid
