@@ -62,7 +62,7 @@ def keys(urls):
 
 
 @pytest.mark.parametrize("name", PIPES)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(0, 1)))
 def test_the_next_batches_are_those_that_the_loader_returns(urls, keys, tmp_path, name, at):
     """Of a rank of two, from any position, computed or read."""
