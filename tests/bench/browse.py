@@ -90,6 +90,7 @@ def first_pages(what: str, urls: str, most: float) -> None:
         bar("24 samples with pictures", pages.seconds("shard-321-20.html"), most)
         bar("one sample", pages.seconds("sample-777-555.html"), most)
         bar("one by its number among all", pages.seconds("go?sample=654321"), most)
+        print(f"histograms over 512 samples: {pages.seconds('histograms.html'):.2f} s")
 
 
 def memory(urls: str) -> None:

@@ -39,6 +39,7 @@ def test_a_large_shard_is_checked_when_that_is_asked_for(urls, monkeypatch):
     assert checks.report(1) is None
     report = checks.report(1, now=True)
     assert checks.report(1) is report
+    assert checks.report(1, now=True) is not report
     for shard in range(2, 20):
         checks.report(shard, now=True)
     assert checks.report(1) is None  # few reports stay

@@ -209,6 +209,7 @@ def test_a_broken_shard(page, served):
 def test_training_order(page, served, pages):
     page.goto(served)
     page.get_by_role("link", name="Training order").click()
+    page.wait_for_url("**/order.html")
     assert (
         page.get_by_role("heading", level=1).inner_text().startswith("Epoch 0, rank 0 of 1: the batches from step 1 on")
     )
@@ -227,8 +228,10 @@ def test_training_order(page, served, pages):
     page.wait_for_url("**/sample-0-*.html")
     assert page.get_by_role("heading", level=1).inner_text() == key
     page.get_by_role("link", name="States").click()
+    page.wait_for_url("**/states.html")
     assert page.get_by_role("row").filter(has_text="step").count() >= 1
     page.get_by_role("link", name="Histograms").click()
+    page.wait_for_url("**/histograms.html")
     assert page.get_by_role("meter", name="120").count() == 1
 
 

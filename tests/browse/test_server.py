@@ -264,6 +264,13 @@ def test_remote_shards_are_read_where_they_are_looked_at(tmp_path, counted):
     assert sum(large) < 26 * 105_000, "the samples of the page at once, and the headers after them"
 
 
+def test_a_number_that_is_far_too_large_is_refused_at_once(shards, with_index):
+    for urls in (shards, with_index):
+        sample, grid = fetch(urls, "sample-0-999999999999999.html", "shard-0-999999999999999.html")
+        assert sample[0] == 404
+        assert "There are no samples here." in grid[2]
+
+
 def test_exported_pages_link_each_other(tmp_path, shards):
     cut = put(tmp_path / "cut.tar", Path(shards[0]).read_bytes()[:9000])
     result = run_command("browse", *shards, cut, "--export", tmp_path / "out", "--samples", 40)

@@ -1,7 +1,9 @@
 """The batches that ``wds-pipes browse`` says a rank gets next are those that its loader returns."""
 
 import json
+from pathlib import Path
 
+import fsspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -60,7 +62,7 @@ def keys(urls):
 
 
 @pytest.mark.parametrize("name", PIPES)
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.tuples(st.integers(0, 6), st.integers(1, 3), st.integers(0, 1)))
 def test_the_next_batches_are_those_that_the_loader_returns(urls, keys, tmp_path, name, at):
     """Of a rank of two, from any position, computed or read."""
@@ -121,12 +123,27 @@ def test_a_state_of_a_filter_needs_the_pipeline(urls, tmp_path):
 
 
 def test_the_files_of_a_training_do_not_change(urls, tmp_path):
-    """Neither its ledger nor its cache is written, and what cannot be known is refused."""
-    path = tmp_path / "run.ledger"
-    loader_over(urls, "filter", ledger=path)
+    """Neither its ledger nor its cache is written, though a filter makes the pipeline run."""
+    memory = fsspec.filesystem("memory")
+    remote = [f"memory://upcoming/{Path(url).name}" for url in urls]
+    for url, name in zip(urls, remote, strict=True):
+        memory.pipe(name, Path(url).read_bytes())
+    cache, path = wp.ShardCache(tmp_path / "cache", max_bytes=1 << 20), tmp_path / "run.ledger"
+
+    def make():
+        pipe = wp.ShardList(remote).open_shards(cache=cache).load_tar().group_by_key().filter_samples(even)
+        return wp.PipeLoader(pipe, batch_size=3, epoch_end="exact", collate="list", ledger=path)
+
+    MADE[:] = [make]
     order = order_of_loader(f"{__name__}:loader")
-    assert order.batches(0, 1)
+    found = [[one.key for one in batch.samples] for batch in order.batches(0, 100)]
     assert not path.exists()
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+    trained = make()
+    assert found == [[sample["__key__"] for sample in batch] for batch in trained]
+    trained.close()
+    assert path.exists()
+    assert [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,7 @@ class DataSet:
             view = ShardView(self, shard, window)
             first = number
             if offsets is None:
-                first = number - number % SAMPLES
-                while first and (shard, first) not in self._starts:
-                    first -= SAMPLES
+                first = max((known for of, known in self._starts if of == shard and known <= number), default=0)
                 start = self._starts.get((shard, first), 0)
             else:
                 start = offsets[min(number, len(offsets) - 1)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from wds_pipes.io.compression import MAGIC_BYTES, detect
 from wds_pipes.io.open import Opener, is_remote
-from wds_pipes.io.versions import version_of
+from wds_pipes.io.versions import Version, version_of
 from wds_pipes.tools.findings import Finding, VerifyReport
 from wds_pipes.tools.reading import Found
 from wds_pipes.tools.verifying import verify
@@ -30,28 +30,36 @@ class Checks:
 
     def __init__(self, urls: Sequence[str], **options: Any) -> None:
         self._urls, self._options = urls, options
-        self._reports: OrderedDict[int, VerifyReport] = OrderedDict()
+        self._reports: OrderedDict[tuple[int, Version | None], VerifyReport] = OrderedDict()
 
     def report(self, shard: int, *, now: bool = False) -> VerifyReport | None:
-        """Return the report of a shard; None: it was not checked. ``now``: check it, if it was not.
+        """Return the report of a shard; None: it was not checked. A local shard that has changed
+        since is checked again.
+
+        Args:
+            shard: the number of the shard.
+            now: check it in any case.
 
         Raises:
             ShardError: the shard does not exist.
         """
-        report = self._reports.pop(shard, None)
-        if report is None and (now or self._is_small(self._urls[shard])):
-            report = verify(self._urls[shard], **self._options)
+        url = self._urls[shard]
+        version = None if is_remote(url) else version_of(url, None)
+        report = self._reports.pop((shard, version), None)
+        if now or (report is None and _is_small(url, version)):
+            report = verify(url, **self._options)
         if report is not None:
-            self._reports[shard] = report
+            self._reports[shard, version] = report
             while len(self._reports) > _KEPT:
                 self._reports.popitem(last=False)
         return report
 
-    def _is_small(self, url: str) -> bool:
-        if is_remote(url) or (version_of(url, None).size or AT_ONCE + 1) > AT_ONCE:
-            return False
-        with Opener().open(url) as stream:
-            return not detect(stream.read(MAGIC_BYTES))  # it could unpack to a thousand times as much
+
+def _is_small(url: str, version: Version | None) -> bool:
+    if version is None or (version.size or AT_ONCE + 1) > AT_ONCE:
+        return False
+    with Opener().open(url) as stream:
+        return not detect(stream.read(MAGIC_BYTES))  # it could unpack to a thousand times as much
 
 
 def of_sample(report: VerifyReport | None, sample: Found) -> list[Finding]:

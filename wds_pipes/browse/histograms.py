@@ -20,12 +20,14 @@ from wds_pipes.browse.pages import Pages
 from wds_pipes.core.order import Permutation, hash64
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.display.text import cut
+from wds_pipes.io.open import is_remote
 from wds_pipes.tools.looking import Decoders, image_header
 
 SAMPLES = 512  # that are drawn
 MOST_BYTES = 1 << 20  # that are read of a field
 _SHARDS = 8  # from which samples are drawn without an index
 _BUDGET = 1 << 28  # bytes that are read
+_RUN = 8  # samples that follow each other and are read together, of remote shards
 _THREADS = 8
 _MOST = 64  # histograms, fields of a sample, and entries of a JSON object
 _MOST_BARS = 16
@@ -176,13 +178,13 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
     Returns:
         Which samples they are, in words, and what was seen.
     """
-    seen, lock = Seen(), threading.Lock()
+    seen, lock, run = Seen(), threading.Lock(), _RUN if is_remote(data.shards[0]) else 1
     if data.total is None:
         places = [(shard, 0, SAMPLES // _SHARDS) for shard in drawn(len(data.shards), _SHARDS, seed)]
     else:
         ends = [0, *accumulate(data.count(shard) or 0 for shard in range(len(data.shards)))]
-        numbers = drawn(data.total, SAMPLES, seed)
-        places = [(shard := bisect_right(ends, number) - 1, number - ends[shard], 1) for number in numbers]
+        numbers = [run * place for place in drawn(-(-data.total // run), SAMPLES // run, seed)]
+        places = [(shard := bisect_right(ends, number) - 1, number - ends[shard], run) for number in numbers]
 
     def look(place: tuple[int, int, int]) -> None:
         try:
@@ -205,7 +207,8 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(look, places))
     if data.total is not None:
-        return f"{seen.samples:,} of {plural(data.total, 'sample')}", seen
+        runs = f", in runs of {run} neighbours" if run > 1 else ""
+        return f"{seen.samples:,} of {plural(data.total, 'sample')}{runs}", seen
     shards = plural(len(data.shards), "shard")
     first = f"the first of {len(places):,} of {shards}, since no index counts them"
     return f"{plural(seen.samples, 'sample')}, {first}", seen

@@ -28,7 +28,7 @@ _ORDERS = 4  # ranks whose orders stay
 
 
 class TrainingPages:
-    """The pages about a training.
+    """Adds the pages about a training.
 
     Args:
         pages: the pages of its data.
@@ -41,20 +41,16 @@ class TrainingPages:
         shown = [pages.data.shown(number) for number in range(len(pages.data.shards))]
         times = Counter(shown)  # without credentials, two URLs may be the same
         self._numbers = {url: number for number, url in enumerate(shown) if times[url] == 1}
-
-    def add(self) -> None:
-        """Add them to the pages of its data."""
-        self._pages.add(r"order\.html", self._order_page, "Training order")
-        if self._states:
-            self._pages.add(r"states\.html", self._states_page, "States")
+        pages.add(r"order\.html", self._order_page, "Training order")
+        if states:
+            pages.add(r"states\.html", self._states_page, "States")
 
     def _order_page(self, *, query: Mapping[str, str]) -> str:
         numbers = {name: int(text) for name, text in query.items() if re.fullmatch(r"\d{1,15}", text, re.ASCII)}
         try:
             order = self._order(numbers.get("rank"))
             step = max(numbers.get("step", order.step), order.step)
-            batches = order.batches(step, BATCHES + 1)
-            position = order.position
+            batches, position = order.batches(step, BATCHES + 1), order.position
         except (ValueError, WdsError) as error:
             return self._pages.error(str(error))
         except Exception as error:  # of a function of the user's
@@ -89,13 +85,16 @@ class TrainingPages:
 
     def _card(self, one: Coming) -> dict[str, Any] | None:
         """Return a sample as in a grid; None: it cannot be shown."""
-        data, shard, number = self._pages.data, self._numbers.get(one.url), one.number
+        data, shard = self._pages.data, self._numbers.get(one.url)
         if shard is None:
             return None
+        place: tuple[int, int | None] = shard, one.number
         try:
-            if number is None:  # a remote shard is not read to find it
-                place = data.find_key(one.key or "", None if is_remote(data.shards[shard]) else shard)
-                number = place[1] if place[0] == shard else -1
+            if one.key is not None:  # a remote shard is not read to find it
+                place = data.find_key(one.key, None if is_remote(data.shards[shard]) else shard)
+            found, number = place
+            if found != shard or number is None:
+                return None
             with data.look(shard, number, 1) as view:
                 [sample] = view.samples.found
                 return {
@@ -133,7 +132,7 @@ def training_of(
     states: Sequence[str],
     storage_options: dict[str, Any] | None,
     key_split: str,
-) -> tuple[DataSet, Callable[[Pages], None]]:
+) -> tuple[DataSet, Callable[[Pages], object]]:
     """Return the data set of a training, and a function that adds the pages about the training to
     its pages.
 
@@ -159,4 +158,4 @@ def training_of(
         first = order(None)  # its errors come now
         urls, storage_options = urls or first.urls, storage_options or first.storage_options
     data = DataSet(urls, storage_options, key_split=key_split)
-    return data, lambda pages: TrainingPages(pages, order, states).add()
+    return data, lambda pages: TrainingPages(pages, order, states)

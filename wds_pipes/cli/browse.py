@@ -106,7 +106,7 @@ def browse(
 
 def _data(
     urls: tuple[str, ...], named: str | None, states: list[str], world_size: int | None, options: dict[str, Any]
-) -> tuple[DataSet, Callable[[Pages], None]]:
+) -> tuple[DataSet, Callable[[Pages], object]]:
     """Return the data set, and what adds the pages of a training."""
     if named is None and (world_size is not None or not urls):
         raise click.UsageError("--world-size goes with --order" if urls else "Missing argument 'URLS...'.")
