@@ -71,13 +71,14 @@ for name, texts in corpora.items():
 def shell(line):
     """Run a wds-pipes command."""
     print("$", line)
-    done = subprocess.run([sys.executable, "-m", *shlex.split(line)], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "wds_pipes", *shlex.split(line)[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stderr
 
 
 for name in corpora:
-    shell(f"wds_pipes create {name}.jsonl.gz raw/{name} --key id --value txt=text --shuffle 7 --max-samples 150")
+    shell(f"wds-pipes create {name}.jsonl.gz raw/{name} --key id --value txt=text --shuffle 7 --max-samples 150")
 
 # %% [markdown]
 # Shards of a real corpus have 256 MB to 1 GB; ours are small, so that there are some. A tar has a
@@ -118,7 +119,7 @@ def tokenize(sample):
 with open("tokens.py", "w") as file:
     file.write(TOKENIZE)
 for name in corpora:
-    shell(f"wds_pipes map tokens:tokenize 'raw/{name}/*.tar' tokens/{name}")
+    shell(f"wds-pipes map tokens:tokenize 'raw/{name}/*.tar' tokens/{name}")
 
 # %% [markdown]
 # ## Packs
@@ -356,7 +357,7 @@ plt.show()
 # `wds-pipes state show` prints where the loaders of a checkpoint stand:
 
 # %%
-shell("wds_pipes state show run/step-000024.pt")
+shell("wds-pipes state show run/step-000024.pt")
 saved = torch.load("run/step-000012.pt")
 print(os.path.getsize("run/step-000012.pt"), "bytes, of them", len(json.dumps(saved["data"])), "for the data")
 
