@@ -10,6 +10,7 @@
 # %%
 import ast
 import gzip
+import itertools
 import json
 import os
 import shlex
@@ -180,14 +181,14 @@ def with_labels(sample):
     return {**sample, "tokens": tokens, "labels": np.append(tokens[1:], -100)}
 
 
-def make_loader(**options):
+def make_loader(exhausted="repeat", epoch_end="loop", **options):
     sources = {name: tokens_of(name) for name in ("text", "code")}
-    documents = wp.mix(sources, schedule=weights, exhausted="repeat").map_samples(with_labels)
+    documents = wp.mix(sources, schedule=weights, exhausted=exhausted).map_samples(with_labels)
     packs = documents.pack_samples(
         "tokens", BUDGET, aligned=["labels"], window=64, too_long="cut", pad={"tokens": 0, "labels": -100}
     )
     batches = packs.to_tuple("tokens", "labels", "position_ids", "document_ids", "__key__")
-    return wp.PipeLoader(batches, batch_size=2, epoch_end="loop", lanes=LANES, **options)
+    return wp.PipeLoader(batches, batch_size=2, epoch_end=epoch_end, lanes=LANES, **options)
 
 
 loader = make_loader()
@@ -350,6 +351,30 @@ right.plot(range(13, 25), [loss for loss, _ in resumed], color="C0", label="resu
 right.set(title="loss", xlabel="step")
 right.legend()
 plt.show()
+
+# %% [markdown]
+# ## Each document once
+#
+# With `exhausted="drop"`, the mix goes on with the other source where one has ended, and
+# `epoch_end="exact"` ends with the epoch, so that an epoch is each document once. Is it, if one rank
+# stops in the middle and two go on?
+
+
+# %%
+def documents_in(batches):
+    return [key for *_, packed in batches for keys in packed for key in keys]
+
+
+one = make_loader("drop", "exact")
+before = documents_in(itertools.islice(one, 75))
+after = []
+for rank in range(2):
+    loader = make_loader("drop", "exact", rank=rank, world_size=2)
+    loader.load_state_dict([one.state_dict()])
+    after.append(documents_in(loader))
+everything = [f"{name}-{number:05d}" for name, texts in corpora.items() for number in range(len(texts))]
+assert sorted(before + after[0] + after[1]) == sorted(everything)
+print(len(before), "documents on one rank, then", [len(keys) for keys in after], "on two: each once")
 
 # %% [markdown]
 # ## Where a run stands, and which documents a step had
