@@ -212,10 +212,12 @@ def test_a_compressed_table(tmp_path, kind):
         "".join(json.dumps({"id": n, "text": f"text {n}"}) + "\n" for n in range(300)).encode(), kind
     )
     fill(tmp_path, {f"t.jsonl.{kind}": packed, f"cut.jsonl.{kind}": packed[:-9]})
+    fill(tmp_path, {f"bad.jsonl.{kind}": packed[:100] + bytes(200) + packed[300:]})
     run(tmp_path / f"t.jsonl.{kind}", tmp_path / "out", "--key", "id", "--value", "txt=text")
     assert read(tmp_path / "out") == {str(n): {"txt": f"text {n}".encode()} for n in range(300)}
-    message = refused(tmp_path / f"cut.jsonl.{kind}", tmp_path / "no", "--key", "id", "--value", "txt=text")
-    assert f"cut.jsonl.{kind} is damaged, or was cut: " in message
+    for name in (f"cut.jsonl.{kind}", f"bad.jsonl.{kind}"):
+        message = refused(tmp_path / name, tmp_path / "no", "--key", "id", "--value", "txt=text")
+        assert f"{name} is damaged, or was cut: " in message
 
 
 def test_each_row_of_a_long_table_is_a_sample(tmp_path):

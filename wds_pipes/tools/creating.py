@@ -23,8 +23,8 @@ from wds_pipes.codecs.table import encode
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError
-from wds_pipes.io.compression import TAR_NAME, damage, is_compressed_name, unpacked
+from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.io.compression import TAR_NAME, is_compressed_name, unpacked, unreadable
 from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
@@ -509,7 +509,9 @@ def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
     text = io.TextIOWrapper(unpacked(file)[0] if owned else file, "utf-8-sig", newline="")
     try:
         yield text
-    except (EOFError, *damage()) as error:
+    except unreadable() as error:
+        if isinstance(error, WdsError) or getattr(error, "errno", None) is not None:
+            raise  # of a store or a disk, not of a library that decompresses
         raise ValueError(f"{redact(source)} is damaged, or was cut: {error}. Copy it again") from error
     except UnicodeDecodeError as error:
         raise ValueError(
