@@ -6,11 +6,13 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import warm
+from commands import run_command
 from documents import run_script
 
 import wds_pipes
@@ -185,3 +187,21 @@ def test_the_program_with_tasks_runs(engine, tmp_path):
     done = run_script(tmp_path / "program.py", "forkserver", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(wds_pipes.IndexedShards(f"{tmp_path}/merged/*.tar")) == 12
+
+
+@pytest.mark.slow
+def test_the_page_about_resuming_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (TUTORIALS / "docs/resume.md").read_text()
+    names, shown = {"__name__": "__main__"}, 0
+    for kind, block in re.findall(r"(?ms)^```(python|sh|text)\n(.*?)^```", page):
+        if kind == "python":
+            exec(block, names)
+        elif kind == "sh":
+            program, *arguments = shlex.split(block)
+            assert program == "wds-pipes"
+            print(run_command(*arguments).output, end="")
+        else:
+            assert capsys.readouterr().out == block
+            shown += 1
+    assert shown == 6

@@ -20,6 +20,7 @@ from tars import samples
 from waiting import wait_for
 
 import wds_pipes as wp
+from wds_pipes.io.compression import compress_bytes
 from wds_pipes.tar.keys import is_metadata
 from wds_pipes.tools import create
 from wds_pipes.tools import files as records
@@ -203,6 +204,20 @@ def test_tables(tmp_path, kind, piped):
         "x1": {"jpg": b"A", "cls": b"3", "txt": "größe, und".encode()},
         "x2": {"jpg": b"B", "cls": b"4", "txt": b""},
     }
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
+def test_a_compressed_table(tmp_path, kind):
+    packed = compress_bytes(
+        "".join(json.dumps({"id": n, "text": f"text {n}"}) + "\n" for n in range(300)).encode(), kind
+    )
+    fill(tmp_path, {f"t.jsonl.{kind}": packed, f"cut.jsonl.{kind}": packed[:-9]})
+    fill(tmp_path, {f"bad.jsonl.{kind}": packed[:100] + bytes(200) + packed[300:]})
+    run(tmp_path / f"t.jsonl.{kind}", tmp_path / "out", "--key", "id", "--value", "txt=text")
+    assert read(tmp_path / "out") == {str(n): {"txt": f"text {n}".encode()} for n in range(300)}
+    for name in (f"cut.jsonl.{kind}", f"bad.jsonl.{kind}"):
+        message = refused(tmp_path / name, tmp_path / "no", "--key", "id", "--value", "txt=text")
+        assert f"{name} is damaged, or was cut: " in message
 
 
 def test_each_row_of_a_long_table_is_a_sample(tmp_path):

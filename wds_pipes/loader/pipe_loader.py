@@ -232,8 +232,11 @@ class PipeLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next batch, as in ``state_dict()``: after the last batch of an epoch,
-        the next epoch.
+        """The epoch of the next batch: after the last batch of an epoch, the next epoch.
+
+        It is an epoch of the data, also if ``with_epoch()`` cuts iterations of another length: a
+        training that ends after a number of these counts its steps. With ``epoch_end="loop"`` it is
+        that of the lane of this rank that is last.
         """
         at = self._progress.position
         ended = at.ended and not self._progress.resume  # other ranks may still be in this epoch

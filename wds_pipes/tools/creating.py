@@ -23,8 +23,8 @@ from wds_pipes.codecs.table import encode
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError
-from wds_pipes.io.compression import TAR_NAME
+from wds_pipes.errors import SampleError, WdsError
+from wds_pipes.io.compression import TAR_NAME, is_compressed_name, unpacked, unreadable
 from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
@@ -123,7 +123,8 @@ def create(
     All that is wrong with the input is reported at once, before anything is written.
 
     Args:
-        source: a directory, a list, a table, or ``-`` for standard input.
+        source: a directory, a list, a table, or ``-`` for standard input. A list or a table of
+            text may be compressed: gz, bz2, xz or zst.
         dest: the directory to write to. It gets ``shard-000000.tar`` and so on, their offsets, and
             ``index.json``; with ``split``, a directory for each split.
         kind: what ``source`` is: ``"files"``: files of one name are a sample; ``"classes"``: its
@@ -220,7 +221,8 @@ def _guessed(source: str) -> str:
         raise ValueError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
         raise ValueError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
-    ending = os.path.splitext(source.partition("?")[0])[1].lower()
+    name = source.partition("?")[0]
+    ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
         return "files"
     if ending == ".json":
@@ -504,9 +506,13 @@ def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
 
     owned = source != "-"
     file = open_url(source, storage_options=storage_options) if owned else sys.stdin.buffer
-    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    text = io.TextIOWrapper(unpacked(file)[0] if owned else file, "utf-8-sig", newline="")
     try:
         yield text
+    except unreadable() as error:
+        if isinstance(error, WdsError) or getattr(error, "errno", None) is not None:
+            raise  # of a store or a disk, not of a library that decompresses
+        raise ValueError(f"{redact(source)} is damaged, or was cut: {error}. Copy it again") from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{redact(source)} is not UTF-8 text ({error.reason}): save a list or table as UTF-8, as with iconv -f "
