@@ -179,6 +179,13 @@ def breaks(app, doctree, document):
             literal += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
 
 
+def links(app, doctree, document):
+    """Make the name of a tutorial, such as ``05_s3_gcs_http``, a link to it."""
+    for literal in [literal for literal in doctree.findall(nodes.literal) if literal.astext() in app.env.found_docs]:
+        target = app.builder.get_relative_uri(document, literal.astext())
+        literal.replace_self(nodes.reference("", "", literal.deepcopy(), refuri=target, internal=True))
+
+
 def plain(app, document):
     """The text of a page: its Markdown, the cells of a notebook, or what autodoc has made of it."""
     path = Path(app.env.doc2path(document))
@@ -236,4 +243,5 @@ def setup(app):
     app.connect("autodoc-skip-member", is_field)
     app.connect("source-read", lists)
     app.connect("doctree-resolved", breaks)
+    app.connect("doctree-resolved", links)
     app.connect("build-finished", write_texts)
