@@ -2,12 +2,14 @@
 
 import ast
 import functools
-import importlib
+import importlib.util
 import os
 import pkgutil
 import re
 import shlex
+import shutil
 import sys
+import urllib.parse
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,9 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-DECORATION = ("sphinx.ext.viewcode", "sphinx_copybutton")
+LEFT_OUT = {"sphinx.ext.viewcode"}  # the pages of the source code, on which nothing of ours can warn
+if importlib.util.find_spec("sphinx_copybutton") is None:
+    LEFT_OUT.add("sphinx_copybutton")
 NO_DOCUMENTS = {"genindex", "py-modindex", "search"}
 
 
@@ -103,30 +107,37 @@ def located(name):
     return functools.reduce(lambda found, part: getattr(found, part, None), parts, sys.modules.get(first))
 
 
-@pytest.mark.slow
-def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
-    sphinx = pytest.importorskip("sphinx.util.inventory")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The directory of the built pages."""
     pytest.importorskip("furo")
     pytest.importorskip("myst_nb")
+    directory = tmp_path_factory.mktemp("site")
     arguments = [
         "-W",
         "--keep-going",
         "-q",
         "-D",
         "nb_execution_mode=off",  # test_tutorials.py runs them
-        "-D",  # without the pages of the source code and the buttons, on which nothing of ours can warn
-        f"extensions={','.join(name for name in extensions() if name not in DECORATION)}",
+        "-D",
+        f"extensions={','.join(name for name in extensions() if name not in LEFT_OUT)}",
         "-d",
-        tmp_path / "trees",
+        directory / "trees",
         "-c",
         TUTORIALS / "docs",
         TUTORIALS,
-        tmp_path / "docs",
+        directory / "docs",
     ]
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    built = warm.run(BUILD, *arguments, directory=tmp_path, environment=environment)
+    built = warm.run(BUILD, *arguments, directory=directory, environment=environment)
     assert built.returncode == 0, built.stderr
-    with open(tmp_path / "docs" / "objects.inv", "rb") as file:
+    return directory / "docs"
+
+
+@pytest.mark.slow
+def test_it_builds_without_a_warning_and_has_every_public_name(site):
+    sphinx = pytest.importorskip("sphinx.util.inventory")
+    with open(site / "objects.inv", "rb") as file:
         inventory = sphinx.InventoryFile.load(file, "", lambda *parts: "/".join(parts))
     described = [name for kind, names in inventory.items() if kind.startswith("py:") for name in names]
     exported = list(public())  # which imports what it names
@@ -143,13 +154,11 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
         f"not in the reference: add it to a page in tutorials/docs/reference/ (a step to a line STEPS): {missing}"
     )
     assert len(exported) > 60
-    pages = {
-        page.relative_to(tmp_path / "docs").as_posix(): page.read_text() for page in (tmp_path / "docs").rglob("*.html")
-    }
+    pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
     order = " ".join(re.sub(r"<[^>]*>", "", pages["docs/reference/order.html"]).split())
     assert "pipe.shuffle_buffer(size, *, seed=None)" in order
     assert order.index("pipe.interleave_shards(count)") < order.index("pipe.shuffle_buffer(size")
-    assert '"shuffle_buffer() (pipe method)"' in (tmp_path / "docs" / "searchindex.js").read_text()
+    assert '"shuffle_buffer() (pipe method)"' in (site / "searchindex.js").read_text()
     table = " ".join(re.sub(r"<[^>]*>", " ", pages["docs/reference/codecs.html"]).split())
     for row in TABLE:
         assert f"{' '.join(row.names)} {row.gives} " in table, "tutorials/docs/conf.py lists the table of codecs"
@@ -158,6 +167,11 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
     assert "STEPS" not in shown
     assert "CODECS" not in shown
     assert "Rules:" not in shown
+
+
+@pytest.mark.slow
+def test_it_has_one_way_through_all_pages_and_lists_them_for_programs(site):
+    pages = {page.relative_to(site).as_posix(): page.read_text() for page in site.rglob("*.html")}
     documents = {name.removesuffix(".html") for name in pages if not name.startswith("_")} - NO_DOCUMENTS
     assert {path.with_suffix("").relative_to(TUTORIALS).as_posix() for path in TUTORIALS.glob("*.ipynb")} < documents
     order, name = [], "index"
@@ -166,13 +180,48 @@ def test_it_builds_without_a_warning_and_has_every_public_name(tmp_path):
         for following in re.findall(r'<link rel="next"[^>]* href="([^"]*).html"', pages[f"{name}.html"]):
             name = os.path.normpath(os.path.join(os.path.dirname(name), following))
     assert sorted(order) == sorted(documents)
-    for_programs = (tmp_path / "docs" / "llms.txt").read_text()
+    for_programs = (site / "llms.txt").read_text()
     linked = set(re.findall(r"(?m)^- \[[^]]+\]\((\S+).md\): \S", for_programs))
     assert documents - linked == {"index", "docs/brief", *(f"docs/{name}" for name in GROUPS)}
     for target in re.findall(r"\]\(([^)#]+)", for_programs):
-        assert (tmp_path / "docs" / target).is_file(), target
-    everything = (tmp_path / "docs" / "llms-full.txt").read_text()
+        assert (site / target).is_file(), target
+    everything = (site / "llms-full.txt").read_text()
     assert all(words in everything for words in ("# Resume after a crash", "pipe.shuffle_buffer(size", "--dry-run"))
+
+
+SEEN = """() => ({
+    wide: [document.documentElement, ...document.querySelectorAll('.content')]
+        .filter(part => part.scrollWidth > part.clientWidth + 1).length,
+    broken: [...document.images].filter(image => !image.naturalWidth || !image.alt).map(image => image.src),
+    links: [...document.links].map(link => link.href).filter(link => link.startsWith('file:')),
+})"""
+
+
+@pytest.mark.slow
+def test_no_page_scrolls_sideways_has_a_broken_link_or_asks_another_host(site):
+    """In Chromium, as wide as a phone and as screens on which one and both sidebars just fit."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the playwright package")
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    faults = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("console", lambda said: faults.append((page.url, said.text)) if said.type == "error" else None)
+        page.on("pageerror", lambda error: faults.append((page.url, str(error))))
+        page.on("request", lambda sent: None if sent.url[:5] in ("file:", "data:") else faults.append(sent.url))
+        for path in site.rglob("*.html"):
+            page.goto(path.as_uri())
+            for width in (390, 1024, 1313, 1407):
+                page.set_viewport_size({"width": width, "height": 900})
+                seen = page.evaluate(SEEN)
+                faults += [(path.name, width)] * seen["wide"]
+            faults += [(path.name, image) for image in seen["broken"]]
+            linked = {Path(urllib.parse.unquote(urllib.parse.urlsplit(link).path)) for link in seen["links"]}
+            faults += [(path.name, target) for target in linked if not target.is_file()]
+        browser.close()
+    assert not faults
 
 
 @pytest.mark.slow

@@ -1,11 +1,20 @@
 """``python tests/bench/peers`` runs. The documentation shows what it writes."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+DOCS = Path(__file__).parents[1] / "tutorials" / "docs"
+
+
+def test_the_chart_of_the_first_page_shows_the_figures_of_the_table(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent / "bench")
+    report = importlib.import_module("peers.report")
+    assert report.short_chart(json.loads((DOCS / "peers.json").read_text())) == (DOCS / "rates.svg").read_text()
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ else:
 # %% [markdown]
 # ## Equal epochs with any steps: `epoch_end="loop"`
 #
-# `"drop"` and `"pad"` need to know how many samples each lane yields. Nobody knows that if samples
+# `"drop"` and `"pad"` need to know how many samples each lane yields. That number is not known if samples
 # are filtered, skipped because they are broken, mixed, or not counted. Then use `"loop"`: each lane
 # goes on to its next epoch of the data by itself, without end, and `with_epoch()` cuts this stream.
 # So every rank gets the same number of batches, and each batch is full.

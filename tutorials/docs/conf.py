@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
+from docutils import nodes
 from sphinx.ext.napoleon import GoogleDocstring
 from sphinx.writers.text import TextTranslator
 
@@ -38,6 +39,7 @@ nb_execution_show_tb = True
 nb_merge_streams = True
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"wds_pipes {release}"
 html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
@@ -167,6 +169,23 @@ def lists(app, document, source):
     source[0] = expanded(app, source[0])
 
 
+def breaks(app, doctree, document):
+    """Let names in tables be broken before a dot, and after a bracket and the like."""
+    for literal in (literal for table in doctree.findall(nodes.table) for literal in table.findall(nodes.literal)):
+        first, *parts = re.split(r"(?<=[(,=/_])(?=\w)|(?=\.\w)", literal.astext())
+        literal.children = []
+        literal += [nodes.Text(first)]
+        for part in parts:
+            literal += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
+
+
+def links(app, doctree, document):
+    """Make the name of a tutorial, such as ``05_s3_gcs_http``, a link to it."""
+    for literal in [literal for literal in doctree.findall(nodes.literal) if literal.astext() in app.env.found_docs]:
+        target = app.builder.get_relative_uri(document, literal.astext())
+        literal.replace_self(nodes.reference("", "", literal.deepcopy(), refuri=target, internal=True))
+
+
 def plain(app, document):
     """The text of a page: its Markdown, the cells of a notebook, or what autodoc has made of it."""
     path = Path(app.env.doc2path(document))
@@ -223,4 +242,6 @@ def setup(app):
     app.connect("autodoc-process-signature", given)
     app.connect("autodoc-skip-member", is_field)
     app.connect("source-read", lists)
+    app.connect("doctree-resolved", breaks)
+    app.connect("doctree-resolved", links)
     app.connect("build-finished", write_texts)

@@ -49,7 +49,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     mp msg msgpack; cbor; safetensors       object; object; dict of tensors (each needs its package)
     pt pth                                  what torch.load(weights_only=True) returns
     csv; yaml yml                           list of rows; object: only if named in the call
-    jpg jpeg jpe jfif png apng webp gif
+    jpg jpeg jpe jfif png apng webp gif     by the image spec; bytes without one
     bmp tif tiff ppm pgm pbm pnm            by the image spec; bytes without one
     wav flac ogg opus mp3 m4a               ``"audio"``: (samples, sample_rate); else bytes
     mp4 m4v mov mkv webm avi                ``"video"``: (frames, frames_per_second); else bytes
