@@ -186,7 +186,9 @@ def test_lanes_leave_out_samples_over_any_ranks(urls, seed):
         last.find(0)
     found += flat(last)
     assert Counter(found) == Counter(set(whole) - set(out))
-    assert last.counts() == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
+    counts = last.counts()
+    assert 0 <= counts.pop("excluded", 0) <= len(out)  # those that were excluded before are in the partition
+    assert counts == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -250,10 +252,48 @@ def test_equal_ranks_need_a_sample_list(urls):
     with pytest.raises(ValueError, match=r"exclude=...\) leaves samples out, and only a SampleList knows"):
         loader.load_state_dict(state, exclude=["a"])
     assert len(flat(loader)) == sum(SIZES) // 2 * 2  # nothing has changed
-    with pytest.raises(ValueError, match="no sample has one of 1 key"):
-        listed(urls).load_state_dict(listed(urls).state_dict(), exclude=["nowhere"])
     with pytest.raises(ValueError, match="exclude= leaves none of"):
         listed(urls).load_state_dict(listed(urls).state_dict(), exclude=flat(listed(urls)))
+
+
+@pytest.mark.parametrize("make", [listed, in_order])
+def test_a_key_that_no_shard_has_is_an_error_over_indexes_of_keys(urls, make):
+    pipe, out = make(urls), list(in_order(urls))[:2]
+    with pytest.raises(ValueError, match=r"exclude= has 2 keys that no sample has: 'nowhere', 'nowhere else'. Cor"):
+        pipe.load_state_dict(pipe.state_dict(), exclude=[*out, "nowhere", "nowhere else"])
+    pipe = wp.SampleList(urls, where=list(in_order(urls))[2:]).fetch_samples().map_samples(key_of)
+    assert not set(loaded(pipe, pipe.state_dict(), exclude=out)) & set(out)  # they are in no view, but in shards
+
+
+@pytest.mark.parametrize("host", [None, 0, 1])
+def test_at_its_end_an_epoch_says_which_keys_it_did_not_have(urls, host, caplog):
+    """Of the rest of an epoch, it may be that their samples came before the state; and of ranks,
+    none knows what the others had: ``counts()`` of each says how many it left out.
+    """
+    hosts = {"num_workers": 1, "multiprocessing_context": "fork"} if host else {}
+    pipe = keyed(urls) if host is None else loader_of(keyed(urls), lanes=3, **hosts)
+    whole = list(keyed(urls)) if host is None else flat(loader_of(keyed(urls), lanes=3))
+    after(pipe, 3)
+    out = [whole[0], whole[-1], "nowhere"]
+    pipe.load_state_dict(pipe.state_dict(), exclude=out)
+    for _ in pipe:
+        pass
+    for _ in pipe:
+        pass
+    rest, epoch = caplog.messages
+    assert rest == (
+        "exclude=: 2 of 3 keys had no sample in the rest of epoch 0: they came before the state was saved, or are "
+        f"misspelt. The keys: {whole[0]!r}, 'nowhere'."
+    )
+    assert epoch == "exclude=: 1 of 3 keys had no sample in epoch 1: they are misspelt. The keys: 'nowhere'."
+    assert pipe.counts()["excluded"] == pipe.counts()["filtered"] == 2
+    ranks = [loader_of(keyed(urls), rank, 2, epoch_end="exact") for rank in range(2)]
+    for loader in ranks:
+        flat(loaded(loader, loader.state_dict(), exclude=out))
+    assert sum(loader.counts()["excluded"] for loader in ranks if "excluded" in loader.counts()) == 2
+    assert len(caplog.messages) == 2
+    if host is not None:
+        pipe.close()
 
 
 def test_workers_and_the_iterator_in_use(urls):

@@ -25,8 +25,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain, Composite, linked
+from wds_pipes.core.counts import Lack
 from wds_pipes.core.options import check_choice
-from wds_pipes.core.stage import Source, Stage, State, functional_name
+from wds_pipes.core.stage import Reports, Source, Stage, State, functional_name
 from wds_pipes.core.state import Grown, Saved, damaged, read_state
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
@@ -56,8 +57,8 @@ class Edits(NamedTuple):
         return self.mix is not None and check_choice("mix", self.mix, "changed") == "changed"
 
 
-class ExcludeSamples(Stage[Any]):
-    """Leaves out the samples with some keys, and counts them as filtered.
+class ExcludeSamples(Reports, Stage[Any]):
+    """Leaves out the samples with some keys, and counts them as filtered, and as excluded.
 
     Checkpoint: the position of its source.
     """
@@ -65,8 +66,9 @@ class ExcludeSamples(Stage[Any]):
     @dataclass(slots=True)
     class At:
         filtered: int = 0
+        excluded: int = 0
 
-    tallies = ("filtered",)
+    tallies = ("filtered", "excluded")
     scope = "item"
     _keeps_keys = True
     order_options = ("excluded",)
@@ -75,6 +77,10 @@ class ExcludeSamples(Stage[Any]):
     def __init__(self, source: Stage[Any], keys: Keys) -> None:
         super().__init__(source)
         self.keys, self.excluded = frozenset(keys), _label(keys)
+        self._met: set[str] = set()  # while running: the keys of samples that were left out
+
+    def lack(self, before: Lack) -> Lack:
+        return before._replace(excluded=frozenset(self._met))
 
     def changes_count(self) -> str | None:
         return "load_state_dict(exclude=...) leaves samples out, and only a SampleList knows how many of each lane"
@@ -93,6 +99,8 @@ class ExcludeSamples(Stage[Any]):
                 ) from error
             if left_out:
                 at.filtered += 1
+                at.excluded += 1
+                self._met.add(item["__key__"])
             else:
                 yield item
 
@@ -177,6 +185,8 @@ class Edition:
         root = self._chain.root
         self.keys = held if edits.exclude is None else _keys_of(edits.exclude, root)
         self.known = _known(self.saved, self.keys, explicit=edits.exclude is not None)
+        if edits.exclude is not None and isinstance(root, SampleList):
+            root.check_keys(self.keys)
         self._grown = tuple(pair for pair in self.saved.grown if pair[0] >= self.saved.epoch)
         if self._grown != self.saved.grown or (self._grown and not isinstance(root, ShardList)):
             raise damaged(f"its list of shards has grown by {self.saved.grown!r:.200}")

@@ -18,7 +18,7 @@ from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.shard_ranges import ShardRanges
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import OnError
-from wds_pipes.core.words import plural
+from wds_pipes.core.words import listed, plural
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
@@ -27,6 +27,7 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.shard_source import ShardSource, shortened_url
 from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
+from wds_pipes.tar.offsets import MissingIndexError
 from wds_pipes.tar.views import Selection, Selector, described, numbers_at
 
 if TYPE_CHECKING:
@@ -137,10 +138,10 @@ class SampleList(ShardSource[SampleRef]):
     ) -> None:
         super().__init__(seed, storage_options, moved, on_error)
         urls = items_of(urls)
-        listed = list_indexed(urls, index, storage_options)
+        found = list_indexed(urls, index, storage_options)
         self.origins = origins_of(urls)
         storage_options = with_origins(storage_options, self.origins)
-        self.urls, self.facts = listed.urls, listed.facts
+        self.urls, self.facts = found.urls, found.facts
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         self.shuffle = shuffle
@@ -148,8 +149,8 @@ class SampleList(ShardSource[SampleRef]):
         self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(self.urls, listed.folder, files, storage_options, connections, facts=listed.facts)
-        if listed.facts is not None:
+        self._located = Located(self.urls, found.folder, files, storage_options, connections, facts=found.facts)
+        if found.facts is not None:
             self._located.compare_ends()
         every = range(self._located.starts[-1])
         self._view = Selector(self._located).select(every, where, exclude)
@@ -217,6 +218,20 @@ class SampleList(ShardSource[SampleRef]):
         if not again.count:
             raise ValueError(f"exclude= leaves none of {plural(len(self._view), 'sample')}")
         return again
+
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Raise ValueError if no sample of the shards has one of these keys; without indexes of
+        keys, that is not known.
+        """
+        try:
+            missing = Selector(self._located).missing(keys)
+        except MissingIndexError:
+            return
+        if missing:
+            raise ValueError(
+                f"exclude= has {plural(len(missing), 'key')} that no sample has: {listed(missing)}. Correct them, or "
+                "leave them out of the list"
+            )
 
     # The order without reading: see ``ShardSource``
 
