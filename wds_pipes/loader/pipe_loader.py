@@ -367,13 +367,13 @@ class PipeLoader:
                 ``SampleList`` with indexes of keys; otherwise, with one rank, a warning at the end
                 of each epoch. ``counts()`` says under ``excluded`` how many samples each rank left
                 out of an epoch.
-            added: ``"append"``: the ``ShardList`` has grown at its end. This epoch goes on with the
-                shards that it had, in their order; from the next one on, all are read; also in
+            added: ``"append"``: the list of shards has grown at its end. This epoch goes on with
+                the shards that it had, in their order; from the next one on, all are read; also in
                 this one, if nothing of it was returned yet. With ``epoch_end="loop"``, the next
                 epoch is the first that no lane has begun. Later states know this; they need no
-                ``added``. With several ranks, pass the states of all. Not for ``SampleList``, whose
-                order is of all samples, ``mix``, which can have another source, ``weights`` and
-                ``repeat``.
+                ``added``. With several ranks, pass the states of all. A ``SampleList`` needs a
+                view in which the samples of the new shards come last. Not for ``mix``, which can
+                have another source, ``weights`` and ``repeat``.
             mix: ``"changed"``: the sources of a ``mix`` in the pipeline, or their weights, are
                 others than those of the state, from here on; see ``mix``.
 

@@ -254,7 +254,7 @@ class Plan:
         """What decides how epochs are divided."""
         mode, segments = self.mode, self.segments
         size, ranks = self.part_size, self.rank.of
-        return Terms(self.chain, segments.before, mode, size, ranks, self.parts, segments.samples or 0)
+        return Terms(self.chain, segments.before, mode, size, ranks, self.parts)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""

@@ -12,7 +12,8 @@ Rules:
    that all batches are full.
 4. A list of keys may grow at its end: a state knows how many keys its list had, and their
    fingerprint.
-5. A list of shards that has grown has all of them from the next epoch on.
+5. A list of shards that has grown has all of them from the next epoch on. So has the one order of
+   a ``SampleList``: until then it is an order of the first samples.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from wds_pipes.io.open import Opener
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.stages.sample_list import SampleList
 from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_source import ShardSource
 from wds_pipes.tar.views import read_keys
 
 Keys = tuple[str, ...]
@@ -188,7 +190,7 @@ class Edition:
         if edits.exclude is not None and isinstance(root, SampleList):
             root.check_keys(self.keys)
         self._grown = tuple(pair for pair in self.saved.grown if pair[0] >= self.saved.epoch)
-        if self._grown != self.saved.grown or (self._grown and not isinstance(root, ShardList)):
+        if self._grown != self.saved.grown or (self._grown and not isinstance(root, ShardSource)):
             raise damaged(f"its list of shards has grown by {self.saved.grown!r:.200}")
         self._appends = edits.added is not None and _appends(self._chain, self.saved, edits.added)
         self.then = self._built(self._grown, self.keys[: self.known], only=self._appends)
@@ -210,7 +212,7 @@ class Edition:
     def _built(self, grown: Grown, keys: Keys, *, only: bool = False) -> Stage[Any]:
         stage, root = self._stage, self._chain.root
         if grown or only:
-            shards = cast(ShardList, root).with_growth(grown)
+            shards = cast(ShardSource[Any], root).with_growth(grown)
             shards = shards.first(cast(int, self.saved.shards)) if only else shards
             stage = linked(shards, self._chain.steps[1:])
         return _without(stage, keys, self._in_order)
@@ -255,13 +257,12 @@ def _appends(chain: Chain, saved: Saved, added: object) -> bool:
     """
     check_choice("added", added, "append")
     root = chain.root
-    if not isinstance(root, ShardList):
+    if not isinstance(root, ShardSource):
         kind = functional_name(type(root))
-        mend = {"sample_list": "its one order is of all samples", "mix": "add the new shards as a source"}
-        raise ValueError(
-            f"added='append' is for a pipeline of ShardList, not {kind}: {mend.get(kind, 'see ShardList')}"
-        )
-    if root.weights is not None or any(isinstance(step, Composite) and step.epoch_repeats != 1 for step in chain):
+        mend = "add the new shards as a source" if kind == "mix" else "see PipeLoader.load_state_dict"
+        raise ValueError(f"added='append' is for a pipeline of ShardList or SampleList, not {kind}: {mend}")
+    weights = isinstance(root, ShardList) and root.weights is not None
+    if weights or any(isinstance(step, Composite) and step.epoch_repeats != 1 for step in chain):
         raise ValueError("added='append' is not for ShardList(weights=...), nor for repeat()")
     if chain.never_ends:
         raise ValueError("added='append' needs epochs that end: leave out repeat()")
