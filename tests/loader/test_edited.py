@@ -224,7 +224,7 @@ def test_a_sample_list_keeps_its_order_and_its_batches(urls, seed):
 
 @pytest.mark.parametrize("make", [listed, lambda urls, *ranks, **options: loader_of(keyed(urls), *ranks, **options)])
 def test_the_ledger_is_of_what_came(urls, make, tmp_path):
-    """Before and after the edit. Such an epoch cannot be proved, which is said."""
+    """Before and after the edit. Such an epoch cannot be proved without the keys, which is said."""
     options = {"ledger": True, "epoch_end": "exact"}
     loaders = [make(urls, rank, 2, **options) for rank in range(2)]
     found = step(loaders, 2)
@@ -241,7 +241,7 @@ def test_the_ledger_is_of_what_came(urls, make, tmp_path):
     numbers = {key: number for number, url in enumerate(urls) for key in keys_of(samples([url]))}
     assert merged["ledger"]["epoch"] == to_text(of_samples((key, of_shard(str(numbers[key]))) for key in found))
     (tmp_path / "state.json").write_text(json.dumps(merged))
-    with pytest.raises(wp.StateError, match="its epoch was edited"):
+    with pytest.raises(wp.StateError, match="left samples out: pass the same keys"):
         prove((tmp_path / "state.json").as_posix(), urls)
 
 
