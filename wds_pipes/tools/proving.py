@@ -114,7 +114,7 @@ def prove(path: str, what: Urls, *, exclude: Selection | None = None, **options:
         return Proof(True, [*lines, f"{unknown}left out, or added later"])
     told = (
         "not proven: in the epochs before other samples were returned, or some were left out (by skip(), set_epoch(), "
-        "or steps that the state does not name), or shards were added later"
+        "drop_last, or steps that the state does not name), or shards were added later"
     )
     return Proof(False, [*lines, told])
 
