@@ -118,7 +118,8 @@ class Plan:
         elif ledger:
             raise ValueError(
                 "this pipeline can have no ledger: after its last step that holds samples, such as shuffle_buffer(), "
-                "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it."
+                "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
+                "pack_samples() and bucket_samples() must be the last of these steps."
             )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self.segments.scope = self.kind.scope
