@@ -54,8 +54,8 @@ Command = dict[int, Begin] | int
 
 # A batch of a lane with the lane's state after it, or an error: the lane, the batch, the state
 # (packed), whether the lane has ended (with the last state; instead of a batch there is its Lack),
-# the error, and, with some results, the measurements. A plain tuple, too. A
-# state is packed once, and unpacked only when it is requested.
+# the error, and, with some results, the measurements. A plain tuple, too. A state is packed once,
+# and unpacked only when it is requested.
 Result = tuple[int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 

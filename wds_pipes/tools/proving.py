@@ -26,7 +26,7 @@ from wds_pipes.errors import StateError
 from wds_pipes.io.urls import Urls
 from wds_pipes.loader.edited import Editable, Place, find_place, last_begun
 from wds_pipes.loader.ledger import Ledger
-from wds_pipes.loader.partition import NOT_BEGUN, counts_in, unpack
+from wds_pipes.loader.partition import NOT_BEGUN, unpack
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.segments import Segments
@@ -201,10 +201,10 @@ def _read(plan: Plan, at: LoaderPosition, last: int | None = None) -> _Read:
             if lane is None:
                 assert error is not None
                 raise error
-            if last is not None and unpack(lane)["position"][0].get("epoch", 0) > last - at.epoch:
+            state = unpack(lane)
+            if last is not None and state["position"][0].get("epoch", 0) > last - at.epoch:
                 break
-            if ended or last is not None:
-                counts = counts_in(lane)
+            counts = state["counts"]
         digest = add([digest, subtract(of_counts(counts), of_counts(begin["counts"]))])
         samples += _number_of(counts) - _number_of(begin["counts"])
     host.close()
