@@ -308,7 +308,7 @@ def stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any], *, size: 
     """
     names = [step for step in saved.graph if step.partition("(")[0] not in (*ADDED, "exclude_samples")]
     calls = [_parsed(step) for step in names]
-    kinds = [find_stage(name) for name, _ in calls]
+    kinds: list[Any] = [find_stage(name) for name, _ in calls]
     filtered = saved.counts.get("filtered", 0) - saved.counts.get("excluded", 0)
     left_out = filtered or saved.counts.get("skipped")  # by what only the steps say
     if left_out or saved.sources or not all(kind and is_built_in(kind) for kind in kinds):
@@ -317,7 +317,6 @@ def stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any], *, size: 
     if saved.samples is not None and kinds[0] is not SampleList:
         options = {"index": True, **options}  # the samples were counted
     found: Any = None
-    kind: Any
     held = max(place for place, kind in enumerate(kinds) if place == 0 or kind.scope != "item")
     for place, ((name, arguments), kind) in enumerate(zip(calls, kinds, strict=True)):
         try:
