@@ -352,7 +352,7 @@ def test_this_epoch_as_it_was_and_the_next_over_all(urls, counted, ranks):
         assert found[:12] == step(alone, 3)
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"where": slice(None, None, 2)}, {"exclude": [3, 4, 6]}])
+@pytest.mark.parametrize("options", [{}, {"shuffle": False, "where": slice(None, None, 2)}, {"exclude": [3, 4, 6]}])
 def test_a_sample_list_has_the_order_that_it_had_and_then_one_of_all(urls, options):
     """On any ranks and batch sizes, if it grows twice, with samples that are left out; as a pipe,
     too.
