@@ -123,8 +123,9 @@ class Stream(Generic[Out]):
         """Return what became of the samples of the current epoch, or of the one that just ended:
         delivered, filtered, skipped, dropped.
 
-        If there are any, the result also has ``skipped_shards``, which could not be opened, and
-        ``damaged``, the number of places where members were lost.
+        If there are any, the result also has ``skipped_shards``, which could not be opened,
+        ``damaged``, the number of places where members were lost, and ``excluded``, how many of the
+        filtered samples ``load_state_dict(exclude=...)`` left out.
 
         In the middle of an epoch, the counts of steps before a ``shuffle_buffer`` lag: they end
         where a resume would start to read again, at most 2.25 * size samples earlier. At the end of
