@@ -186,7 +186,9 @@ def test_lanes_leave_out_samples_over_any_ranks(urls, seed):
         last.find(0)
     found += flat(last)
     assert Counter(found) == Counter(set(whole) - set(out))
-    assert last.counts() == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
+    counts = last.counts()
+    assert 0 <= counts.pop("excluded", 0) <= len(out)  # those that were excluded before are in the partition
+    assert counts == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -222,7 +224,7 @@ def test_a_sample_list_keeps_its_order_and_its_batches(urls, seed):
 
 @pytest.mark.parametrize("make", [listed, lambda urls, *ranks, **options: loader_of(keyed(urls), *ranks, **options)])
 def test_the_ledger_is_of_what_came(urls, make, tmp_path):
-    """Before and after the edit. Such an epoch cannot be proved, which is said."""
+    """Before and after the edit. Such an epoch cannot be proved without the keys, which is said."""
     options = {"ledger": True, "epoch_end": "exact"}
     loaders = [make(urls, rank, 2, **options) for rank in range(2)]
     found = step(loaders, 2)
@@ -239,7 +241,7 @@ def test_the_ledger_is_of_what_came(urls, make, tmp_path):
     numbers = {key: number for number, url in enumerate(urls) for key in keys_of(samples([url]))}
     assert merged["ledger"]["epoch"] == to_text(of_samples((key, of_shard(str(numbers[key]))) for key in found))
     (tmp_path / "state.json").write_text(json.dumps(merged))
-    with pytest.raises(wp.StateError, match="its epoch was edited"):
+    with pytest.raises(wp.StateError, match="left samples out: pass the same keys"):
         prove((tmp_path / "state.json").as_posix(), urls)
 
 
@@ -250,10 +252,48 @@ def test_equal_ranks_need_a_sample_list(urls):
     with pytest.raises(ValueError, match=r"exclude=...\) leaves samples out, and only a SampleList knows"):
         loader.load_state_dict(state, exclude=["a"])
     assert len(flat(loader)) == sum(SIZES) // 2 * 2  # nothing has changed
-    with pytest.raises(ValueError, match="no sample has one of 1 key"):
-        listed(urls).load_state_dict(listed(urls).state_dict(), exclude=["nowhere"])
     with pytest.raises(ValueError, match="exclude= leaves none of"):
         listed(urls).load_state_dict(listed(urls).state_dict(), exclude=flat(listed(urls)))
+
+
+@pytest.mark.parametrize("make", [listed, in_order])
+def test_a_key_that_no_shard_has_is_an_error_over_indexes_of_keys(urls, make):
+    pipe, out = make(urls), list(in_order(urls))[:2]
+    with pytest.raises(ValueError, match=r"exclude= has 2 keys that no sample has: 'nowhere', 'nowhere else'. Cor"):
+        pipe.load_state_dict(pipe.state_dict(), exclude=[*out, "nowhere", "nowhere else"])
+    pipe = wp.SampleList(urls, where=list(in_order(urls))[2:]).fetch_samples().map_samples(key_of)
+    assert not set(loaded(pipe, pipe.state_dict(), exclude=out)) & set(out)  # they are in no view, but in shards
+
+
+@pytest.mark.parametrize("host", [None, 0, 1])
+def test_at_its_end_an_epoch_says_which_keys_it_did_not_have(urls, host, caplog):
+    """Of the rest of an epoch, it may be that their samples came before the state; and of ranks,
+    none knows what the others had: ``counts()`` of each says how many it left out.
+    """
+    hosts = {"num_workers": 1, "multiprocessing_context": "fork"} if host else {}
+    pipe = keyed(urls) if host is None else loader_of(keyed(urls), lanes=3, **hosts)
+    whole = list(keyed(urls)) if host is None else flat(loader_of(keyed(urls), lanes=3))
+    after(pipe, 3)
+    out = [whole[0], whole[-1], "nowhere"]
+    pipe.load_state_dict(pipe.state_dict(), exclude=out)
+    for _ in pipe:
+        pass
+    for _ in pipe:
+        pass
+    rest, epoch = caplog.messages
+    assert rest == (
+        "exclude=: 2 of 3 keys had no sample in the rest of epoch 0: they came before the state was saved, or are "
+        f"misspelt. The keys: {whole[0]!r}, 'nowhere'."
+    )
+    assert epoch == "exclude=: 1 of 3 keys had no sample in epoch 1: they are misspelt. The keys: 'nowhere'."
+    assert pipe.counts()["excluded"] == pipe.counts()["filtered"] == 2
+    ranks = [loader_of(keyed(urls), rank, 2, epoch_end="exact") for rank in range(2)]
+    for loader in ranks:
+        flat(loaded(loader, loader.state_dict(), exclude=out))
+    assert sum(loader.counts()["excluded"] for loader in ranks if "excluded" in loader.counts()) == 2
+    assert len(caplog.messages) == 2
+    if host is not None:
+        pipe.close()
 
 
 def test_workers_and_the_iterator_in_use(urls):
@@ -312,6 +352,72 @@ def test_this_epoch_as_it_was_and_the_next_over_all(urls, counted, ranks):
         assert found[:12] == step(alone, 3)
 
 
+@pytest.mark.parametrize("options", [{}, {"shuffle": False, "where": slice(None, None, 2)}, {"exclude": [3, 4, 6]}])
+def test_a_sample_list_has_the_order_that_it_had_and_then_one_of_all(urls, options):
+    """On any ranks and batch sizes, if it grows twice, with samples that are left out; as a pipe,
+    too.
+    """
+
+    def make(count):
+        listed = wp.SampleList(urls[:count], **{"shuffle": True, "seed": 2, **options})
+        return listed.fetch_samples().map_samples(key_of)
+
+    left, states, out, counts = list(make(OLD)), None, [], (OLD, OLD + 2, len(urls))
+    for count, ranks, size, added in zip(counts, (2, 3, 1), (2, 1, 2), (None, "append", "append"), strict=True):
+        loaders = [loader_of(make(count), rank, ranks, batch_size=size, epoch_end="exact") for rank in range(ranks)]
+        out += left[6:8] if count > OLD + 2 else []
+        for loader in loaders if states else ():
+            loader.load_state_dict(states, added=added, **({"exclude": out} if out else {}))
+        left = [key for key in left if key not in out]
+        assert step(loaders, 1) == left[: ranks * size]
+        left = left[ranks * size :]
+        states = [through_json(loader.state_dict()) for loader in loaders]
+    assert states[0]["grown"] == [[0, OLD]]
+    last = loaded(loader_of(make(len(urls)), batch_size=3, epoch_end="pad"), states, exclude=out)
+    pipe = make(len(urls))
+    pipe.set_epoch(1)
+    following = [key for key in pipe if key not in out]
+    begin, steps, key = last.state_dict()["step"], last.remaining(), following[-1]
+    assert steps == -(-len(left) // 3)
+    planned = flat(last.plan(begin + number, keys=True) for number in range(steps))
+    assert [sample.key for sample in planned if not sample.padding] == left
+    assert sum(sample.padding for sample in planned) == 3 * steps - len(left)
+    assert len(last.find(key)) == (key in left)
+    assert [visit.epoch for visit in last.find(key, epoch=1)] == [1]
+    assert flat(last)[: len(left)] == left
+    assert flat(last)[: len(following)] == following
+    assert "grown" not in last.state_dict()
+    pipe, whole = make(OLD), list(make(OLD))
+    after(pipe, 4)
+    pipe = loaded(make(len(urls)), through_json(pipe.state_dict()), added="append")
+    assert list(pipe) == whole[4:]
+    assert [key for key in pipe if key not in out] == following
+
+
+def test_lanes_of_a_sample_list_that_grows(urls):
+    """With steps that change the number of samples, or epochs that follow each other."""
+
+    def make(count):
+        pipe = wp.SampleList(urls[:count], shuffle=True, seed=2).fetch_samples()
+        return pipe.map_samples(key_of).filter_samples(bool)
+
+    loader = loader_of(make(OLD), lanes=2, epoch_end="loop")
+    found = [*itertools.chain.from_iterable(after_batches(loader, 3))]
+    loader = loaded(loader_of(make(len(urls)), lanes=2, epoch_end="loop"), loader.state_dict(), added="append")
+    found += itertools.chain.from_iterable(after_batches(loader, (sum(SIZES[:OLD]) + sum(SIZES)) // 2 + 3))
+    assert set(found) == set(make(len(urls)))
+    assert not Counter(make(OLD)) + Counter(make(len(urls))) - Counter(found)
+    loader = loader_of(make(OLD), 0, 1, lanes=3)
+    found = [*itertools.chain.from_iterable(after_batches(loader, 4))]
+    loader = loaded(loader_of(make(len(urls)), lanes=2), loader.state_dict(), added="append")
+    assert Counter(found + flat(loader)) == Counter(make(OLD))
+    assert Counter(flat(loader)) == Counter(make(len(urls)))
+
+
+def after_batches(loader, count):
+    return list(itertools.islice(loader, count))
+
+
 def test_a_pipe_and_an_order_that_is_not_shuffled(urls):
     for options in ({}, {"shuffle": False}, {"resampled": True}):
         whole, pipe = list(keyed(urls[:OLD], **options)), keyed(urls[:OLD], **options)
@@ -364,9 +470,14 @@ def test_what_cannot_grow(urls):
         samples(urls[:3]).load_state_dict(state, added="append")
     with pytest.raises(ValueError, match="added must be one of 'append', not 'yes'"):
         samples(urls).load_state_dict(state, added="yes")
-    listed_state = listed(urls[:OLD]).state_dict()
-    with pytest.raises(ValueError, match="not sample_list: its one order is of all samples"):
-        listed(urls).load_state_dict(listed_state, added="append")
+    numbers = [30, 3, 12, 4]  # of which two are in the old shards
+    loader = loader_of(wp.SampleList(urls[:OLD], where=numbers[1:]).fetch_samples())
+    again = loader_of(wp.SampleList(urls, where=numbers).fetch_samples())
+    with pytest.raises(ValueError, match="a view in which the samples of the shards that were added come last"):
+        again.load_state_dict(loader.state_dict(), added="append")
+    backwards = loader_of(wp.SampleList(urls, where=slice(None, None, -1)).fetch_samples())
+    with pytest.raises(ValueError, match="a view in which the samples of the shards that were added come last"):
+        backwards.load_state_dict(loader.state_dict(), added="append")
     mixed = wp.mix({"a": samples(urls)})
     with pytest.raises(ValueError, match="not mix: add the new shards as a source"):
         mixed.load_state_dict(mixed.state_dict(), added="append")

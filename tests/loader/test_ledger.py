@@ -8,9 +8,11 @@ import json
 import random
 import resource
 import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ from wds_pipes.core.digest import add, in_epoch, of_samples, of_shard, to_text
 from wds_pipes.loader.ledger_file import read_ledger
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
-from wds_pipes.tools import same_data
+from wds_pipes.tools import prove, same_data
 
 SIZES = [3, 0, 7, 2, 9, 4, 6]
 
@@ -157,6 +159,8 @@ def test_without_a_place_for_it(fifty, caplog):
     """It is refused when the loader is built; without it, states have no ledger, also later."""
     with pytest.raises(ValueError, match="can have no ledger: after its last step that holds samples"):
         run(fifty, make=lambda urls: samples(urls).to_tuple("__key__").shuffle_buffer(3))
+    with pytest.raises(ValueError, match=r"pack_samples\(\) and bucket_samples\(\) must be the last of these"):
+        run(fifty, make=lambda urls: samples(urls).pack_samples(len, 20).shuffle_buffer(3))
     [state] = run(fifty, 3, ledger=False)
     assert "ledger" not in state
     [later] = run(fifty, 1, state=state)
@@ -170,6 +174,65 @@ def test_without_a_place_for_it(fifty, caplog):
             run(fifty, ledger=bad)
     with pytest.raises(ValueError, match="is a local file"):
         run(fifty, ledger="s3://bucket/a.ledger")
+
+
+def with_tokens(sample):
+    """As many as a function of its key; with its shard."""
+    number = int(sample["__key__"])
+    return {"__key__": sample["__key__"], "__url__": sample["__url__"], "tokens": np.full(length_of(number), number)}
+
+
+def length_of(number):
+    return number * 7 % 23 + 1
+
+
+GROUPS = {
+    "wrap": lambda pipe: pipe.pack_samples("tokens", 10, method="wrap").to_tuple("tokens", "__key__", "__url__"),
+    "a function": lambda pipe: pipe.pack_samples(lambda sample: len(sample["tokens"]), 30, window=4),
+    "buckets": lambda pipe: pipe.bucket_samples("tokens", 3, boundaries=[8, 16], window=7),
+}
+
+
+CHOSEN = []  # of ``GROUPS``, and the shards
+
+
+def grouped():
+    kind, urls = CHOSEN
+    return GROUPS[kind](shuffled(urls).map_samples(with_tokens))
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_of_packs_it_has_the_samples_that_ended(fifty, kind, tmp_path, monkeypatch):
+    """However a document is cut over packs, on any ranks; so ``state prove`` finds it again."""
+    monkeypatch.setattr(f"{__name__}.CHOSEN", [kind, fifty])
+    came, states, tokens = [], None, Counter()
+    for ranks, steps in ((1, 2), (3, 1), (1, 100)):
+        options = {"world_size": ranks, "ledger": True, "epoch_end": "exact"}
+        loaders = [wp.PipeLoader(grouped(), rank=rank, **options) for rank in range(ranks)]
+        for loader in loaders:
+            if states is not None:
+                loader.load_state_dict(states)
+            for pack in itertools.islice(loader, steps):
+                named = pairs_of(pack)
+                if kind == "wrap":
+                    tokens.update(pack[0].tolist())
+                    named = [pair for pair in named if tokens[int(pair[0])] == length_of(int(pair[0]))]
+                came += named
+        states = through_json([loader.state_dict() for loader in loaders])
+        merged = wp.merge_states(states)
+        digest = of_samples((key, of_shard(str(fifty.index(url)))) for key, url in came)
+        assert merged["ledger"] == (entry(0, in_epoch(digest, 0)) if merged["epoch"] else entry(digest))
+        (tmp_path / "states.json").write_text(json.dumps(states))
+        assert prove(str(tmp_path / "states.json"), f"{__name__}:grouped").proven
+    assert len(came) == len(set(came)) == 50
+
+
+def pairs_of(pack):
+    """The key and the URL of each part."""
+    if isinstance(pack, list):
+        return [(row["__key__"], row["__url__"]) for row in pack]
+    keys, urls = (pack["__key__"], pack["__url__"]) if isinstance(pack, dict) else pack[1:]
+    return list(zip(keys, urls, strict=True))
 
 
 def test_a_damaged_ledger_is_refused(fifty):

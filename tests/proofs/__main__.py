@@ -21,6 +21,7 @@ PROOFS = (  # the quick ones first
     "histories",
     "ledger",
     "edits",
+    "packs",
     "interrupts",
     "forks",
     "lying_server",

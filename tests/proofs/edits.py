@@ -6,9 +6,9 @@ sources of a mix change. After each edit the run goes on from its states.
 
 What must come is known from runs without edits. ``one``: a stream on one lane, in its order.
 ``ranks``: on changing ranks, each sample of an epoch once. ``loop``: the same without an end.
-``list``: a SampleList on changing ranks and batch sizes, in its order. ``mix``: each source in its
-order, in proportion to the weights. Exit code 1 if one history differs; ``--only NUMBER`` with the
-same seed repeats it.
+``list``: a SampleList on changing ranks and batch sizes, in its order, which grows. ``mix``: each
+source in its order, in proportion to the weights. Exit code 1 if one history differs; ``--only
+NUMBER`` with the same seed repeats it.
 """
 
 import itertools
@@ -43,8 +43,8 @@ def streamed(count, counted, window, seed=4):
     return pipe.shuffle_buffer(window) if window else pipe
 
 
-def listed(block):
-    return wp.SampleList(URLS, shuffle=True, seed=3, block_samples=block).fetch_samples()
+def listed(count, block):
+    return wp.SampleList(URLS[:count], shuffle=True, seed=3, block_samples=block).fetch_samples()
 
 
 @cache
@@ -180,25 +180,28 @@ def epochs_of(states):
 def list_(chance):
     """A SampleList: all batches are full, in its order, on any ranks."""
     block, out, states, epoch, edits = chance.choice([1, 1, 3]), [], None, 0, 0
-    left = list(order(listed, 0, block))
+    count, begun = chance.randrange(5, len(SIZES) + 1), False
+    left = list(order(listed, 0, count, block))
     while edits < EDITS:
-        of, size = chance.choice([1, 2, 3]), chance.choice([1, 2, 3])
+        of, size, call = chance.choice([1, 2, 3]), chance.choice([1, 2, 3]), {}
         if states is not None:
             edits += 1
-            some = chance.sample(order(listed, epoch, block), chance.randrange(4))
+            if chance.random() < 0.3 and count < len(SIZES):
+                count, call = chance.randrange(count + 1, len(SIZES) + 1), {"added": "append"}
+                left = left if begun else list(order(listed, epoch, count, block))
+            some = chance.sample(order(listed, epoch, count, block), chance.randrange(4))
             out = [*out, *(key for key in some if key not in out)]
         left = [key for key in left if key not in out]
-        loaders = loaders_of(
-            listed(block), of, states, {"exclude": out} if out else {}, batch_size=size, epoch_end="drop"
-        )
+        call |= {"exclude": out} if out else {}
+        loaders = loaders_of(listed(count, block), of, states, call, batch_size=size, epoch_end="drop")
         steps = chance.randrange(1, 4)
         steps = min(steps, len(left) // (of * size))
         assert taken(loaders, steps) == left[: steps * of * size]
-        left = left[steps * of * size :]
+        left, begun = left[steps * of * size :], begun or steps > 0
         if len(left) < of * size:  # which makes no batch of all ranks
             assert steps or not taken(loaders, 1)
-            epoch += 1
-            left = list(order(listed, epoch, block))
+            epoch, begun = epoch + 1, False
+            left = list(order(listed, epoch, count, block))
         states = through_json([loader.state_dict() for loader in loaders])
         assert {state["epoch"] for state in states} == {epoch}
 

@@ -37,9 +37,10 @@ def entry(epoch, earlier=NOTHING):
     return {"epoch": to_text(epoch), "earlier": to_text(earlier)}
 
 
-def play(urls, make, phases, *, end="exact", mix=1, drop_last=False):
+def play(urls, make, phases, *, end="exact", mix=1, drop_last=False, at_cut=None):
     """Run phases, the last one to the end of the epoch; AssertionError if at a cut the ledger of
     all ranks together is not that of the samples that they returned. Return how many were checked.
+    ``at_cut`` is called with the state of all ranks at each.
     """
     size, state, epoch, got, earlier, checked = phases[0].size, None, 0, [], NOTHING, 0
     for ranks, lanes, other, cut, workers in [*phases, Phase(1, 1, 3, 100)]:
@@ -62,6 +63,8 @@ def play(urls, make, phases, *, end="exact", mix=1, drop_last=False):
         if len({one["epoch"] for one in states}) > 1 or len({one["step"] for one in states}) > 1:
             return checked  # ranks may be in different epochs
         state, checked = wp.merge_states(states), checked + 1
+        if at_cut is not None:
+            at_cut(state)
         if end != "loop" and state["epoch"] > epoch:
             got, earlier, epoch = [], add([earlier, in_epoch(digest_of(got, urls), epoch)]), state["epoch"]
         assert state["ledger"] == entry(digest_of(got, urls), earlier), (phases, end, mix, drop_last)

@@ -1,5 +1,6 @@
 """``wds-pipes state prove``: the digest in a state is computed again from the shards."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 from commands import refused, run_command
 from ledgers import FAULTS, states_after, with_fault
-from pipelines import samples, shuffled
+from pipelines import keys_of, loaded, samples, shuffled, through_json
 
 import wds_pipes as wp
+from wds_pipes.core.digest import to_text
 from wds_pipes.errors import for_commands
 from wds_pipes.tools import prove
 
@@ -28,6 +30,10 @@ def by_index(urls):
 
 def by_order(urls):
     return wp.SampleList(urls, shuffle=True, seed=5).fetch_samples().to_tuple("txt", "cls")
+
+
+def in_order(urls):
+    return wp.SampleList(urls, shuffle=True, seed=5).fetch_samples()
 
 
 WHERE = []  # the shards of ``pipeline``
@@ -130,6 +136,74 @@ def test_of_other_functions(indexed, make, tmp_path, monkeypatch):
         assert len(found.lines) == (2 if ranks == 1 else 1)
 
 
+@pytest.mark.parametrize(("make", "steps"), [(by_list, 5), (by_order, 20), (by_mix, 3)])
+def test_epochs_that_follow_each_other(indexed, make, steps, tmp_path, monkeypatch):
+    """On other ranks in between; a fault in one of these epochs is noticed."""
+    monkeypatch.setattr(f"{__name__}.WHERE", indexed)
+    what = f"{__name__}:{make.__name__}" if make is by_mix else indexed
+    options = {"batch_size": 3, "epoch_end": "loop", "ledger": True, "collate": "list"}
+    loaders = [wp.PipeLoader(make(indexed), rank=rank, world_size=2, **options) for rank in range(2)]
+    states = after_steps(loaders, steps)
+    (tmp_path / "states.json").write_text(json.dumps(states))
+    found = prove(str(tmp_path / "states.json"), what)
+    assert found.proven, found
+    assert found.lines[0].startswith(f"proven: {6 * steps} samples of epochs 0 to ")
+    loaders = [loaded(wp.PipeLoader(make(indexed), rank=rank, world_size=3, **options), states) for rank in range(3)]
+    states = through_json(after_steps(loaders, 7))
+    (tmp_path / "states.json").write_text(json.dumps(states))
+    assert prove(str(tmp_path / "states.json"), what).proven
+    (tmp_path / "states.json").write_text(json.dumps(with_other_digest(states)))
+    assert prove(str(tmp_path / "states.json"), what).lines[0].startswith("not proven: ")
+
+
+def after_steps(loaders, steps):
+    for loader in loaders:
+        for _ in itertools.islice(loader, steps):
+            pass
+    return [loader.state_dict() for loader in loaders]
+
+
+def with_other_digest(states):
+    """Of one more sample, which no shard has."""
+    other = json.loads(json.dumps(states))
+    other[0]["ledger"]["epoch"] = to_text(int(other[0]["ledger"]["epoch"], 16) + 1)
+    return other
+
+
+@pytest.mark.parametrize("make", [shuffled, in_order])
+def test_epochs_with_edits(indexed, make, tmp_path):
+    """Shards that were added, and samples that were left out of the whole epoch, for whose middle
+    the state does not say enough.
+    """
+    path, options = tmp_path / "state.json", {"batch_size": 3, "ledger": True, "collate": "list", "epoch_end": "exact"}
+    loader, came = wp.PipeLoader(make(indexed[:5]), **options), keys_of(make(indexed[:5]))
+    state = after_steps([loader], 3)[0]
+    loader = loaded(wp.PipeLoader(make(indexed), **options), state, added="append")
+    path.write_text(json.dumps(after_steps([loader], 2)))
+    assert prove(str(path), indexed).proven
+    assert not prove(str(path), indexed).lines[1:]
+    keys = [came[0], came[-1], keys_of(make(indexed[5:]))[0]]
+    (tmp_path / "keys.txt").write_text("\n".join([*keys, came[1]]))
+    loader.load_state_dict(loader.state_dict(), exclude=keys)
+    path.write_text(json.dumps(after_steps([loader], 2)))
+    with pytest.raises(wp.StateError, match=r"the same keys, as exclude= or --exclude @keys\.txt"):
+        prove(str(path), indexed)
+    with pytest.raises(wp.StateError, match="from the middle of an epoch on, and it does not say"):
+        prove(str(path), indexed, exclude=keys)
+    for _ in loader:
+        pass
+    path.write_text(json.dumps(after_steps([loader], 4)))
+    proof = prove(str(path), indexed, exclude=f"@{tmp_path / 'keys.txt'}")
+    assert proof.proven
+    assert proof.lines[1] == "of the epochs before it is not known which samples were left out, or added later"
+    path.write_text(json.dumps(with_other_digest(json.loads(path.read_text()))))
+    if make is in_order:
+        with pytest.raises(wp.StateError, match="or other samples were returned"):
+            prove(str(path), indexed, exclude=keys)
+    else:
+        assert prove(str(path), indexed, exclude=keys).lines[0].startswith("not proven: ")
+
+
 def test_batches_of_several_lanes(indexed, tmp_path):
     """Over a list of samples, which has no global order then."""
     path = states_after(lambda: by_order(indexed), 3, tmp_path / "states.json", batch_size=4, mix_lanes=2, lanes=4)
@@ -178,8 +252,6 @@ def test_what_cannot_be_proven(indexed, tmp_path):
 
     with pytest.raises(wp.StateError, match="has no ledger"):
         prove(saved(ledger=False), indexed)
-    with pytest.raises(wp.StateError, match="of several epochs"):
-        prove(saved(epoch_end="loop"), indexed)
     with pytest.raises(wp.StateError, match="does not fit this pipeline: .*it was made over 8 shards"):
         prove(saved(), indexed[1:])
     states = json.loads(Path(saved(world=2)).read_text())

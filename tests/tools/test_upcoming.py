@@ -115,6 +115,21 @@ def test_a_state_alone_names_the_steps(urls, keys, tmp_path, name):
         order_of_state(str(both), urls[:4])
 
 
+def with_tokens(sample):
+    return {**sample, "tokens": list(range(1 + int(sample["__key__"]) % 7))}
+
+
+@pytest.mark.parametrize("length", ["tokens", lambda sample: len(sample["tokens"])])
+def test_of_packs_it_says_the_samples(urls, length):
+    def make():
+        return wp.PipeLoader(samples(urls).map_samples(with_tokens).pack_samples(length, 12, window=6))
+
+    MADE[:] = [make]
+    order = order_of_loader(f"{__name__}:loader")
+    expected = [names(pack) if isinstance(pack, list) else pack["__key__"] for pack in make()]
+    assert said(order.batches(0, 100), {}) == expected[:MOST_READ]
+
+
 def test_a_state_of_a_filter_needs_the_pipeline(urls, tmp_path):
     file = tmp_path / "state.json"
     file.write_text(json.dumps(loader_over(urls, "filter").state_dict()))

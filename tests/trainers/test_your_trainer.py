@@ -185,7 +185,7 @@ def test_torchft(seed, urls, tmp_path):
         assert batches == expected(urls, len(batches), rank=number, world_size=3)
 
 
-def train_and_die(urls, directory, dies, **options):
+def train_and_die(urls, directory, dies, saved=None, **options):
     """A training of 20 steps in a process of its own, which notes the keys, and may be killed."""
     from transformers import Trainer, TrainingArguments
 
@@ -203,7 +203,7 @@ def train_and_die(urls, directory, dies, **options):
 
     seen, names = [], {"Trainer": Trainer, "checkpoint": checkpoint, "os": os}
     arguments = TrainingArguments(
-        f"{directory}/saved", max_steps=20, save_steps=3, save_total_limit=1, remove_unused_columns=False,
+        str(saved or directory / "saved"), max_steps=20, save_steps=3, save_total_limit=1, remove_unused_columns=False,
         report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=True, dataloader_pin_memory=False,
     )  # fmt: skip
     os.makedirs(arguments.output_dir, exist_ok=True)
@@ -237,6 +237,55 @@ def test_the_trainer_of_transformers_killed_twice(epoch_end, urls, tmp_path):
     runs = [json.loads((tmp_path / f"seen-{dies}.json").read_text()) for dies in (5, 12, 0)]
     # the first saved after step 3, the second after step 12
     assert runs == [whole[:5], whole[3:15], whole[12:20]]
+
+
+def rank_that_dies(urls, directory, rank, dies, attempt):
+    """A rank of two of such a training, in a gloo group."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # a test may have used it before the fork
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}  # not used
+    place = f"file://{directory}/group-{attempt}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
+    (own := directory / f"rank-{rank}").mkdir(exist_ok=True)
+    train_and_die(urls, own, dies, saved=directory / "saved", epoch_end="loop", rank=rank, world_size=2)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_the_trainer_of_transformers_killed_twice(urls, tmp_path):
+    """One of both by SIGKILL, two steps and one step after a checkpoint; the other one then ends by
+    itself, or is killed too. No sample is lost or comes twice.
+    """
+    pytest.importorskip("transformers.trainer")
+    pytest.importorskip("accelerate")
+    fork = multiprocessing.get_context("fork")
+    runs = [[], []]
+    for attempt, (who, dies) in enumerate(((1, 5), (0, 12), (None, 0))):
+        chances = [dies if rank == who else 0 for rank in range(2)]
+        ranks = [
+            fork.Process(target=rank_that_dies, args=(urls, tmp_path, rank, chances[rank], attempt))
+            for rank in range(2)
+        ]
+        for process in ranks:
+            process.start()
+        for process in ranks if who is None else [ranks[who]]:
+            process.join(200)
+        for process in ranks:
+            process.kill()
+            process.join()
+        assert [process.exitcode for process in ranks] == [0, 0] if who is None else ranks[who].exitcode == -9
+        for rank, run in enumerate(runs):
+            run.append(json.loads((tmp_path / f"rank-{rank}" / f"seen-{chances[rank]}.json").read_text()))
+    for rank, (first, second, third) in enumerate(runs):
+        loader = batches(urls, epoch_end="loop", rank=rank, world_size=2)
+        whole = [batch["__key__"] for batch in itertools.islice(loader, 20)]
+        # saved after step 3, and after step 12; the rank that is left may be a step behind
+        assert first[:4] == whole[:4]
+        assert second[:11] == whole[3:14]
+        assert third == whole[12:20]
+        assert first[:3] + second[:9] + third == whole
 
 
 class Killed(Exception):

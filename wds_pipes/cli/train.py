@@ -232,10 +232,18 @@ def diff(*, first: str, second: str, ledger: bool, as_json: bool) -> None:
 @click.argument("what", nargs=-1, required=True, metavar="SHARDS | MODULE:FUNCTION")
 @click.option("--index", metavar="PATH", help="The index.json with which the shards were listed.")
 @click.option("--moved", is_flag=True, help="The shards are those of the state, whatever their names are.")
+@click.option("--exclude", metavar="@KEYS", help="The keys that load_state_dict(exclude=...) left out: @keys.txt.")
 @as_json
 @storage_options
 def prove(
-    *, file: str, what: tuple[str, ...], index: str | None, moved: bool, as_json: bool, storage_options: dict[str, Any]
+    *,
+    file: str,
+    what: tuple[str, ...],
+    index: str | None,
+    moved: bool,
+    exclude: str | None,
+    as_json: bool,
+    storage_options: dict[str, Any],
 ) -> None:
     """Compute from the shards which samples a run has returned, and compare with its ledger.
 
@@ -249,7 +257,8 @@ def prove(
     pipe or the PipeLoader of the training.
     """
     named: Any = what[0] if len(what) == 1 else list(what)
-    proof = tools.prove(file, named, index=index, moved=moved, storage_options=storage_options or None)
+    options = {"index": index, "moved": moved, "storage_options": storage_options or None}
+    proof = tools.prove(file, named, exclude=exclude, **options)
     report(proof._asdict(), proof.lines, as_json=as_json)
     raise SystemExit(0 if proof.proven else FOUND)
 

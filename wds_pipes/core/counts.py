@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
@@ -13,7 +13,7 @@ from wds_pipes.errors import SampleError
 logger = logging.getLogger("wds_pipes")
 
 COUNTED = ("delivered", "filtered", "skipped", "dropped")  # samples; these are always reported
-TROUBLE = ("skipped_shards", "damaged", "padded", "cut")  # reported only if they are not 0
+TROUBLE = ("skipped_shards", "damaged", "padded", "cut", "excluded")  # reported only if they are not 0
 DONE = "done"  # the field in which a stage that runs chains has the counts of those that are done
 # those of the skipped samples that PipeLoader.skip() left out; reported only if there are any
 LEFT_OUT = "left_out"
@@ -35,7 +35,7 @@ class NothingKeptError(SampleError):
 
 class Lack(NamedTuple):
     """Why a running chain yielded nothing: how its samples fit the fields that
-    ``group_by_key(fields=...)`` keeps, and what was skipped.
+    ``group_by_key(fields=...)`` keeps, and what was skipped. And which keys it left out.
 
     Attributes:
         samples: how many samples had none of these fields.
@@ -45,6 +45,7 @@ class Lack(NamedTuple):
         skipped: the message of the first error that was skipped; empty: none was.
         found: False: all shards were read, and have no sample, which is not allowed; None: unknown.
         outside: why the files of a shard make no sample; empty: no shard has only such files.
+        excluded: the keys of the samples that ``load_state_dict(exclude=...)`` left out.
     """
 
     samples: int = 0
@@ -54,6 +55,7 @@ class Lack(NamedTuple):
     skipped: str = ""
     found: bool | None = None
     outside: str = ""
+    excluded: frozenset[str] = frozenset()
 
     @classmethod
     def of_all(cls, lacks: Iterable[Lack]) -> Lack:
@@ -68,6 +70,7 @@ class Lack(NamedTuple):
                 both.skipped or lack.skipped,
                 lack.found if both.found is None else both.found or bool(lack.found),
                 both.outside or lack.outside,
+                both.excluded | lack.excluded,
             )
         return both
 
@@ -159,6 +162,25 @@ def sum_counts(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     if not total.keys().isdisjoint(DIGESTS):
         total |= as_counts(of_counts(total))
     return total
+
+
+def warn_of_unmet(keys: Sequence[str], lack: Lack, epoch: int, *, whole: bool) -> None:
+    """At the end of an epoch, warn of keys that ``load_state_dict(exclude=...)`` was to leave out,
+    and that no sample had.
+
+    Args:
+        keys: the keys.
+        lack: which of them samples had.
+        epoch: the epoch.
+        whole: this run has read all of it; otherwise only its rest after a state.
+    """
+    unmet = [key for key in keys if key not in lack.excluded]
+    if unmet:
+        part, why = ("", "") if whole else ("the rest of ", "came before the state was saved, or ")
+        logger.warning(
+            "exclude=: %d of %d keys had no sample in %sepoch %d: they %sare misspelt. The keys: %s.",
+            len(unmet), len(keys), part, epoch, why, listed(unmet),
+        )  # fmt: skip
 
 
 def error_of_nothing(counts: dict[str, int], lack: Lack) -> SampleError | None:

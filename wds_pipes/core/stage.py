@@ -465,6 +465,10 @@ class Source(Reports, Stage[Out]):
         """How many samples each shard has; None if unknown."""
         return None
 
+    def samples_in(self, epoch: int) -> int:
+        """Return how many samples an epoch has; they are counted."""
+        return sum(self.sample_counts or ())
+
     @property
     def samples_fingerprint(self) -> str | None:
         """A hash of these numbers of samples; None if they are unknown."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import error_of_nothing, public_counts
+from wds_pipes.core.counts import error_of_nothing, public_counts, warn_of_unmet
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_recipe
@@ -123,8 +123,9 @@ class Stream(Generic[Out]):
         """Return what became of the samples of the current epoch, or of the one that just ended:
         delivered, filtered, skipped, dropped.
 
-        If there are any, the result also has ``skipped_shards``, which could not be opened, and
-        ``damaged``, the number of places where members were lost.
+        If there are any, the result also has ``skipped_shards``, which could not be opened,
+        ``damaged``, the number of places where members were lost, and ``excluded``, how many of the
+        filtered samples ``load_state_dict(exclude=...)`` left out.
 
         In the middle of an epoch, the counts of steps before a ``shuffle_buffer`` lag: they end
         where a resume would start to read again, at most 2.25 * size samples earlier. At the end of
@@ -214,7 +215,18 @@ class Stream(Generic[Out]):
 class StreamIterator(Generic[Out]):
     """One iteration of a stream; ``next()`` commits the position of the item that it returns."""
 
-    __slots__ = ("__weakref__", "_delivered", "_epoch", "_error", "_items", "_mark", "_running", "_stream", "_trace")
+    __slots__ = (
+        "__weakref__",
+        "_delivered",
+        "_epoch",
+        "_error",
+        "_items",
+        "_mark",
+        "_running",
+        "_stream",
+        "_trace",
+        "_whole",
+    )
 
     def __init__(self, stream: Stream[Out]) -> None:
         self._stream = stream
@@ -224,6 +236,7 @@ class StreamIterator(Generic[Out]):
         # the error's traceback when it was first raised: each later raise would add to it
         self._trace: TracebackType | None = None
         self._epoch = self._delivered = 0
+        self._whole = True  # whether it began at the beginning of the epoch
 
     def __iter__(self) -> StreamIterator[Out]:
         return self
@@ -266,6 +279,7 @@ class StreamIterator(Generic[Out]):
         )
         position, root = stream.start_epoch(), stream.chain.root
         self._epoch, self._delivered = position.epoch, position.delivered
+        self._whole = not any(stream.chain.dump(position.mark))
         self._running = stream.stage.open(root.context.lane_in(root.seed, position.epoch), position.mark)
         self._items, self._mark = self._running.items, self._running.mark
         stream._live = weakref.ref(self)
@@ -291,6 +305,8 @@ class StreamIterator(Generic[Out]):
         if error is not None:
             self.stop(error)
             return error
+        if context.lanes == 1:
+            warn_of_unmet(self._stream.excluded, lack, self._epoch, whole=self._whole)
         self._stream.at = Position(self._epoch, self._delivered, mark, ended=True)
         self.stop(StopIteration())
         return None

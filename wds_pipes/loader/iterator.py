@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, leave_out, logger
+from wds_pipes.core.counts import LIMITED, Lack, Network, error_of_nothing, leave_out, logger, warn_of_unmet
 from wds_pipes.core.digest import as_counts, of_counts, subtract
 from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage
@@ -26,6 +26,7 @@ from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
 from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, pack, total_counts, unpack
 from wds_pipes.loader.plan import LoaderPosition, Plan
+from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.ranks import is_compared
 from wds_pipes.loader.slices import Partition, Slices
 from wds_pipes.loader.stats import Tally
@@ -43,13 +44,15 @@ class Run:
         waiting: the lanes that have not ended.
         ended: those that have, with their last states.
         ahead: the parts of the next batch; after an error nothing follows.
-        lack: of the ended lanes that yielded nothing.
+        lack: of the ended lanes.
+        whole: whether it is over a whole epoch.
     """
 
     waiting: set[int] = field(default_factory=set)
     ended: dict[int, bytes] = field(default_factory=dict)
     ahead: deque[Result] = field(default_factory=deque)
     lack: Lack = field(default_factory=Lack)
+    whole: bool = True
 
 
 class Progress:
@@ -253,7 +256,7 @@ class Progress:
         # differs on each rank, and after a resume
         seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
         self.workers.start(begins, seed)
-        return at, Run(set(begins))
+        return at, Run(set(begins), whole=not resumed)
 
     @property
     def length_unknown(self) -> str | None:
@@ -464,8 +467,11 @@ class LoaderIterator:
         """Adopt the ends of the lanes: no batch follows ``at``. If a signal handler has loaded a
         state meanwhile, that stays.
         """
+        progress, run = self._progress, self._run
         if self._error is None:
-            self._at = self._progress.at = at._replace(lanes={**at.lanes, **self._run.ended})
+            self._at = progress.at = at._replace(lanes={**at.lanes, **run.ended})
+            if not run.waiting and self._plan.rank.of == 1 and self._plan.kind is Ranges:
+                warn_of_unmet(progress.excluded, run.lack, at.epoch, whole=run.whole)
 
     def _start(self) -> LoaderPosition:
         progress = self._progress

@@ -7,9 +7,12 @@ Rules:
 2. The step comes after all steps that hold samples, and all steps after it make each item of one
    item. It is as late as the samples are known to have their ``__key__`` and ``__url__``. A sample
    that a step after it leaves out belongs to the digest.
-3. Repeats that fill up an epoch (``epoch_end="pad"``) do not belong to it, and neither do samples
+3. Of a pack or a bucket of samples, those belong to the digest that end in it, if the step that
+   makes it is the last one that holds samples. So a document that is cut over several packs counts
+   once, however it is cut.
+4. Repeats that fill up an epoch (``epoch_end="pad"``) do not belong to it, and neither do samples
    that ``drop_last`` leaves out.
-4. Of an epoch that is over, the digest is added to that of the epochs before, each times a number
+5. Of an epoch that is over, the digest is added to that of the epochs before, each times a number
    of the epoch: see ``wds_pipes.core.digest.in_epoch``.
 """
 
@@ -26,6 +29,7 @@ from wds_pipes.core.digest import DIGESTS, Shard, add, halves, of_halves, of_sam
 from wds_pipes.core.running import END, Mark, Out
 from wds_pipes.core.stage import Stage
 from wds_pipes.io.urls import identify
+from wds_pipes.stages.windowed import Windowed
 
 _IDENTITY = itemgetter("__key__", "__url__")
 _UNKNOWN = "", ""  # the identity of an item that has none
@@ -60,7 +64,19 @@ class Ledger(Stage[Out]):
         self._shards: dict[str, Shard] = {}  # by their URLs, what ``of_samples`` takes
 
     def run(self) -> Iterator[Out]:
-        return self._noting() if self.on else self.source.items
+        if not self.on:
+            return self.source.items
+        return self._noting_groups(self.source) if isinstance(self.source, Windowed) else self._noting()
+
+    def _noting_groups(self, source: Windowed[Out]) -> Iterator[Out]:
+        for item in source.items:
+            try:
+                self._pending += map(_IDENTITY, source.ended_in(item))
+            except Exception:  # its samples have no such entries
+                self._pending.append(_UNKNOWN)
+            yield item
+            if len(self._pending) >= _MOST_PENDING:
+                self._sum_up()
 
     def _noting(self) -> Iterator[Out]:
         # Only what must be done for each sample; ``_sum_up`` does the rest for many at once.
@@ -117,6 +133,8 @@ def _place(steps: Sequence[Stage[Any]]) -> int | None:
     """Return the place of the step after which the digest is summed up; None: there is none."""
     known = _have_keys(steps)
     last = max(place for place, step in enumerate(steps) if place == 0 or step.scope != "item")
+    if isinstance(steps[last], Windowed):
+        return last if known[last - 1] else None
     first = next((place for place in range(last, len(steps)) if known[place]), None)
     if first is None:
         return None

@@ -122,7 +122,7 @@ class Lookup:
             raise ValueError(f"which samples come when is not known without reading them: {reason}")
         self._plan, self._at, self._resumed = plan, at, resumed
         self._partition, self._terms, self._root = at.partition, plan.terms, cast("ShardSource[Any]", plan.source)
-        self._ranges, self._sliced = cast("Ranges", at.partition), isinstance(at.partition, Slices)  # one of both
+        self._ranges = cast("Ranges", at.partition)  # unless they are slices
         self._reorders = [step for step in plan.chain if isinstance(step, Reorders)]
         self._pieces = lru_cache(64)(self._pieces_of)
         # of how many epochs the numbers of samples may differ from those of all later ones
@@ -256,11 +256,11 @@ class Lookup:
 
     def _samples(self, lane: int, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
         """Yield the samples of a run of the stream of a lane: see ``batch``."""
-        if self._sliced:
+        if isinstance(self._partition, Slices):
             part = self._partition.lane(lane, self._root, self._at.epoch)
             places = np.array([cast("Slice", part.slice).place(taken) for taken in range(start, stop)], np.int64)
             shards, numbers = self._root.of_slice(places, part)
-            yield from zip(shards.tolist(), numbers.tolist(), (places >= self._terms.total).tolist(), strict=True)
+            yield from zip(shards.tolist(), numbers.tolist(), (places >= self._partition.total).tolist(), strict=True)
             return
         while start < stop:
             piece, inside = self._piece_at(lane, start)

@@ -43,7 +43,6 @@ class Terms(NamedTuple):
         size: how many samples a full batch of a lane has.
         ranks: the number of ranks.
         parts: of how many parts, each from another lane, a batch of the loader consists.
-        total: how many samples an epoch has, if they are counted.
     """
 
     chain: Chain
@@ -52,7 +51,6 @@ class Terms(NamedTuple):
     size: int
     ranks: int
     parts: int
-    total: int
 
     def inner_position(self, position: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the position in the open segment of a lane at a position, without counts."""

@@ -135,7 +135,9 @@ class PipeLoader:
             ``wds-pipes state prove`` computes it again from the shards. A sample is its key and the
             number of its shard in the list, as the samples are after the last step that holds some,
             such as ``shuffle_buffer``, and the steps of this package after it that keep both; what
-            later steps leave out belongs to it. There they must be dicts, else this is an error.
+            later steps leave out belongs to it. There they must be dicts, else this is an error. Of
+            ``pack_samples`` and ``bucket_samples``, if one is the last step that holds samples, a
+            document that ``"wrap"`` cuts belongs to the pack in which it ends.
             It takes one to two microseconds for a sample: a tenth to a fifth of the time of tiny
             raw samples, and nothing that can be measured beside decoding. A path: also append 40
             bytes to this local file after each step, with which ``wds-pipes state diff --ledger``
@@ -366,14 +368,17 @@ class PipeLoader:
                 epochs any more. Otherwise a filter leaves them out and counts them as filtered,
                 after the last step that may change the order or number of samples: there they must
                 still have their ``"__key__"``, and not be batches. ``epoch_end="drop"`` and
-                ``"pad"`` cannot have this filter.
-            added: ``"append"``: the ``ShardList`` has grown at its end. This epoch goes on with the
-                shards that it had, in their order; from the next one on, all are read; also in
+                ``"pad"`` cannot have this filter. A key that no sample has is a ValueError, for a
+                ``SampleList`` with indexes of keys; otherwise, with one rank, a warning at the end
+                of each epoch. ``counts()`` says under ``excluded`` how many samples each rank left
+                out of an epoch.
+            added: ``"append"``: the list of shards has grown at its end. This epoch goes on with
+                the shards that it had, in their order; from the next one on, all are read; also in
                 this one, if nothing of it was returned yet. With ``epoch_end="loop"``, the next
                 epoch is the first that no lane has begun. Later states know this; they need no
-                ``added``. With several ranks, pass the states of all. Not for ``SampleList``, whose
-                order is of all samples, ``mix``, which can have another source, ``weights`` and
-                ``repeat``.
+                ``added``. With several ranks, pass the states of all. A ``SampleList`` needs a
+                view in which the samples of the new shards come last. Not for ``mix``, which can
+                have another source, ``weights`` and ``repeat``.
             mix: ``"changed"``: the sources of a ``mix`` in the pipeline, or their weights, are
                 others than those of the state, from here on; see ``mix``.
 

@@ -118,7 +118,8 @@ class Plan:
         elif ledger:
             raise ValueError(
                 "this pipeline can have no ledger: after its last step that holds samples, such as shuffle_buffer(), "
-                "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it."
+                "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
+                "pack_samples() and bucket_samples() must be the last of these steps."
             )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self.segments.scope = self.kind.scope
@@ -254,7 +255,7 @@ class Plan:
         """What decides how epochs are divided."""
         mode, segments = self.mode, self.segments
         size, ranks = self.part_size, self.rank.of
-        return Terms(self.chain, segments.before, mode, size, ranks, self.parts, segments.samples or 0)
+        return Terms(self.chain, segments.before, mode, size, ranks, self.parts)
 
     def left(self, at: LoaderPosition) -> int | None:
         """How many batches this rank yields from a position to its epoch's end; None: not known."""

@@ -68,7 +68,8 @@ class Slices:
         """Return the partition of the places from ``place`` on; ``digest`` is of those before, of
         which ``left_out`` samples were left out.
         """
-        total, stop, step = terms.total, terms.total, terms.ranks * terms.size
+        total, step = terms.chain.root.samples_in(epoch), terms.ranks * terms.size
+        stop = total
         if terms.mode != "exact":
             steps = (total - place) // step if terms.mode == "drop" else -(-(total - place) // step)
             stop = place + steps * step
@@ -128,7 +129,8 @@ class Slices:
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Slices:
         if entry is None or not {_PLACE} <= entry.keys() <= {_PLACE, _DIGEST, LEFT_OUT} or terms.size < 1:
             raise damaged(f"its partition is {shown(entry)}, of batches of {terms.size} samples")
-        place = read_count(entry[_PLACE], "the place at which its partition begins", most=terms.total)
+        most = terms.chain.root.samples_in(epoch)
+        place = read_count(entry[_PLACE], "the place at which its partition begins", most=most)
         digest = read_digest(entry[_DIGEST], "the digest of its partition") if _DIGEST in entry else NOTHING
         left_out = read_count(entry.get(LEFT_OUT, 0), "the number of samples that skip() left out", most=place)
         return cls.of(lanes, epoch, terms, place, digest, left_out=left_out)

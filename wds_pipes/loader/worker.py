@@ -53,9 +53,9 @@ class Begin(NamedTuple):
 Command = dict[int, Begin] | int
 
 # A batch of a lane with the lane's state after it, or an error: the lane, the batch, the state
-# (packed), whether the lane has ended (with the last state; instead of a batch there is its Lack if
-# it yielded nothing), the error, and, with some results, the measurements. A plain tuple, too. A
-# state is packed once, and unpacked only when it is requested.
+# (packed), whether the lane has ended (with the last state; instead of a batch there is its Lack),
+# the error, and, with some results, the measurements. A plain tuple, too. A state is packed once,
+# and unpacked only when it is requested.
 Result = tuple[int, Any, bytes | None, bool, Exception | None, Spent | None]
 
 
@@ -238,9 +238,9 @@ class _Running:
         if self._shift:
             counts = sum_counts((counts, self._shift))
         self._epochs, self._counted = 0, counts["delivered"]
-        lack = self._chain.lack if ended and not self._delivered else None
+        lack = self._chain.lack if ended else None
         if ended and self._batches is not None and not full:
-            if lack is not None and lack.explains(counts):
+            if lack is not None and not self._delivered and lack.explains(counts):
                 raise lack.error(f"lane {self._number} of {self._lane.of}")
             own = [type(step) for step in self._chain if step.keeps_count and not is_built_in(type(step))]
             raise ShardError(

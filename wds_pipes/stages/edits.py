@@ -12,7 +12,8 @@ Rules:
    that all batches are full.
 4. A list of keys may grow at its end: a state knows how many keys its list had, and their
    fingerprint.
-5. A list of shards that has grown has all of them from the next epoch on.
+5. A list of shards that has grown has all of them from the next epoch on. So has the one order of
+   a ``SampleList``: until then it is an order of the first samples.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain, Composite, linked
+from wds_pipes.core.counts import Lack
 from wds_pipes.core.options import check_choice
-from wds_pipes.core.stage import Source, Stage, State, functional_name
+from wds_pipes.core.stage import Reports, Source, Stage, State, functional_name
 from wds_pipes.core.state import Grown, Saved, damaged, read_state
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
@@ -35,6 +37,7 @@ from wds_pipes.io.open import Opener
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.stages.sample_list import SampleList
 from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_source import ShardSource
 from wds_pipes.tar.views import read_keys
 
 Keys = tuple[str, ...]
@@ -56,8 +59,8 @@ class Edits(NamedTuple):
         return self.mix is not None and check_choice("mix", self.mix, "changed") == "changed"
 
 
-class ExcludeSamples(Stage[Any]):
-    """Leaves out the samples with some keys, and counts them as filtered.
+class ExcludeSamples(Reports, Stage[Any]):
+    """Leaves out the samples with some keys, and counts them as filtered, and as excluded.
 
     Checkpoint: the position of its source.
     """
@@ -65,8 +68,9 @@ class ExcludeSamples(Stage[Any]):
     @dataclass(slots=True)
     class At:
         filtered: int = 0
+        excluded: int = 0
 
-    tallies = ("filtered",)
+    tallies = ("filtered", "excluded")
     scope = "item"
     _keeps_keys = True
     order_options = ("excluded",)
@@ -75,6 +79,10 @@ class ExcludeSamples(Stage[Any]):
     def __init__(self, source: Stage[Any], keys: Keys) -> None:
         super().__init__(source)
         self.keys, self.excluded = frozenset(keys), _label(keys)
+        self._met: set[str] = set()  # while running: the keys of samples that were left out
+
+    def lack(self, before: Lack) -> Lack:
+        return before._replace(excluded=frozenset(self._met))
 
     def changes_count(self) -> str | None:
         return "load_state_dict(exclude=...) leaves samples out, and only a SampleList knows how many of each lane"
@@ -93,6 +101,8 @@ class ExcludeSamples(Stage[Any]):
                 ) from error
             if left_out:
                 at.filtered += 1
+                at.excluded += 1
+                self._met.add(item["__key__"])
             else:
                 yield item
 
@@ -177,8 +187,10 @@ class Edition:
         root = self._chain.root
         self.keys = held if edits.exclude is None else _keys_of(edits.exclude, root)
         self.known = _known(self.saved, self.keys, explicit=edits.exclude is not None)
+        if edits.exclude is not None and isinstance(root, SampleList):
+            root.check_keys(self.keys)
         self._grown = tuple(pair for pair in self.saved.grown if pair[0] >= self.saved.epoch)
-        if self._grown != self.saved.grown or (self._grown and not isinstance(root, ShardList)):
+        if self._grown != self.saved.grown or (self._grown and not isinstance(root, ShardSource)):
             raise damaged(f"its list of shards has grown by {self.saved.grown!r:.200}")
         self._appends = edits.added is not None and _appends(self._chain, self.saved, edits.added)
         self.then = self._built(self._grown, self.keys[: self.known], only=self._appends)
@@ -200,7 +212,7 @@ class Edition:
     def _built(self, grown: Grown, keys: Keys, *, only: bool = False) -> Stage[Any]:
         stage, root = self._stage, self._chain.root
         if grown or only:
-            shards = cast(ShardList, root).with_growth(grown)
+            shards = cast(ShardSource[Any], root).with_growth(grown)
             shards = shards.first(cast(int, self.saved.shards)) if only else shards
             stage = linked(shards, self._chain.steps[1:])
         return _without(stage, keys, self._in_order)
@@ -245,13 +257,12 @@ def _appends(chain: Chain, saved: Saved, added: object) -> bool:
     """
     check_choice("added", added, "append")
     root = chain.root
-    if not isinstance(root, ShardList):
+    if not isinstance(root, ShardSource):
         kind = functional_name(type(root))
-        mend = {"sample_list": "its one order is of all samples", "mix": "add the new shards as a source"}
-        raise ValueError(
-            f"added='append' is for a pipeline of ShardList, not {kind}: {mend.get(kind, 'see ShardList')}"
-        )
-    if root.weights is not None or any(isinstance(step, Composite) and step.epoch_repeats != 1 for step in chain):
+        mend = "add the new shards as a source" if kind == "mix" else "see PipeLoader.load_state_dict"
+        raise ValueError(f"added='append' is for a pipeline of ShardList or SampleList, not {kind}: {mend}")
+    weights = isinstance(root, ShardList) and root.weights is not None
+    if weights or any(isinstance(step, Composite) and step.epoch_repeats != 1 for step in chain):
         raise ValueError("added='append' is not for ShardList(weights=...), nor for repeat()")
     if chain.never_ends:
         raise ValueError("added='append' needs epochs that end: leave out repeat()")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
@@ -136,6 +136,10 @@ class PackSamples(Windowed[Any]):
 
     def run(self) -> Iterator[Any]:
         return self._wrapped() if self.method == "wrap" else super().run()
+
+    def ended_in(self, item: Any) -> Iterable[Mapping[str, Any]]:
+        ended = list(super().ended_in(item))
+        return ended[:-1] if self.at.inside else ended
 
     def arranged(self, lengths: Sequence[int], held: int, *, last: bool) -> Arranged:
         budget, least = self.budget, 0 if self.field is None else 1

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from wds_pipes.core.lane import Lane, LaneFacts, Slice
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
 from wds_pipes.core.shard_ranges import ShardRanges
-from wds_pipes.core.state import damaged, read_count
+from wds_pipes.core.state import Grown, damaged, read_count
 from wds_pipes.core.tolerant import OnError
-from wds_pipes.core.words import plural
+from wds_pipes.core.words import listed, plural
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
@@ -27,7 +27,8 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.shard_source import ShardSource, shortened_url
 from wds_pipes.tar.listing import list_indexed
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.views import Selection, Selector, described, numbers_at
+from wds_pipes.tar.offsets import MissingIndexError
+from wds_pipes.tar.views import Selection, Selector, compact, described, numbers_at
 
 if TYPE_CHECKING:
     from wds_pipes.stages.shard_source import Numbers
@@ -137,10 +138,10 @@ class SampleList(ShardSource[SampleRef]):
     ) -> None:
         super().__init__(seed, storage_options, moved, on_error)
         urls = items_of(urls)
-        listed = list_indexed(urls, index, storage_options)
+        found = list_indexed(urls, index, storage_options)
         self.origins = origins_of(urls)
         storage_options = with_origins(storage_options, self.origins)
-        self.urls, self.facts = listed.urls, listed.facts
+        self.urls, self.facts = found.urls, found.facts
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         self.shuffle = shuffle
@@ -148,8 +149,8 @@ class SampleList(ShardSource[SampleRef]):
         self.block_samples = block_samples if shuffle and block_samples > 1 else None  # a part of the order
         connections = check_count("connections", connections)
         files = RangeReader(storage_options, connections)
-        self._located = Located(self.urls, listed.folder, files, storage_options, connections, facts=listed.facts)
-        if listed.facts is not None:
+        self._located = Located(self.urls, found.folder, files, storage_options, connections, facts=found.facts)
+        if found.facts is not None:
             self._located.compare_ends()
         every = range(self._located.starts[-1])
         self._view = Selector(self._located).select(every, where, exclude)
@@ -161,6 +162,7 @@ class SampleList(ShardSource[SampleRef]):
         self.view = described(self._view, len(every))  # a part of the order
         self.samples = self._located.counts
         self._orders: dict[tuple[int, int], Remaining] = {}  # the last one, if samples are left out
+        self._sizes: list[tuple[int, int]] = []  # like ``grown``: of the last epochs, how many of the view they have
         if self.urls.plain:  # then it takes little time, and the first state is as fast as the others
             _ = self.which_data(), self.samples_fingerprint
 
@@ -196,15 +198,53 @@ class SampleList(ShardSource[SampleRef]):
 
     def order(self, seed: int, epoch: int) -> Permutation | Remaining | None:
         """Return the order of an epoch; None: the samples come in the order of the list."""
-        if self._left_out is None:
-            return order_of_samples(self.count, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
-        of = seed, epoch
-        if of not in self._orders:
-            size = len(self._view)
-            whole = order_of_samples(size, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
-            self._orders.clear()
-            self._orders[of] = Remaining(whole, self._left_out)
+        of, size, left_out = (seed, epoch), self._size_in(epoch), self._left_out
+        if left_out is not None and of in self._orders:
+            return self._orders[of]
+        whole = order_of_samples(size, seed, epoch, block_samples=self._run_samples) if self.shuffle else None
+        if left_out is None:
+            return whole
+        self._orders.clear()
+        self._orders[of] = Remaining(whole, left_out[left_out < size])
         return self._orders[of]
+
+    def _size_in(self, epoch: int) -> int:
+        """Return how many samples of the view an epoch has, also of those that are left out."""
+        return next((size for last, size in self._sizes if epoch <= last), len(self._view))
+
+    def samples_in(self, epoch: int) -> int:
+        size = self._size_in(epoch)
+        return size if self._left_out is None else size - int(np.searchsorted(self._left_out, size))
+
+    def with_growth(self, grown: Grown) -> Self:
+        again = super().with_growth(grown)
+        again._sizes, again._orders = [(last, self._size_of(shards)) for last, shards in grown], {}
+        return again
+
+    def first(self, count: int) -> Self:
+        again = super().first(count)
+        again._view, again._orders = compact(self._view[: self._size_of(count)]), {}
+        again.count, again.view = len(again._view), described(again._view, self._located.starts[count])
+        return again
+
+    def _size_of(self, shards: int) -> int:
+        """Return how many samples of the view are in the first shards.
+
+        Raises:
+            ValueError: they are not its first ones.
+        """
+        view, stop = self._view, self._located.starts[shards]
+        if isinstance(view, range):
+            size, first = min(len(view), len(range(view.start, stop, view.step))), view.step > 0
+        else:
+            size = int(np.count_nonzero(view < stop))
+            first = bool((view[:size] < stop).all())
+        if not first:
+            raise ValueError(
+                "added='append' needs a view in which the samples of the shards that were added come last: where= "
+                "selects them in another order"
+            )
+        return size
 
     def leaving_out(self, keys: Sequence[str], label: str) -> SampleList:
         """Return this list without the samples with these keys, in the order that the samples have
@@ -218,21 +258,36 @@ class SampleList(ShardSource[SampleRef]):
             raise ValueError(f"exclude= leaves none of {plural(len(self._view), 'sample')}")
         return again
 
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Raise ValueError if no sample of the shards has one of these keys; without indexes of
+        keys, that is not known.
+        """
+        try:
+            missing = Selector(self._located).missing(keys)
+        except MissingIndexError:
+            return
+        if missing:
+            raise ValueError(
+                f"exclude= has {plural(len(missing), 'key')} that no sample has: {listed(missing)}. Correct them, or "
+                "leave them out of the list"
+            )
+
     # The order without reading: see ``ShardSource``
 
     def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
-        return self.of_slice(numbers * self._block + insides, lane)
+        return self.of_slice(numbers * self._block_in(lane.epoch) + insides, lane)
 
     def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
-        return [divmod(place, self._block) for place in self.places_in(shard, number, lane)]
+        return [divmod(place, self._block_in(lane.epoch)) for place in self.places_in(shard, number, lane)]
 
     def of_slice(self, places: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
-        order, places = self.order(lane.seed, lane.epoch), places % self.count
+        order, places = self.order(lane.seed, lane.epoch), places % self.samples_in(lane.epoch)
         numbers = numbers_at(self._view, places if order is None else order.numbers_at(places))
         return _in_shards(np.array(self._located.starts), numbers)
 
     def places_in(self, shard: int, number: int, lane: Lane) -> list[int]:
         wanted, view, order = self._located.starts[shard] + number, self._view, self.order(lane.seed, lane.epoch)
+        view = view[: self._size_in(lane.epoch)]
         if isinstance(view, range):
             found = [view.index(wanted)] if wanted in view else []
         else:  # it may have any order
@@ -263,7 +318,7 @@ class SampleList(ShardSource[SampleRef]):
 
     def _range_places(self, lane: Lane, done: int, inside: int) -> _Blocks:
         """Yield the places of a lane with ranges of blocks."""
-        size = self._block
+        size = self._block_in(lane.epoch)
         ranges = ShardRanges.of((lane.shards or ())[done:])
         counts, firsts = ranges.stops - ranges.starts, ranges.numbers * size + ranges.starts
         counts[:1] -= inside
@@ -278,19 +333,19 @@ class SampleList(ShardSource[SampleRef]):
 
     def _slice_places(self, lane: Lane, inside: int) -> _Blocks:
         """Yield the places of a lane that is a slice."""
-        part = self._slice(lane)
+        part, count = self._slice(lane), self.samples_in(lane.epoch)
         for first in range(inside, part.count, _BLOCK):
             turns, insides = np.divmod(np.arange(first, min(first + _BLOCK, part.count)), part.size)
             places = part.start + (turns * part.of + part.number) * part.size + insides
-            repeats = itertools.repeat(None) if lane.padding is None else (places >= self.count).tolist()
-            yield places % self.count, itertools.repeat(False), repeats
+            repeats = itertools.repeat(None) if lane.padding is None else (places >= count).tolist()
+            yield places % count, itertools.repeat(False), repeats
 
     def _slice(self, lane: Lane) -> Slice:
-        return lane.slice or Slice(1, 0, self.count, lane.number, lane.of)
+        return lane.slice or Slice(1, 0, self.samples_in(lane.epoch), lane.number, lane.of)
 
     def place_in(self, lane: Lane) -> Callable[[int], int] | None:
-        part = self._slice(lane)
-        return None if lane.shards is not None else lambda taken: part.place(taken) % self.count
+        part, count = self._slice(lane), self.samples_in(lane.epoch)
+        return None if lane.shards is not None else lambda taken: part.place(taken) % count
 
     def taken(self, entry: dict[str, Any]) -> int:
         return read_count(entry.get("inside", 0), "'inside'")
@@ -298,14 +353,13 @@ class SampleList(ShardSource[SampleRef]):
     # With lanes, when steps change the number of samples, an epoch is divided by blocks of its
     # order, as that of a ShardList is by shards.
 
-    @property
-    def _block(self) -> int:
-        return max(1, -(-self.count // _MOST_BLOCKS))
+    def _block_in(self, epoch: int) -> int:
+        return max(1, -(-self.samples_in(epoch) // _MOST_BLOCKS))
 
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
-        size = self._block
-        places = np.arange(0, self.count, size)
-        return ShardRanges(places // size, np.zeros_like(places), np.minimum(size, self.count - places))
+        size, count = self._block_in(epoch), self.samples_in(epoch)
+        places = np.arange(0, count, size)
+        return ShardRanges(places // size, np.zeros_like(places), np.minimum(size, count - places))
 
     @property
     def sample_counts(self) -> Sequence[int]:
@@ -336,11 +390,11 @@ class SampleList(ShardSource[SampleRef]):
         """
         if lane.shards is None:
             part = self._slice(lane)
-            return None if inside >= part.count else part.place(inside) % self.count
+            return None if inside >= part.count else part.place(inside) % self.samples_in(lane.epoch)
         if done >= len(lane.shards):
             return None
         number, start, stop = lane.shards[done]
-        return number * self._block + min(start + inside, stop - 1)
+        return number * self._block_in(lane.epoch) + min(start + inside, stop - 1)
 
     def size_shown(self) -> str:
         return f"{plural(self.count, 'sample')} in {plural(len(self.urls), 'shard')}"

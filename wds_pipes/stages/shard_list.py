@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.shard_ranges import ShardRange, ShardRanges
-from wds_pipes.core.state import Grown, damaged, read_count
+from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each, in_sure_order
@@ -278,24 +277,6 @@ class ShardList(ShardSource[ShardRef]):
             return f"in {lane.url}"
         per_lane = -(-((lane.shards or 0) - lane.number) // lane.of)
         return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
-
-    def with_growth(self, grown: Grown) -> ShardList:
-        """Return this list, of which some epochs have only the first shards: see ``Source``."""
-        again = copy.copy(self)
-        again.grown = grown
-        return again
-
-    def first(self, count: int) -> ShardList:
-        """Return the list of the first shards of this one, to read a state of them."""
-        again = copy.copy(self)
-        again.urls = Packed(islice(self.urls, count))
-        if self.facts is not None:
-            again.facts = Facts()
-            again.facts.extend(islice(self.facts, count), [""] * count)
-        again.samples = None if self.samples is None else self.samples[:count]
-        for name in ("_data", "samples_fingerprint"):
-            vars(again).pop(name, None)
-        return again
 
     def _count_in(self, epoch: int) -> int:
         """Return how many shards an epoch has."""

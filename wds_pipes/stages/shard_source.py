@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, ClassVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.lane import Lane
@@ -14,6 +16,7 @@ from wds_pipes.core.moved import BY_MD5, BY_SIZE, NAMES, Data
 from wds_pipes.core.options import check_storage_options
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Source
+from wds_pipes.core.state import Grown
 from wds_pipes.core.tolerant import OnError, check_on_error
 from wds_pipes.io.packed import Packed
 from wds_pipes.io.secret import origins_of
@@ -63,6 +66,24 @@ class ShardSource(Source[Out]):
     def number_of(self, url: str) -> str | None:
         number = self.urls.shown.number_of(url)
         return None if number is None else str(number)
+
+    def with_growth(self, grown: Grown) -> Self:
+        """Return this list, of which some epochs have only the first shards: see ``Source``."""
+        again = copy.copy(self)
+        again.grown = grown
+        return again
+
+    def first(self, count: int) -> Self:
+        """Return the list of the first shards of this one, to read a state of them."""
+        again = copy.copy(self)
+        again.urls = Packed(islice(self.urls, count))
+        if self.facts is not None:
+            again.facts = Facts()
+            again.facts.extend(islice(self.facts, count), [""] * count)
+        again.samples = None if self.samples is None else self.samples[:count]
+        for name in ("_data", "samples_fingerprint"):
+            vars(again).pop(name, None)
+        return again
 
     # The order of samples without reading. An epoch is divided by the ranges of ``epoch_shards``,
     # which need not be those of shards.

@@ -149,6 +149,15 @@ class Windowed(ReadsAgain[Out]):
             self.earlier = before if held else None
         self.earlier = None  # for the counts of the whole epoch
 
+    def ended_in(self, item: Any) -> Iterable[Mapping[str, Any]]:
+        """Return of each sample that ends in the item that was yielded last its key and the URL of
+        its shard: in an item that is a batch, both are columns.
+        """
+        if isinstance(item, list):
+            return item
+        names = ("__key__", "__url__")
+        return [dict(zip(names, values, strict=True)) for values in zip(*(item[name] for name in names), strict=True)]
+
     def length_of(self, sample: Any) -> int:
         """Return the length of a sample.
 

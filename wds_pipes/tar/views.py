@@ -129,6 +129,18 @@ class Selector:
             return np.sort((as_array(of_view(view, found)) - view.start) // view.step)
         return np.flatnonzero(among(view, found))
 
+    def missing(self, keys: Iterable[str]) -> list[str]:
+        """Return those of these keys that no sample has, in or outside of a view.
+
+        Raises:
+            ShardError: an index of keys cannot be read.
+        """
+        keys = list(keys)
+        hashes = hashes_of(keys)
+        held = [own[among(own, np.sort(hashes))] for own, _ in self._each(self.located.keys, self.located.with_samples)]
+        there = among(hashes, np.unique(np.concatenate([hashes[:0], *held])))
+        return [key for key, found in zip(keys, there.tolist(), strict=True) if not found]
+
     def _find(self, wanted: Any, view: Numbers, option: str) -> Numbers:
         """Return the samples of a view that a selection has."""
         if isinstance(wanted, KeyRange):
@@ -196,8 +208,7 @@ class Selector:
 
     def _with_keys(self, wanted: Collection[str]) -> npt.NDArray[np.int64]:
         """Return the numbers of the samples that have one of these distinct keys, sorted."""
-        hashes = np.fromiter(map(hash_text, wanted), np.uint64, len(wanted))
-        hashes.sort()
+        hashes = np.sort(hashes_of(wanted))
 
         def of_shard(shard: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
             own, numbers = self.located.keys(shard)
@@ -231,6 +242,11 @@ class Selector:
                 )
             seen[key] = number
             yield number
+
+
+def hashes_of(keys: Collection[str]) -> npt.NDArray[np.uint64]:
+    """Return the hashes of keys, as the indexes of keys have them: shape (keys,)."""
+    return np.fromiter(map(hash_text, keys), np.uint64, len(keys))
 
 
 def example_of(key: str, wanted: Collection[str], where: str = "") -> str:

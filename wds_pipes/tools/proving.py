@@ -9,12 +9,14 @@ are read without decoding, and the number of ranks, workers and lanes does not m
 from __future__ import annotations
 
 import ast
-from functools import partial
+import os
+from collections.abc import Iterable
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, linked
-from wds_pipes.core.counts import LEFT_OUT
-from wds_pipes.core.digest import NOTHING, Digest, add, in_epoch, subtract, to_text
+from wds_pipes.core.counts import COUNTED, LEFT_OUT
+from wds_pipes.core.digest import NOTHING, Digest, add, in_epoch, of_counts, subtract, to_text
 from wds_pipes.core.hosts import is_pipe, stage_of
 from wds_pipes.core.running import Out
 from wds_pipes.core.stage import Source, Stage, State, find_stage, is_built_in
@@ -22,21 +24,23 @@ from wds_pipes.core.state import ADDED, LEDGER, Saved, read_state
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
 from wds_pipes.io.urls import Urls
-from wds_pipes.loader.edited import Editable
-from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
+from wds_pipes.loader.edited import Editable, Place, find_place, last_begun
 from wds_pipes.loader.ledger import Ledger
+from wds_pipes.loader.partition import NOT_BEGUN, unpack
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.plan import Plan
-from wds_pipes.loader.restoring import restore
+from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.segments import Segments
-from wds_pipes.loader.workers import Workers
+from wds_pipes.loader.slices import Slices
+from wds_pipes.loader.worker import Begin, LaneHost
 from wds_pipes.stages import BatchSamples, GroupByKey, SampleList
-from wds_pipes.stages.edits import has_exclusion
+from wds_pipes.stages.edits import Edition, Edits, has_exclusion
 from wds_pipes.tools.rewriting import function_of
 from wds_pipes.tools.states import read_run, samples_of
 
+Selection = str | os.PathLike[str] | Iterable[str]
+
 _NAME_IT = "Name the pipeline of the training: module:function, which returns the pipe or the PipeLoader"
-_ENDS = ("drop", "pad", "exact")
+_ENDS = ("drop", "pad", "exact", "loop")
 
 
 class Proof(NamedTuple):
@@ -51,13 +55,16 @@ class Proof(NamedTuple):
     lines: list[str]
 
 
-def prove(path: str, what: Urls, **options: Any) -> Proof:
+def prove(path: str, what: Urls, *, exclude: Selection | None = None, **options: Any) -> Proof:
     """Compute the digest of the samples that a run has returned again.
 
     Args:
         path: a file or directory with the states of all ranks of a run, as of ``read_states``.
         what: ``"module:function"``, a function that returns the pipe or the PipeLoader of the
             training; or its shards: then the steps are those that the state names.
+        exclude: the keys that ``load_state_dict(exclude=...)`` of the run left out, or
+            ``"@keys.txt"``; more may follow them. An epoch in whose middle they were left out
+            cannot be proven.
         options: for shards, options of ``ShardList`` or ``SampleList``: ``index``, ``moved``,
             ``storage_options``.
 
@@ -69,33 +76,75 @@ def prove(path: str, what: Urls, **options: Any) -> Proof:
     """
     state = read_run(path, moved=bool(options.get("moved")))
     saved = read_state(state)
-    if (why := _unprovable(saved)) is not None:
+    if (why := _unprovable(saved, exclude)) is not None:
         raise StateError(f"{path} cannot be proven: {why}")
     assert saved.ledger is not None
-    stage = stage_of_shards(saved, what, options) if are_shards(what) else _stage_of_function(str(what), saved)
-    epoch, earlier = (saved.ledger[name] for name in LEDGER)
-    whole, rest = _digest_of(stage, saved, saved.epoch), _digest_of(stage, saved, state)
-    with_rest = add([epoch, rest])
+    size = 1 if saved.epoch_end == "loop" else None  # so that no batch is of two epochs
+    if are_shards(what):
+        stage = stage_of_shards(saved, what, options, size=size)
+    else:
+        stage = _stage_of_function(str(what), saved, size)
+    place = _place_in(stage, saved, state, exclude)
+    if saved.epoch_end == "loop":
+        return _prove_epochs(path, saved, place)
+    plan, (epoch, earlier) = place.plan, (saved.ledger[name] for name in LEDGER)
+    over = place.at.epoch != saved.epoch  # all lanes had ended
+    whole, rest = _read(plan, plan.beginning(saved.epoch)), _Read() if over else _read(plan, place.at)
+    with_rest = add([epoch, rest.digest])
     samples = samples_of(saved)
-    if whole != with_rest:
-        missing = f"with what is left, the digest is {to_text(with_rest)}, and that of the epoch {to_text(whole)}"
-        return Proof(False, [f"not proven: {samples} have digest {to_text(epoch)}; {missing}"])
+    if whole.digest != with_rest:
+        more = _number_of(saved.counts) + rest.samples > whole.samples or plan.kind is Slices  # which counts places
+        if place.excluded and more:
+            raise StateError(f"{path} cannot be proven: {_EDITED}")
+        missing = f"with what is left, the digest is {to_text(with_rest)}"
+        told = f"{missing}, and that of the epoch {to_text(whole.digest)}"
+        return Proof(False, [f"not proven: {samples} have digest {to_text(epoch)}; {told}"])
     lines = [f"proven: {samples} were each returned once (digest {to_text(epoch)})"]
     if not saved.epoch:
         return Proof(True, lines)
-    if add(in_epoch(whole, number) for number in range(saved.epoch)) == earlier:
+    if add(in_epoch(whole.digest, number) for number in range(saved.epoch)) == earlier:
         return Proof(True, [*lines, "proven: each sample was returned once in each epoch before"])
+    unknown = "of the epochs before it is not known which samples were "
     if saved.epoch_end == "drop":
-        return Proof(True, [*lines, "of the epochs before it is not known which samples were dropped at their ends"])
-    if _digest_of(stage, saved, 0) != whole:  # as with resampled=True
-        each = (in_epoch(_digest_of(stage, saved, number), number) for number in range(saved.epoch))
-        if add(each) == earlier:
-            return Proof(True, [*lines, "proven: each sample of each epoch before was returned once"])
+        return Proof(True, [*lines, f"{unknown}dropped at their ends"])
+    wholes = [_read(plan, plan.beginning(number)).digest for number in range(saved.epoch)]  # they may differ
+    if add(in_epoch(digest, number) for number, digest in enumerate(wholes)) == earlier:
+        return Proof(True, [*lines, "proven: each sample of each epoch before was returned once"])
+    if place.excluded or saved.grown:
+        return Proof(True, [*lines, f"{unknown}left out, or added later"])
     told = (
         "not proven: in the epochs before other samples were returned, or some were left out (by skip(), set_epoch(), "
-        "or steps that the state does not name)"
+        "drop_last, or steps that the state does not name), or shards were added later"
     )
     return Proof(False, [*lines, told])
+
+
+_EDITED = (
+    "its digest is not that of the shards without the samples of exclude=. Either they were left out from the middle "
+    "of an epoch on, and it does not say which of them had come before, or other samples were returned. A state of a "
+    "later epoch can be proven"
+)
+
+
+def _prove_epochs(path: str, saved: Saved, place: Place) -> Proof:
+    """Prove a state whose lanes are in several epochs of the data: its digest is of all of them."""
+    assert saved.ledger is not None
+    plan, last, digest = place.plan, last_begun(saved), saved.ledger["epoch"]
+    with_rest = add([digest, _read(plan, place.at, last).digest])
+    wholes = cache(lambda number: _read(plan, plan.beginning(number), number).digest)
+    number = plural(saved.counts.get("delivered", 0), "sample")
+    samples = f"{number} of epochs {{}} to {last} (digest {to_text(digest)})"
+    for alike in (True, False):  # all epochs have the same samples, most often
+        total = NOTHING
+        for epoch in range(last, -1, -1):  # at which one the run began is not known
+            total = add([total, wholes(last if alike else epoch)])
+            if epoch <= saved.epoch and total == with_rest:
+                held = "were returned, each as often as in these epochs"
+                return Proof(True, [f"proven: {samples.format(epoch)} {held}"])
+    if place.excluded:
+        raise StateError(f"{path} cannot be proven: {_EDITED}")
+    why = "with what is left of these epochs, they are not the samples of whole epochs (or shards were added later)"
+    return Proof(False, [f"not proven: {samples.format(0)}: {why}"])
 
 
 def are_shards(what: Urls) -> bool:
@@ -106,12 +155,12 @@ def are_shards(what: Urls) -> bool:
     return not (colon and module.replace(".", "").isidentifier() and name.replace(".", "").isidentifier())
 
 
-def _unprovable(saved: Saved) -> str | None:
+def _unprovable(saved: Saved, exclude: Selection | None) -> str | None:
     """Return why the digest in a state cannot be computed again; None: it can."""
-    if saved.grown or has_exclusion(saved.graph):
-        return "its epoch was edited (exclude= or added=), so a part of it came of another list"
+    if has_exclusion(saved.graph) and exclude is None:
+        return "load_state_dict(exclude=...) left samples out: pass the same keys, as exclude= or --exclude @keys.txt"
     if saved.epoch_end not in _ENDS:
-        return "with epoch_end='loop' its digest is of several epochs together"
+        return f"its epochs end by {saved.epoch_end!r:.20}"
     if left_out := saved.counts.get(LEFT_OUT):
         return f"skip() left out {plural(left_out, 'sample')} of its epoch, and it does not say which"
     if saved.counts.get("dropped"):
@@ -119,21 +168,52 @@ def _unprovable(saved: Saved) -> str | None:
     return None
 
 
-def _digest_of(stage: Stage[Any], saved: Saved, what: State | int) -> Digest:
-    """Return the digest of a whole epoch, by its number, or of what is left of one at a state."""
-    new_plan = partial(
-        Plan, epoch_end="exact", lanes=None, num_workers=0, parts=saved.mix_lanes, ledger=True, rank=(0, 1)
-    )
+def _place_in(stage: Stage[Any], saved: Saved, state: State, exclude: Selection | None) -> Place:
+    """Return where a state stands, and the plan of its pipeline, with its edits."""
+    end = "loop" if saved.epoch_end == "loop" else "exact"
+    new_plan = partial(Plan, epoch_end=end, lanes=None, num_workers=0, parts=saved.mix_lanes, ledger=True, rank=(0, 1))
     plan = new_plan(stage)
-    progress = Progress(Editable(plan, stage, new_plan), partial(Workers, count=0, persistent=False, prefetch=1))
-    begin = plan.beginning(what) if isinstance(what, int) else restore(plan, what)
-    if not isinstance(what, int) and begin.epoch != saved.epoch:  # all lanes had ended
-        return NOTHING
-    progress.go_to(begin)
-    for _ in LoaderIterator(progress, Joining(), None):
-        pass
-    assert progress.at is not None
-    return subtract(plan.digest(progress.at), plan.digest(begin))
+    keys: tuple[str, ...] | None = None
+    if exclude is not None:
+        edition = Edition(stage, state, Edits(exclude=exclude), (), in_order=plan.kind is Slices)
+        keys = edition.keys[: edition.known]
+    return find_place(Editable(plan, stage, new_plan), state, Edits(exclude=keys), ())
+
+
+class _Read(NamedTuple):
+    """What was read: the digest of samples, and how many there were."""
+
+    digest: Digest = NOTHING
+    samples: int = 0
+
+
+def _read(plan: Plan, at: LoaderPosition, last: int | None = None) -> _Read:
+    """Return what is left at a position of its epoch, or of the epochs up to ``last``, if they
+    follow each other without end; then batches are of one sample.
+    """
+    host, digest, samples, lanes = LaneHost(plan.stage), NOTHING, 0, at.states
+    resumed = at.partition.start > 0 or any(lane != NOT_BEGUN for lane in lanes.values())
+    for number, begin in lanes.items():
+        counts, ended = begin["counts"], begin["ended"]
+        host.begin({number: Begin(at.epoch, at.partition, begin, None, resumed)})
+        while not ended:
+            _, _, lane, ended, error, _ = host.next(number)
+            if lane is None:
+                assert error is not None
+                raise error
+            state = unpack(lane)
+            if last is not None and state["position"][0].get("epoch", 0) > last - at.epoch:
+                break
+            counts = state["counts"]
+        digest = add([digest, subtract(of_counts(counts), of_counts(begin["counts"]))])
+        samples += _number_of(counts) - _number_of(begin["counts"])
+    host.close()
+    return _Read(digest, samples)
+
+
+def _number_of(counts: dict[str, int]) -> int:
+    """Return how many samples were counted, without those of ``load_state_dict(exclude=...)``."""
+    return sum(counts.get(name, 0) for name in COUNTED) - counts.get("excluded", 0)
 
 
 class _Passes(Stage[Out]):
@@ -172,7 +252,7 @@ class _Passes(Stage[Out]):
 # Of a function of the user's
 
 
-def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
+def _stage_of_function(named: str, saved: Saved, size: int | None) -> Stage[Any]:
     """Return the chain that a function returns, without what does not change the digest."""
     made = function_of(named)()  # type: ignore[call-arg]
     if isinstance(made, PipeLoader):
@@ -184,13 +264,17 @@ def _stage_of_function(named: str, saved: Saved) -> Stage[Any]:
         laid = Plan(stage, epoch_end="exact", lanes=None, num_workers=0, rank=(0, 1)).stage
     else:
         raise ValueError(f"{named} returned {type(made).__name__}, and not a pipe or a PipeLoader")
-    return without_decoding(laid)
+    return without_decoding(laid, size=size)
 
 
-def without_decoding(laid: Stage[Any]) -> Stage[Any]:
+def without_decoding(laid: Stage[Any], *, size: int | None = None) -> Stage[Any]:
     """Return the chain of a loader that makes the same batches of the same samples, as lists of
     samples that have their ``__key__`` and ``__url__``, and decodes only what decides which samples
     come.
+
+    Args:
+        laid: the chain.
+        size: of how many samples a batch is, if no step after it holds items; None: as it is.
 
     Raises:
         StateError: after its last step that holds samples, they have none.
@@ -207,7 +291,7 @@ def without_decoding(laid: Stage[Any]) -> Stage[Any]:
         if isinstance(step, Ledger):
             continue
         if isinstance(step, BatchSamples):
-            found = BatchSamples(found, step.size, collate="list")
+            found = BatchSamples(found, size if size and place > held else step.size, collate="list")
         elif step.items_per_batch is None and (place > summing or (place > read and not chooses)):
             found = _Passes(found, type(step), "", step)
         else:
@@ -218,25 +302,29 @@ def without_decoding(laid: Stage[Any]) -> Stage[Any]:
 # Of the steps that a state names
 
 
-def stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any]) -> Stage[Any]:
-    """Return a chain over shards of the steps that a state names."""
-    names = [step for step in saved.graph if step.partition("(")[0] not in ADDED]
+def stage_of_shards(saved: Saved, urls: Urls, options: dict[str, Any], *, size: int | None = None) -> Stage[Any]:
+    """Return a chain over shards of the steps that a state names; ``size`` as in
+    ``without_decoding``.
+    """
+    names = [step for step in saved.graph if step.partition("(")[0] not in (*ADDED, "exclude_samples")]
     calls = [_parsed(step) for step in names]
-    kinds = [find_stage(name) for name, _ in calls]
-    left_out = saved.counts.get("filtered") or saved.counts.get("skipped")  # by what only the steps say
+    kinds: list[Any] = [find_stage(name) for name, _ in calls]
+    filtered = saved.counts.get("filtered", 0) - saved.counts.get("excluded", 0)
+    left_out = filtered or saved.counts.get("skipped")  # by what only the steps say
     if left_out or saved.sources or not all(kind and is_built_in(kind) for kind in kinds):
         raise StateError(f"the state does not say enough of {' > '.join(names):.300}. {_NAME_IT}")
     options = {name: value for name, value in options.items() if value is not None}
     if saved.samples is not None and kinds[0] is not SampleList:
         options = {"index": True, **options}  # the samples were counted
     found: Any = None
-    kind: Any
-    for (name, arguments), kind in zip(calls, kinds, strict=True):
+    held = max(place for place, kind in enumerate(kinds) if place == 0 or kind.scope != "item")
+    for place, ((name, arguments), kind) in enumerate(zip(calls, kinds, strict=True)):
         try:
             if issubclass(kind, Source):
                 found = kind(urls, seed=saved.seed, **arguments, **options)
             elif kind is BatchSamples:
-                found = kind(found, **{"size": saved.batch_size // saved.mix_lanes, **arguments, "collate": "list"})
+                each = size if size and place > held else saved.batch_size // saved.mix_lanes
+                found = kind(found, **{"size": each, **arguments, "collate": "list"})
             elif kind.scope == "item" and kind.gives is None:
                 found = _Passes(found, kind, name)
             else:
@@ -255,6 +343,7 @@ def _parsed(step: str) -> tuple[str, dict[str, Any]]:
         options = {word.arg: ast.literal_eval(word.value) for word in getattr(call, "keywords", ())}
     except (SyntaxError, ValueError):
         return step, {}
+    options.pop("excluded", None)
     if "own_seed" in options:
         options["seed"] = options.pop("own_seed")
     return step.partition("(")[0], options

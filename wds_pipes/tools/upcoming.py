@@ -186,7 +186,10 @@ def _without_ledger(state: State) -> State:
 def _named(items: Iterable[Any]) -> Iterator[Coming]:
     """Yield the samples in a batch, or in a batch of batches."""
     for item in items:
-        if isinstance(item, Mapping) and "__key__" in item and "__url__" in item:
+        if isinstance(item, Mapping) and isinstance(item.get("__key__"), list) and "__url__" in item:  # of packs
+            for key, url in zip(item["__key__"], item["__url__"], strict=True):
+                yield Coming(redact(url), None, key, False)
+        elif isinstance(item, Mapping) and "__key__" in item and "__url__" in item:
             yield Coming(redact(item["__url__"]), None, item["__key__"], bool(item.get("__padding__", False)))
         elif isinstance(item, list):
             yield from _named(item)
