@@ -60,7 +60,9 @@ class Ledger(Stage[Out]):
         self._shards: dict[str, Shard] = {}  # by their URLs, what ``of_samples`` takes
 
     def run(self) -> Iterator[Out]:
-        return self._noting() if self.on else self.source.items
+        # The items of the source when the first one is requested: until then, the meter of a lane may
+        # replace them.
+        return self._noting() if self.on else chain.from_iterable(self.source.items for _ in range(1))
 
     def _noting(self) -> Iterator[Out]:
         # Only what must be done for each sample; ``_sum_up`` does the rest for many at once.
