@@ -24,6 +24,7 @@ PROOFS = (  # the quick ones first
     "interrupts",
     "forks",
     "lying_server",
+    "doctor",
     "faults",
     "job_faults",
     "kill_jobs",

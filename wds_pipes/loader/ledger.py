@@ -60,8 +60,8 @@ class Ledger(Stage[Out]):
         self._shards: dict[str, Shard] = {}  # by their URLs, what ``of_samples`` takes
 
     def run(self) -> Iterator[Out]:
-        # The items of the source when the first one is requested: until then, the meter of a lane may
-        # replace them.
+        # The items of the source when the first one is requested: until then, the meter of a lane
+        # may replace them.
         return self._noting() if self.on else chain.from_iterable(self.source.items for _ in range(1))
 
     def _noting(self) -> Iterator[Out]:
