@@ -24,7 +24,7 @@ def main(options):
             named, asked = named + right, asked + 1
             verdict = "named" if right else f"NOT NAMED ({limit}, not {found.limit})"
             print(f"{plant.__name__}: {verdict} in {time.perf_counter() - begin:.0f} s. {' '.join(found.sentences)}")
-            print(f"    {', '.join(f'{name} {time:.3g}' for name, time in found.microseconds.items())}", flush=True)
+            print(f"    {', '.join(f'{name} {each:.3g}' for name, each in found.microseconds.items())}", flush=True)
     print(f"named {named} of {asked}, of which {len(PLANTS)} in {len(PLANTS) + len(HEALTHY)} have a bottleneck")
     return int(named < asked)
 

@@ -69,7 +69,8 @@ class Diagnosis:
             ``"shards"`` (fewer than lanes), ``"rank"`` (one rank is slower than the others),
             ``"training"`` (the training loop: the pipeline is faster), or ``"data"`` (the training
             waits, and no pipeline was named to say for what).
-        step: the part of the pipeline that takes the most time of a worker.
+        step: the part of the pipeline that takes the most time of a worker, such as
+            ``map_samples(augment)``; or the rank.
         samples_per_second: of the pipeline as it is; 0: it was not run.
         gain: how many times as many samples a second ``change`` brings, at most; 1: none.
         change: what to change.
@@ -520,15 +521,15 @@ def _of_main_process(run: _Run) -> Diagnosis:
         why = (
             f"the main process, which computes {takes:.3g} ms for a batch, and {receives:.3g} ms of them to receive it"
         )
-        change = "make on_device= faster, and try without pin_memory= and mix_lanes="
-        return run.diagnosis("main process", why, change, run.gain(main=run.opening))
+        change = "make the functions on_device= and collate= faster, and try without pin_memory= and mix_lanes="
+        return replace(run.diagnosis("main process", why, change, run.gain(main=run.opening)), step="main process")
     why = f"transport between processes: a batch takes {sends:.3g} ms to send, and {receives:.3g} ms to receive"
     change = (
         "let a batch have fewer and larger tensors of smaller types, such as uint8, or pass num_workers=0 if the steps "
         "take less time than that"
     )
     gain = run.gain(saved=transport, main=max(run.main - run.opening, 0.0))
-    return run.diagnosis("transport", why, change, gain)
+    return replace(run.diagnosis("transport", why, change, gain), step="transport")
 
 
 def _of_storage(run: _Run, storage: _Part, seconds: float) -> Diagnosis:
