@@ -324,19 +324,20 @@ class _Run:
     @classmethod
     def of(cls, loader: PipeLoader, cores: int, seconds: float, most: float) -> _Run:
         """Run a loader for this time, or for this number of samples, from its first batch on."""
-        batches, count, progress = _endless(loader), 0, progress_of(loader)
+        batches, count, progress, passed = _endless(loader), 0, progress_of(loader), 0.0
         next(batches)
-        begin, computed, passed, size = time.perf_counter(), time.thread_time(), 0.0, 0.0
+        size = loader.stats()["samples"]
+        begin, computed = time.perf_counter(), time.thread_time()
         while not count or (passed < seconds and count * size < most):
             next(batches)
-            count, passed, stats = count + 1, time.perf_counter() - begin, loader.stats()
-            size = stats["samples"] / stats["batches"]
-        computed = (time.thread_time() - computed) / (count * size)
+            count, passed = count + 1, time.perf_counter() - begin
+        computed, stats = time.thread_time() - computed, loader.stats()
+        size = stats["samples"] / stats["batches"]
         stage, workers = progress.editable.stage, progress.workers.count
         root, ranks = Chain(stage).root, loader.rank.of
         shards = root.which_data().shards if root.divides_shards and root.sample_counts is None else None
         active = max(1, workers if shards is None else min(workers, shards // ranks))
-        main = computed if workers else 0.0
+        main = computed / (count * size) if workers else 0.0
         return cls(stage, workers, active, shards, cores, count * size / passed, size, main, stats["stall_share"])
 
     def measure(self, seconds: float, most: float) -> None:
