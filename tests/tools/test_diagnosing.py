@@ -18,6 +18,11 @@ def test_shards_alone_are_limited_by_their_reader(tmp_path):
     assert set(found.microseconds) <= {"reading", "storage", "batch_samples()"}
 
 
+def test_no_more_workers_than_shards(tmp_path):
+    found = tools.doctor(plants.local(tmp_path, shards=2), seconds=0.1, cores=9)
+    assert found.change == "pass num_workers=2 if more is needed"
+
+
 def test_a_training_that_takes_less_is_the_limit(tmp_path):
     found = tools.doctor(plants.local(tmp_path), seconds=0.1, needs=1)
     assert (found.limit, found.gain) == ("training", 1)

@@ -22,6 +22,7 @@ import math
 import multiprocessing.resource_sharer
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -297,7 +298,7 @@ class _Run:
         stage: the pipeline.
         workers: how many worker processes it has.
         active: how many of them have shards; 1 also if there are none, and this process reads.
-        shards: how many shards it has; None: their samples are divided, not the shards.
+        shards: how many shards it has for this rank; any number if they are divided.
         cores: how many processor cores there are.
         rate: samples per second.
         size: samples in a batch.
@@ -311,7 +312,7 @@ class _Run:
     stage: Stage[Any]
     workers: int
     active: int
-    shards: int | None
+    shards: int
     cores: int
     rate: float
     size: float
@@ -335,8 +336,9 @@ class _Run:
         size = stats["samples"] / stats["batches"]
         stage, workers = progress.editable.stage, progress.workers.count
         root, ranks = Chain(stage).root, loader.rank.of
-        shards = root.which_data().shards if root.divides_shards and root.sample_counts is None else None
-        active = max(1, workers if shards is None else min(workers, shards // ranks))
+        whole = root.divides_shards and root.sample_counts is None
+        shards = max(1, (root.which_data().shards or 0) // ranks) if whole else sys.maxsize
+        active = max(1, min(workers, shards))
         main = computed / (count * size) if workers else 0.0
         return cls(stage, workers, active, shards, cores, count * size / passed, size, main, stats["stall_share"])
 
@@ -480,7 +482,7 @@ def _found(run: _Run, seconds: float) -> Diagnosis:
     if worst.kind == "transport" or run.main * run.active > _BUSY * run.seconds:
         return _of_main_process(run)
     if run.active < run.workers:
-        why = f"the number of shards, {run.shards}: only {run.active} of {run.workers} workers have any"
+        why = f"the number of shards, {run.shards} for this rank: only {run.active} of {run.workers} workers have any"
         change = "write more shards than lanes (wds-pipes reshard), or pass ShardList(index=...), which divides shards"
         return run.diagnosis(
             "shards", f"{why}, and their longest step is {share}", change, run.gain(workers=run.workers)
@@ -488,7 +490,7 @@ def _found(run: _Run, seconds: float) -> Diagnosis:
     if worst.kind == "storage":
         return _of_storage(run, worst, seconds)
     busy = math.ceil(run.seconds / run.main) if run.main else run.cores  # so many workers keep this process busy
-    workers = max(min(run.cores - 1, busy), run.workers, 1)
+    workers = max(min(run.cores - 1, busy, run.shards), run.workers, 1)
     more = run.gain(workers=workers)
     if worst.kind == "reading":
         change = f"pass num_workers={workers} if more is needed" if more > _WORTH else "leave the pipeline as it is"
