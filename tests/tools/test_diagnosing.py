@@ -92,7 +92,7 @@ def test_a_function_in_threads_waits_for_several_samples(tmp_path):
     found = tools.doctor(plants.wp.PipeLoader(pipe, batch_size=2, collate="list"), seconds=0.2)
     assert (found.limit, found.step) == ("function", "map_samples(slow_lookup)")
     assert found.microseconds["map_samples(slow_lookup)"] > 4_900
-    assert found.change == "let it wait for several samples at a time, with threads=32"
+    assert found.change == "let it wait for several samples at a time, with map_samples(threads=32)"
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ def _name(step: Stage[Any]) -> str:
     """Return a step with the functions that it calls."""
     function = getattr(step, "fn", getattr(getattr(step, "pipe", None), "fn", None))
     called = [each for each in (*getattr(step, "called", [function]), getattr(step, "collate", None)) if callable(each)]
-    names = ", ".join(map(shown, called or getattr(step, "specs", ())))
+    names = ", ".join(map(shown, called or getattr(step, "specs", [])))
     return f"{step._label(counted=False).partition('(')[0]}({names})"
 
 
@@ -500,7 +500,7 @@ def _found(run: _Run, seconds: float) -> Diagnosis:
         return run.diagnosis("workers", why, f"pass num_workers={workers}, {workers - run.workers} more", more)
     if worst.waits > worst.computes and worst.kind == "function":
         saved = replace(worst, computes=0.0, waits=worst.waits * 7 / 8)
-        change = f"let it wait for several samples at a time, with threads={8 * worst.threads}"
+        change = f"let it wait for several samples at a time, with map_samples(threads={8 * worst.threads})"
         return run.diagnosis("function", f"{share} and mostly waits", change, run.gain(saved=saved))
     return run.diagnosis(worst.kind, share, _CHANGES[worst.kind], run.gain(saved=worst))
 
