@@ -16,7 +16,10 @@ ROOT = Path(wds_pipes.__file__).parent
 # The folders whose modules a folder may import at import time, besides its own.
 BELOW = {
     "browse": {"errors", "core", "io", "codecs", "tar", "loader", "display", "tools", "checkpoint"},
-    "tools": {"errors", "core", "io", "codecs", "tar", "stages", "display", "loader", "indexed", "checkpoint"},
+    "tools": {
+        *("errors", "core", "io", "codecs", "tar", "stages", "display"),
+        *("loader", "datapipes", "indexed", "checkpoint"),
+    },
     "core": {"errors"},
     "io": {"errors", "core"},
     "codecs": {"errors", "core", "io"},

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 import warnings
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
-from wds_pipes import checkpoint
+from wds_pipes import checkpoint, tools
 from wds_pipes.testing import make_shards
 
 os.chdir(tempfile.mkdtemp())  # this tutorial writes its files there
@@ -426,8 +427,26 @@ else:
 #
 # ## It is slow
 #
-# Look at `loader.stats()` after a few hundred batches; `04_ranks_and_elastic_resume` has a plot of
-# it. On several ranks, `wp.describe_stats(loader.stats_of_ranks())` names the one that waits most.
+# `wds-pipes doctor train:make_loader` runs the loader that your function returns, as it is and with a
+# clock after each step. It says what limits it, what to change, and what that brings. In Python:
+
+
+# %%
+def look_up(sample):
+    time.sleep(0.002)  # a request to another machine
+    return sample
+
+
+slow = wp.PipeLoader(samples().map_samples(look_up), batch_size=4, collate="list")
+found = tools.doctor(slow, seconds=0.5)  # measure longer than this example does
+print(*found.sentences, sep="\n")
+assert (found.limit, found.step) == ("function", "map_samples(look_up)")
+print({part: round(microseconds) for part, microseconds in found.microseconds.items()})
+
+# %% [markdown]
+# In the training, look at `loader.stats()` after a few hundred batches; `04_ranks_and_elastic_resume` has a plot of
+# it. On several ranks, `wp.describe_stats(loader.stats_of_ranks())` names the one that waits most, and
+# `wds-pipes doctor --stats FILE`, with these stats as JSON, says what to compare on it.
 #
 # | symptom | cause | what to do |
 # |---|---|---|

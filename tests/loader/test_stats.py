@@ -46,6 +46,14 @@ def test_one_rank_needs_no_group(urls):
         alone.stats_of_ranks()
 
 
+def test_reading_is_measured_before_later_steps(urls):
+    """With and without a ledger, which stands between reading and the steps after it."""
+    for ledger in (False, True):
+        loader = wp.PipeLoader(samples(urls).map_samples(dict), batch_size=2, ledger=ledger)
+        list(loader)
+        assert 0 < loader.stats()["read_share"] < 1
+
+
 def test_the_slowest_rank_in_words():
     idle = {"wait_share": 0.02, "read_share": 0.5, "decode_share": 0.5, "stall_share": 0.0}
     busy = {"wait_share": 0.41, "read_share": 0.72, "decode_share": 0.28, "stall_share": 0.65}

@@ -25,6 +25,7 @@ PROOFS = (  # the quick ones first
     "interrupts",
     "forks",
     "lying_server",
+    "doctor",
     "faults",
     "job_faults",
     "kill_jobs",

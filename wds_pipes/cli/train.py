@@ -1,8 +1,9 @@
-"""The commands about training: demo, bench, cache, state."""
+"""The commands about training: demo, bench, doctor, cache, state."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,44 @@ def bench(*, urls: tuple[str, ...], readahead_mib: int, as_json: bool, **options
     found = tools.bench(urls, readahead_bytes=readahead_mib << 20, say=say, **options)
     if as_json:
         echo_json(dataclasses.asdict(found))
+
+
+@click.command(
+    epilog=example("wds-pipes doctor train:make_loader\nwds-pipes doctor --stats stats.json train:make_loader --json")
+)
+@click.argument("what", nargs=-1, metavar="[URLS | MODULE:FUNCTION]")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="How long to measure, about."
+)
+@click.option("--max-samples", type=click.IntRange(min=1), help="Read at most about this many samples in a run.")
+@click.option("--cores", type=click.IntRange(min=1), help="Processor cores for the workers.  [default: all]")
+@click.option("--needs", type=float, metavar="RATE", help="How many samples a second the training takes on this rank.")
+@click.option(
+    "--stats", type=click.File(), help="What stats_of_ranks() of the loader returned in the training, as JSON."
+)
+@as_json
+@storage_options
+def doctor(*, what: tuple[str, ...], stats: Any, as_json: bool, **options: Any) -> None:
+    """Run a pipeline, and report what limits it, what to change, and what that would bring.
+
+    MODULE:FUNCTION names a function without arguments that returns the PipeLoader of the training;
+    the module may be a file in the current directory. URLS are shards, with {000..011} or * in
+    quotes, which are read without decoding. The pipeline runs as it is, with its workers, and once
+    more in this process with a clock after each step. Processor time and waiting are measured
+    apart, so another load on the machine changes little.
+
+    The limit is the rate or the latency of the storage, decompression, reading, decoding, a
+    function of yours, collation, the transport of batches between processes, too few workers, fewer
+    shards than lanes, or the training loop; with --stats, also one rank that is slower than others.
+    """
+    named: Any = what[0] if len(what) == 1 else list(what) or None
+    if stats is not None:
+        try:
+            options["stats"] = json.load(stats)
+        except ValueError as error:
+            raise click.UsageError(f"--stats is no JSON, as json.dumps(loader.stats_of_ranks()) is: {error}") from error
+    found = tools.doctor(named, **options)
+    report(dataclasses.asdict(found), found.sentences, as_json=as_json)
 
 
 _directory = click.option(

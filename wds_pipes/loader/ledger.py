@@ -65,7 +65,9 @@ class Ledger(Stage[Out]):
 
     def run(self) -> Iterator[Out]:
         if not self.on:
-            return self.source.items
+            # The items of the source when the first one is requested: until then, the meter of a
+            # lane may replace them.
+            return chain.from_iterable(self.source.items for _ in range(1))
         return self._noting_groups(self.source) if isinstance(self.source, Windowed) else self._noting()
 
     def _noting_groups(self, source: Windowed[Out]) -> Iterator[Out]:

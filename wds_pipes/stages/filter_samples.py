@@ -33,7 +33,7 @@ class FilterSamples(MapSamples[Out]):
     def __init__(self, source: Stage[Out], predicate: Callable[[Out], Any] | Callable[[Out, Any], Any]) -> None:
         takes = takes_rng(predicate, "filter_samples")
         super().__init__(source, partial(_choose, predicate), may_drop=True)
-        self.takes_rng = takes
+        self.takes_rng, self.called = takes, (predicate,)
 
 
 def _choose(predicate: Callable[..., Any], sample: Any, *rng: Any) -> Any:

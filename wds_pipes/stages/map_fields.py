@@ -63,6 +63,7 @@ class MapFields(MapSamples[Any]):
         by_choices = list(zip(read_choices(functions), functions.values(), strict=True)) if not places else []
         fn = partial(_on_places, dict(functions)) if places else partial(_on_fields, by_choices)
         super().__init__(source, fn, seed_all=seed_all, threads=threads, on_error=on_error, max_errors=max_errors)
+        self.called = tuple(functions.values())  # to name the step
 
 
 def _on_fields(functions: list[tuple[list[str], Callable[[Any], Any]]], sample: Any) -> dict[str, Any]:

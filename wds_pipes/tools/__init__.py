@@ -17,7 +17,7 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``states``: the states in checkpoint files; ``proving``: computes the digest in one again;
   ``planning``: the loader of a training, to ask which samples come when; ``upcoming``: the batches
   that a rank gets next, also where only reading says it.
-- ``speed``: bench.
+- ``speed``: bench. ``diagnosing``: doctor.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.
 
@@ -33,6 +33,7 @@ from typing import Any as _Any
 if _TYPE_CHECKING:
     from wds_pipes.tar.writer import shard_files, write_shard
     from wds_pipes.tools.creating import convert, create
+    from wds_pipes.tools.diagnosing import Diagnosis, doctor
     from wds_pipes.tools.downloading import download
     from wds_pipes.tools.engines import Engine, Outcome, Task
     from wds_pipes.tools.exporting import export
@@ -58,6 +59,7 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.verifying import verify
 
 __all__ = [
+    "Diagnosis",
     "Difference",
     "Engine",
     "Finding",
@@ -83,6 +85,7 @@ __all__ = [
     "create",
     "dedup",
     "diff_states",
+    "doctor",
     "download",
     "export",
     "filter",
@@ -113,6 +116,7 @@ __all__ = [
 
 # The module of each public name.
 _MODULE_OF = {
+    "Diagnosis": "tools.diagnosing",
     "Difference": "tools.states",
     "Engine": "tools.engines",
     "Finding": "tools.findings",
@@ -138,6 +142,7 @@ _MODULE_OF = {
     "create": "tools.creating",
     "dedup": "tools.rewriting",
     "diff_states": "tools.states",
+    "doctor": "tools.diagnosing",
     "download": "tools.downloading",
     "export": "tools.exporting",
     "filter": "tools.rewriting",
