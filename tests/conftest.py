@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
+import bytecode  # noqa: F401 - what is imported after it is compiled once
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem

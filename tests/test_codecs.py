@@ -14,6 +14,7 @@ import sys
 import time
 import zipfile
 import zlib
+from functools import partial
 
 import cbor2
 import msgpack
@@ -252,9 +253,14 @@ def test_packed_fields_are_unpacked_first(kind):
     assert decode(f"txt.{kind}", b"abcd", {kind: len}) == decode(f"txt.{kind}", b"abcd", {f"txt.{kind}": len}) == 4
 
 
+def zeros_npz(*sizes):
+    """An npz of arrays of so many zeros."""
+    return written(np.savez_compressed, *(np.zeros(size, np.uint8) for size in sizes))
+
+
 def lying_zip(size):
     """An npz of 16 MiB that declares less, in both places."""
-    data = bytearray(written(np.savez_compressed, np.zeros(16 << 20, np.uint8)))
+    data = bytearray(zeros_npz(16 << 20))
     entry = data.rindex(b"PK\1\2")
     data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
     return bytes(data)
@@ -293,28 +299,30 @@ LARGE_WEBPS = (
 )
 HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (%d, 1024)}" % (1 << 50)
 PROMISED = "its header promises an array of shape"
-DEFLATED_PT = zipped({"archive/data/0": bytes(16 << 20)}, zipfile.ZIP_DEFLATED)
-BOMBS = {
-    **{f"bin.{kind}": (pack(bytes(32 << 20)), "it unpacks to more than 1048576 bytes") for kind, pack in PACK.items()},
-    "npz": (written(np.savez_compressed, np.zeros(16 << 20, np.uint8)), "it unpacks to more than 10485760 bytes"),
-    "several.npz": (
-        written(np.savez_compressed, *[np.zeros(1 << 20, np.uint8)] * 20),
+BOMBS = {  # how each is made, and what is said of it
+    **{
+        f"bin.{kind}": (partial(pack, bytes(20 << 20)), "it unpacks to more than 1048576 bytes")
+        for kind, pack in PACK.items()
+    },
+    "npz": (partial(zeros_npz, 16 << 20), "it unpacks to more than 10485760 bytes"),
+    "several.npz": (partial(zeros_npz, *[1 << 20] * 20), "it unpacks to more than 10485760 bytes"),
+    "pt": (
+        partial(zipped, {"archive/data/0": bytes(16 << 20)}, zipfile.ZIP_DEFLATED),
         "it unpacks to more than 10485760 bytes",
     ),
-    "pt": (DEFLATED_PT, "it unpacks to more than 10485760 bytes"),
-    **{f"declares.{size}.npz": (lying_zip(size), "Bad CRC-32") for size in (0, 100)},
-    **{f"{version}.npy": (npy_header(HUGE, version), PROMISED) for version in (1, 2, 3)},
-    "array.npz": (zipped({"a.npy": npy_header(HUGE)}), PROMISED),
+    **{f"declares.{size}.npz": (partial(lying_zip, size), "Bad CRC-32") for size in (0, 100)},
+    **{f"{version}.npy": (partial(npy_header, HUGE, version), PROMISED) for version in (1, 2, 3)},
+    "array.npz": (lambda: zipped({"a.npy": npy_header(HUGE)}), PROMISED),
     **{
         f"{width}.png": (
-            large_png(width, height),
+            partial(large_png, width, height),
             f"{width} x {height} pixels, more than 67108864. Pass a larger",
         )
         for width, height in ((10_000, 10_000), (13_000, 13_001), (2_000_000_000, 2))
     },
     **{
         f"{number}.webp": (
-            data,
+            partial(bytes, data),
             r"the image has (16383 x 16383|65536 x 65536) pixels, more than 67108864. Pass a larger",
         )
         for number, data in enumerate(LARGE_WEBPS)
@@ -329,7 +337,8 @@ def test_a_bomb_is_an_error_and_does_not_take_the_memory(field, monkeypatch):
     """
     monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 1 << 20)
     monkeypatch.setattr(arrays, "MAX_DECODED_BYTES", 10 << 20)
-    data, message = BOMBS[field]
+    make, message = BOMBS[field]
+    data = make()
     with memory_below(16 << 20), pytest.raises((ValueError, zipfile.BadZipFile), match=message):
         decode(field, data, "rgb8")
 

@@ -221,11 +221,23 @@ OF_SAMPLES = ("decode", "decode, threads", "write")
 REPEATING = ("repeat", "mix")  # a sample comes twice, and a shard cannot have it twice
 
 
-@pytest.mark.parametrize("step", OF_ANY)
-def test_every_step_and_option_after_every_kind_of_step_in_the_loader(step, tmp_path):
-    """Cut in the middle of an epoch of two lanes."""
+THIRDS = [  # of the pairs: each step and each kind is in the first one
+    pytest.param(
+        step, list(KINDS)[(number + third) % 3 :: 3], marks=[pytest.mark.slow] * bool(third), id=f"{step}-{third}"
+    )
+    for third in range(3)
+    for number, step in enumerate(OF_ANY)
+]
+
+
+@pytest.mark.parametrize(("step", "kinds"), THIRDS)
+def test_every_step_and_option_after_every_kind_of_step_in_the_loader(step, kinds, tmp_path):
+    """Cut in the middle of an epoch of two lanes. ``test_every_stage_before_every_kind`` has each
+    pair of stages at every cut.
+    """
     urls = make_shards(tmp_path, shards=4, samples=[3, 1, 4, 5])
-    for kind, before in KINDS.items():
+    for kind in kinds:
+        before = KINDS[kind]
         if (kind.startswith("batch") and step in OF_SAMPLES) or (kind in REPEATING and step == "write"):
             continue
 

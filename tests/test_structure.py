@@ -109,16 +109,6 @@ def test_frameworks_are_imported_in_their_modules_only():
             )
 
 
-def test_only_the_tools_import_duckdb():
-    """Also inside functions: a pipeline never evaluates SQL."""
-    for module in MODULES:
-        if folder_of(module) != "tools":
-            for node in ast.walk(tree_of(module)):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-                names += [node.module] if isinstance(node, ast.ImportFrom) else []
-                assert "duckdb" not in names, f"{module} imports duckdb: tools/selecting.py does"
-
-
 def test_no_circle_of_imports():
     try:
         TopologicalSorter({module: needed(module) for module in MODULES}).prepare()

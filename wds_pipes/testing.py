@@ -401,7 +401,8 @@ def _refused(stage: Stage[Any] | None, state: str) -> str:
 def _check_options(kind: type[Stage[Any]]) -> None:
     """Check that a stage of the user's says which of its options decide what comes."""
     base = next(base for base in kind.__mro__ if is_built_in(base))
-    options = [name for name in shown_signature(kind).parameters if name not in shown_signature(base).parameters]
+    known = shown_signature(base).parameters
+    options = [name for name in shown_signature(kind).parameters if name not in known]
     declares = next(base for base in kind.__mro__ if "order_options" in vars(base))
     if options and declares is Stage:
         raise AssertionError(

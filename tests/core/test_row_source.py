@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from pipelines import keys_of
 
 import wds_pipes as wp
 from wds_pipes import nodes
@@ -45,10 +46,6 @@ def table(tmp_path_factory):
                 f"INSERT INTO {name} VALUES (?, ?)", [(f"{number:03d}", f"text {number}") for number in range(count)]
             )
     return str(path)
-
-
-def keys_of(items):
-    return [item["__key__"] for item in items]
 
 
 @pytest.mark.parametrize("name", ["some", "few", "none"])

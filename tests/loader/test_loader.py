@@ -231,7 +231,6 @@ def test_workers_that_are_not_forked(urls, monkeypatch, tmp_path, capfd):
         lanes=2,
         num_workers=1,
         multiprocessing_context="spawn",
-        persistent_workers=False,
         worker_init_fn=partial(note_start, tmp_path / "starts"),
         prefetch_factor=None,
     )
@@ -239,7 +238,7 @@ def test_workers_that_are_not_forked(urls, monkeypatch, tmp_path, capfd):
     assert list(source) == epochs[0][3:]
     after(source, 1)
     source.close()
-    assert (tmp_path / "starts").read_text() == "0\n" * 2
+    assert (tmp_path / "starts").read_text() == "0\n"
     assert capfd.readouterr() == ("", "")
 
 
@@ -249,14 +248,16 @@ def which_worker(sample):
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-def test_steps_know_their_worker_and_persistent_workers_stay(persistent, urls):
-    """As in DataLoader."""
+def test_steps_know_their_worker_and_persistent_workers_stay(persistent, urls, tmp_path):
+    """As in DataLoader. ``worker_init_fn`` is called where each starts."""
     before, pipe = psutil.Process().children(recursive=True), samples(urls).map_samples(which_worker)
-    source = wp.PipeLoader(pipe, num_workers=2, persistent_workers=persistent, multiprocessing_context="fork")
+    options = {"multiprocessing_context": "fork", "worker_init_fn": partial(note_start, tmp_path / "starts")}
+    source = wp.PipeLoader(pipe, num_workers=2, persistent_workers=persistent, **options)
     assert set(source) == {(0, 2), (1, 2)}
     first = worker_processes(before)
-    next(iter(source))
+    list(source)
     assert (worker_processes(before) == first != []) == persistent
+    assert sorted((tmp_path / "starts").read_text().split()) == sorted("01" * (1 if persistent else 2))
 
 
 def test_worker_init_fn_that_fails_or_is_no_function(urls):

@@ -5,31 +5,13 @@ import random
 from collections import Counter
 
 import pytest
-from pipelines import flat, loaded, samples, through_json
+from pipelines import flat, loaded, samples, stamps, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
 SIZES = [7, 5, 8, 9, 6, 7, 8, 5]
 KEYS = [f"{number:08d}" for number in range(sum(SIZES))]
-
-
-class StampEpoch(wp.Stage):
-    """Writes the epoch of the data into each sample."""
-
-    keeps_count = True
-    scope = "item"
-
-    def run(self):
-        for sample in self.source.items:
-            yield {**sample, "epoch": self.lane.epoch}
-
-
-wp.register_stage(StampEpoch)
-
-
-def stamps(batch):
-    return [(sample["epoch"], sample["__key__"]) for sample in batch]
 
 
 def wanted(sample):

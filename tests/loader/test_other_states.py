@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from pipelines import flat
+from pipelines import flat, key_of
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
@@ -30,10 +30,6 @@ def read(urls, **options):
 
 def is_kept(sample):
     return int(sample["__key__"]) % 3 > 0
-
-
-def key_of(sample):
-    return sample["__key__"]
 
 
 PIPES = {

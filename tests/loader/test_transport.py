@@ -93,7 +93,7 @@ def pickle_of(tensor):
         if plain.is_quantized:
             return plain.int_repr().tolist(), plain.q_scale(), plain.q_zero_point()
         plain = plain.detach().resolve_conj().resolve_neg().flatten().clone(memory_format=torch.contiguous_format)
-        return plain.view(torch.uint8).tolist() if plain.numel() else []
+        return plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
 def every_kind():

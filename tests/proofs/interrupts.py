@@ -16,13 +16,10 @@ import tempfile
 import warnings
 
 from amount import parser, rounds
+from pipelines import keys_of
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
-
-
-def keys_of(samples):
-    return [sample["__key__"] for sample in samples]
 
 
 def make(urls, workers, cut=None, threads=None):

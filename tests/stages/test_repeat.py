@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import after, flat, keys_of, over_lanes, resumed, samples, through_json
+from pipelines import after, flat, keys_of, over_lanes, resumed, samples, stamps, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -18,27 +18,9 @@ from wds_pipes.testing import check_resume, make_shards
 SIZES = [7, 5, 8, 9, 6, 7, 8]
 
 
-class StampRepetition(wp.Stage):
-    """Writes the epoch of the data into each sample, which is another one in each repetition."""
-
-    keeps_count = True
-    scope = "item"
-
-    def run(self):
-        for sample in self.source.items:
-            yield {**sample, "epoch": self.lane.epoch}
-
-
-wp.register_stage(StampRepetition)
-
-
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("many"), shards=7, samples=SIZES, fields=("txt",))
-
-
-def stamps(items):
-    return [(sample["epoch"], sample["__key__"]) for sample in items]
 
 
 def test_resumes_exactly(urls):
@@ -129,12 +111,12 @@ def test_pipe_loader_refuses_what_it_cannot_do(many):
 
 # Each of these yields each sample in each of the two repetitions.
 PIPES = {
-    "plain": lambda urls: samples(urls).stamp_repetition().repeat(2),
-    "shuffled": lambda urls: samples(urls).shuffle_buffer(4).stamp_repetition().repeat(2).shuffle_buffer(6),
-    "counted": lambda urls: samples(urls, samples_per_shard=SIZES).shuffle_buffer(3).stamp_repetition().repeat(2),
-    "interleaved": lambda urls: samples(urls).interleave_shards(2).stamp_repetition().repeat(2),
+    "plain": lambda urls: samples(urls).stamp_epoch().repeat(2),
+    "shuffled": lambda urls: samples(urls).shuffle_buffer(4).stamp_epoch().repeat(2).shuffle_buffer(6),
+    "counted": lambda urls: samples(urls, samples_per_shard=SIZES).shuffle_buffer(3).stamp_epoch().repeat(2),
+    "interleaved": lambda urls: samples(urls).interleave_shards(2).stamp_epoch().repeat(2),
     "of the mix": lambda urls: (
-        wp.mix({"a": samples(urls[::2]), "b": samples(urls[1::2])}, exhausted="drop").stamp_repetition().repeat(2)
+        wp.mix({"a": samples(urls[::2]), "b": samples(urls[1::2])}, exhausted="drop").stamp_epoch().repeat(2)
     ),
 }
 
@@ -156,7 +138,7 @@ def test_on_any_lanes_each_repetition_has_each_sample_once(pipe, history, many):
 def test_shards_are_repeated_too(counted, many):
     def make():
         shards = wp.ShardList(many, shuffle=True, samples_per_shard=SIZES if counted else None).repeat(2)
-        return shards.open_shards().load_tar().group_by_key().stamp_repetition().shuffle_buffer(3)
+        return shards.open_shards().load_tar().group_by_key().stamp_epoch().shuffle_buffer(3)
 
     for history in ([(3, 5), (2, 7), (4, None)], [(1, None)], [(2, 20), (3, None)]):
         got, counts = over_lanes(make, history, collate=stamps)
@@ -169,7 +151,7 @@ def test_in_a_loop_on_ranks_with_filters(many):
 
     def load(rank, ranks, **options):
         pipe = samples(many).shuffle_buffer(3).filter_samples(lambda sample: sample["__key__"][-1] != "3")
-        pipe = pipe.stamp_repetition().repeat(3)
+        pipe = pipe.stamp_epoch().repeat(3)
         return wp.PipeLoader(
             pipe, batch_size=4, collate=stamps, epoch_end="loop", rank=rank, world_size=ranks, **options
         )

@@ -439,14 +439,21 @@ def test_a_local_index_names_local_files_and_stores(tmp_path, monkeypatch):
             ShardList("index.json")
 
 
-def test_a_huge_index_is_not_read_to_its_end(tmp_path, counted):
+@pytest.fixture
+def parsed_at_once(monkeypatch):
+    """How many bytes are parsed at once: 4 MiB, not 64."""
+    monkeypatch.setattr("wds_pipes.tar.index._MOST_AT_ONCE", 4 << 20)
+    return 4 << 20
+
+
+def test_a_huge_index_is_not_read_to_its_end(tmp_path, counted, parsed_at_once):
     """Only so far as to see that it is none, and what is read ahead by then."""
     path = tmp_path / "i.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ValueError, match="more than 67108864 bytes"):
+    with pytest.raises(ValueError, match=f"more than {parsed_at_once} bytes"):
         ShardList("x-0.tar", index=f"counted://{path}")
-    assert sum(count for _, count in counted) < 72 << 20
+    assert sum(count for _, count in counted) < parsed_at_once + (8 << 20)
 
 
 def test_an_index_that_cannot_be_read(tmp_path):
@@ -494,8 +501,14 @@ def test_whatever_is_in_an_index_is_used_or_refused(tmp_path, content):
 
 LONG = [
     {"url": f"{number % 7}/x-{number:05}.tar", "nsamples": number, "filesize": 512 * number, "md5sum": f"{number:032x}"}
-    for number in range(13_000)
+    for number in range(1_300)
 ]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """An index of 100 kB is read in many blocks."""
+    monkeypatch.setattr("wds_pipes.tar.index._BLOCK", 1 << 14)
 
 
 def long_index(entries=LONG, separators=(", ", ": "), **more) -> bytes:
@@ -515,10 +528,11 @@ def long_index(entries=LONG, separators=(", ", ": "), **more) -> bytes:
     ],
     ids=["usual", "lines", "blanks", "nested", "lists", "another list", "list first"],
 )
+@pytest.mark.usefixtures("small_blocks")
 def test_a_long_index_is_read_in_blocks(data, tmp_path):
     """However it is written; where an entry ends is not taken from another one, or a text."""
     stage = ShardList(put(tmp_path / "index.json", data))
-    assert len(data) > 1 << 20
+    assert len(data) > 6 << 14
     assert list(stage.urls) == [str(tmp_path / entry["url"]) for entry in LONG]
     assert list(stage.facts) == [(entry["nsamples"], entry["filesize"], entry["md5sum"]) for entry in LONG]
 
@@ -526,25 +540,26 @@ def test_a_long_index_is_read_in_blocks(data, tmp_path):
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (long_index([*LONG[:15_000], {"url": "x"}, *LONG]), "nsamples of 'x' is None"),
+        (long_index([*LONG[:1_500], {"url": "x"}, *LONG]), "nsamples of 'x' is None"),
         (long_index([*LONG, {"url": ""}]), "an entry of its shardlist has no url"),
-        (long_index([*LONG[:9000], {**LONG[0], "md5sum": "0" * 31 + "g"}, *LONG]), "not 32 hexadecimal digits"),
+        (long_index([*LONG[:900], {**LONG[0], "md5sum": "0" * 31 + "g"}, *LONG]), "not 32 hexadecimal digits"),
         (long_index()[:-5], "it is not JSON"),
-        (long_index()[:1_200_000], "it is not JSON"),
+        (long_index()[:120_000], "it is not JSON"),
         (long_index() + b"]", "it is not JSON"),
         (long_index().replace(b'"wids_version": 1', b'"wids_version": 2'), "its wids_version is 2"),
         (long_index([*LONG, {"url": "pipe:ls", "nsamples": 1}]), "names a command"),
     ],
 )
+@pytest.mark.usefixtures("small_blocks")
 def test_damage_in_a_long_index_is_an_error(data, problem, tmp_path):
     with pytest.raises(ValueError, match=problem):
         ShardList(put(tmp_path / "index.json", data))
 
 
-def test_an_entry_without_end_is_no_index(tmp_path):
+def test_an_entry_without_end_is_no_index(tmp_path, parsed_at_once):
     """It is not parsed."""
-    data = b'{"shardlist": [{"url": "' + bytes(65 << 20)
-    with pytest.raises(ValueError, match="it has more than 6.* bytes"), memory_below(1 << 28):
+    data = b'{"shardlist": [{"url": "' + bytes(parsed_at_once + (1 << 20))
+    with pytest.raises(ValueError, match="it has more than 4.* bytes"), memory_below(4 * parsed_at_once):
         ShardList(put(tmp_path / "index.json", data))
 
 

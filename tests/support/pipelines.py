@@ -23,6 +23,24 @@ def shuffled(urls, **options):
     return samples(urls, **options).shuffle_buffer(3)
 
 
+class StampEpoch(wp.Stage):
+    """Writes the epoch of the data into each sample, which is another one in each repetition."""
+
+    keeps_count = True
+    scope = "item"
+
+    def run(self):
+        for sample in self.source.items:
+            yield {**sample, "epoch": self.lane.epoch}
+
+
+wp.register_stage(StampEpoch)
+
+
+def stamps(samples):
+    return [(sample["epoch"], sample["__key__"]) for sample in samples]
+
+
 def keys_of(samples):
     return [sample["__key__"] for sample in samples]
 

@@ -18,7 +18,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from documents import ROOT
 from your_trainer import class_of, function_of, shown_under
 
@@ -77,6 +76,8 @@ class BaseDataLoader:
 
 def test_torchtitan(urls, tmp_path, monkeypatch):
     """Ten steps against five, save, load and five; and once more."""
+    import torch.distributed.checkpoint as dcp  # not when tests are collected: it takes a second
+
     if find_spec("torchtitan") is None:
         module(monkeypatch, "torchtitan.components.dataloader", BaseDataLoader=BaseDataLoader)
     kind = shown_under("TorchTitan", {"make_pipe": make_pipe})["PipeDataLoader"]
