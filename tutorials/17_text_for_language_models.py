@@ -188,7 +188,7 @@ def make_loader(exhausted="repeat", epoch_end="loop", **options):
         "tokens", BUDGET, aligned=["labels"], window=64, too_long="cut", pad={"tokens": 0, "labels": -100}
     )
     batches = packs.to_tuple("tokens", "labels", "position_ids", "document_ids", "__key__")
-    return wp.PipeLoader(batches, batch_size=2, epoch_end=epoch_end, lanes=LANES, **options)
+    return wp.PipeLoader(batches, batch_size=2, epoch_end=epoch_end, lanes=LANES, ledger=True, **options)
 
 
 loader = make_loader()
@@ -353,11 +353,19 @@ right.legend()
 plt.show()
 
 # %% [markdown]
+# The checkpoints alone say it, too. With `ledger=True`, a state has a digest of the documents that
+# came: the sum of a hash of each, which depends neither on their order nor on ranks. `wds-pipes
+# state diff --ledger` compares two runs:
+
+# %%
+shell("wds-pipes state diff --ledger whole/step-000024.pt run/step-000024.pt")
+
+# %% [markdown]
 # ## Each document once
 #
 # With `exhausted="drop"`, the mix goes on with the other source where one has ended, and
-# `epoch_end="exact"` ends with the epoch, so that an epoch is each document once. Is it, if one rank
-# stops in the middle and two go on?
+# `epoch_end="exact"` ends with the epoch, so that an epoch is each document once. Is it, if one
+# rank stops in the middle and two go on?
 
 
 # %%
@@ -375,6 +383,11 @@ for rank in range(2):
 everything = [f"{name}-{number:05d}" for name, texts in corpora.items() for number in range(len(texts))]
 assert sorted(before + after[0] + after[1]) == sorted(everything)
 print(len(before), "documents on one rank, then", [len(keys) for keys in after], "on two: each once")
+
+# %% [markdown]
+# Where the keys are too many for a list, `wds-pipes state prove CHECKPOINT train:make_loader` reads
+# what the state says is left, and the whole epoch, and compares the digests; `train.py` has the
+# function that makes the loader.
 
 # %% [markdown]
 # ## Where a run stands, and which documents a step had

@@ -271,7 +271,7 @@ def diff(*, first: str, second: str, ledger: bool, as_json: bool) -> None:
 @click.argument("what", nargs=-1, required=True, metavar="SHARDS | MODULE:FUNCTION")
 @click.option("--index", metavar="PATH", help="The index.json with which the shards were listed.")
 @click.option("--moved", is_flag=True, help="The shards are those of the state, whatever their names are.")
-@click.option("--exclude", metavar="@KEYS", help="The keys that load_state_dict(exclude=...) left out: @keys.txt.")
+@click.option("--exclude", metavar="FILE", help="The keys that load_state_dict(exclude=...) left out.")
 @as_json
 @storage_options
 def prove(
@@ -297,7 +297,7 @@ def prove(
     """
     named: Any = what[0] if len(what) == 1 else list(what)
     options = {"index": index, "moved": moved, "storage_options": storage_options or None}
-    proof = tools.prove(file, named, exclude=exclude, **options)
+    proof = tools.prove(file, named, exclude=exclude and f"@{exclude}", **options)
     report(proof._asdict(), proof.lines, as_json=as_json)
     raise SystemExit(0 if proof.proven else FOUND)
 

@@ -158,7 +158,7 @@ def are_shards(what: Urls) -> bool:
 def _unprovable(saved: Saved, exclude: Selection | None) -> str | None:
     """Return why the digest in a state cannot be computed again; None: it can."""
     if has_exclusion(saved.graph) and exclude is None:
-        return "load_state_dict(exclude=...) left samples out: pass the same keys, as exclude= or --exclude @keys.txt"
+        return "load_state_dict(exclude=...) left samples out: pass the same keys, as exclude= or --exclude"
     if saved.epoch_end not in _ENDS:
         return f"its epochs end by {saved.epoch_end!r:.20}"
     if left_out := saved.counts.get(LEFT_OUT):
