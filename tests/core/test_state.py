@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 from pipelines import after, flat, keys_of, loaded, samples, shuffled, through_json
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes.core.stage import Stage
@@ -377,6 +378,17 @@ def test_describe_state_is_for_people(urls):
     loader = wp.PipeLoader(decoded(urls[:1]), lanes=2)
     after(loader, 2)
     assert "\nlane 1 of 2: ended, it has no shard, 0 items delivered\n" in wp.describe_state(loader.state_dict())
+
+
+def test_a_description_of_a_worker_counts_its_own_shards(urls):
+    """Of five, one worker of two has three."""
+    data = samples(urls).as_dataset()
+    loader = StatefulDataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    after(loader, 3)
+    states = loader.state_dict()["_snapshot"]["_worker_snapshots"]
+    for number, shards in ((0, 3), (1, 2)):
+        text = wp.describe_state(states[f"worker_{number}"]["dataset_state"])
+        assert re.search(rf"lane {number} of 2: shard \d of {shards} \(", text)
 
 
 def test_a_description_has_the_end_of_a_long_url(tmp_path):
