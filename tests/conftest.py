@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
-import bytecode  # noqa: F401 - what is imported after it is compiled once
 import fsspec
+import keep_bytecode  # noqa: F401 - what is imported after it is compiled once
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from pipelines import FIFTY, samples

@@ -191,6 +191,7 @@ def test_step_chooses(shards, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "wds_pipes"):
         again = make_loader_of(shards, tmp_path, 100)
     assert "newer ones are there: 200 is complete, and save() refuses to go on before it; 300 is" in caplog.text
+    assert "more" not in caplog.text
     assert take(iter(again), 2) == keys[2:6]
     with pytest.raises(wp.StateError, match="holds checkpoint 300, and this one would be 200"):
         checkpoint.save(tmp_path, again, step=200)

@@ -268,6 +268,17 @@ def test_an_index_of_dali_under_our_name_is_named(more, tmp_path):
         len(wp.IndexedShards(path))
 
 
+@pytest.mark.parametrize("added", [100, 1024, 1536], ids=["no block", "the same", "falls"])
+def test_a_number_that_is_no_offset_is_refused(added, tmp_path):
+    """They rise by whole blocks. Else a sample would be looked for where none begins."""
+    path = put(tmp_path, OLD)
+    offsets = np.frombuffer(content(f"{path}.idx"), "<u8").copy()
+    offsets[3] = offsets[4] - 1024 + added
+    (tmp_path / "x-0.tar.idx").write_bytes(offsets.tobytes())
+    with pytest.raises(wp.ShardError, match="not offsets of samples, which rise in steps of 512 bytes"):
+        wp.IndexedShards(path)[8]
+
+
 @pytest.mark.parametrize(
     ("use", "count"),
     [(len, 3), (lambda data: data[9], 7), (lambda data: list(data[9:]), 3)],

@@ -67,12 +67,14 @@ try:
     print(len(list(pipe)))
 except wp.ShardError as error:
     os.close(held.pop())
-    print(error)
+    print(error, *error.__notes__)
 """
 
 
 def test_too_many_open_files_are_no_fault_of_a_shard(urls):
-    assert "Too many open files" in run_code(SURROUNDINGS, urls[0], has_torch=True)
+    said = run_code(SURROUNDINGS, urls[0], has_torch=True)
+    assert "Too many open files" in said
+    assert "on_error='skip' does not skip it, since it is no fault of one shard or sample" in said
 
 
 @pytest.mark.parametrize("url", ["htps://host/x.tar", "http://127.0.0.1:{port}/x.tar", "s3://bucket/x.tar"])
@@ -159,8 +161,9 @@ def test_errors_of_the_package_and_their_causes(urls, tmp_path):
     for rule in ({wp.ShardError: "skip"}, {FileNotFoundError: "skip"}, {OSError: "skip"}):
         shards = wp.ShardList([*urls, missing]).open_shards(on_error=rule)
         assert len(list(shards.load_tar().group_by_key())) == 12
-    with pytest.raises(wp.ShardError):
+    with pytest.raises(wp.ShardError) as caught:
         list(wp.ShardList([missing]).open_shards(on_error={PermissionError: "skip"}).load_tar())
+    assert not getattr(caught.value, "__notes__", None)  # nothing is said of "skip"
 
     bad = make_shards(tmp_path / "bad", shards=1, samples=3, fields={"jpg": lambda chance, number: b"no image"})
     assert list(samples(bad).decode_by_ext("rgb8", on_error={wp.DecodeError: "skip"})) == []

@@ -6,16 +6,19 @@ import copy
 import io
 import json
 import pickle
+import re
 import threading
 
 import pytest
 import torch
 from pipelines import after, flat, keys_of, loaded, samples, shuffled, through_json
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.state import STATE_VERSION
 from wds_pipes.core.stream import Stream
+from wds_pipes.testing import make_shards
 
 
 def decoded(urls, **options):
@@ -362,7 +365,9 @@ def test_describe_state_is_for_people(urls):
     pipe = decoded(urls)
     after(pipe, 6)
     text = wp.describe_state(pipe.state_dict())
-    for part in ("epoch 0", "of 5 (", "shard-00000", "6 items delivered", "shuffle at 6", "6 delivered, 0 filtered"):
+    [shard] = re.findall(r"of 5 \((.*)\)", text)
+    assert shard in urls
+    for part in ("epoch 0", "6 items delivered", "shuffle at 6", "6 delivered, 0 filtered"):
         assert part in text
     loader = wp.PipeLoader(decoded(urls), lanes=2)
     assert "lane 1 of 2: not begun, 0 items delivered" in wp.describe_state(loader.state_dict())
@@ -373,6 +378,25 @@ def test_describe_state_is_for_people(urls):
     loader = wp.PipeLoader(decoded(urls[:1]), lanes=2)
     after(loader, 2)
     assert "\nlane 1 of 2: ended, it has no shard, 0 items delivered\n" in wp.describe_state(loader.state_dict())
+
+
+def test_a_description_of_a_worker_counts_its_own_shards(urls):
+    """Of five, one worker of two has three."""
+    data = samples(urls).as_dataset()
+    loader = StatefulDataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    after(loader, 3)
+    states = loader.state_dict()["_snapshot"]["_worker_snapshots"]
+    for number, shards in ((0, 3), (1, 2)):
+        text = wp.describe_state(states[f"worker_{number}"]["dataset_state"])
+        assert re.search(rf"lane {number} of 2: shard \d of {shards} \(", text)
+
+
+def test_a_description_has_the_end_of_a_long_url(tmp_path):
+    folder = tmp_path / ("a-long-name-of-a-directory-" * 8)
+    [url] = make_shards(folder, shards=1, samples=2)
+    pipe = samples([url])
+    next(iter(pipe))
+    assert f"(...{url[-197:]})" in wp.describe_state(pipe.state_dict())
 
 
 def test_secrets_are_not_in_the_state():

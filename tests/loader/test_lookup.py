@@ -269,6 +269,15 @@ def test_what_is_asked_must_be_there(shards):
             ask()
 
 
+@pytest.mark.parametrize("kind", ["list", "in order"])
+def test_the_repeats_that_fill_up_the_last_batch_are_known(kind, shards):
+    urls, keys = shards[0]["some"], shards[1]
+    loader = wp.PipeLoader(PIPES[kind](urls), batch_size=4, epoch_end="pad", collate=with_padding)
+    last = said(loader.plan(8), keys)
+    assert [padding for _, padding in last] == [False, True, True, True]
+    assert last == list(loader)[8]
+
+
 def test_the_end_of_an_epoch_with_other_sizes_of_batches(shards):
     """After as many batches of one as of two, and none is left."""
     urls, keys = shards

@@ -153,10 +153,13 @@ def main():
     ]
     every = [(str(path.relative_to(ROOT)), *place) for path in sorted(files) for place in places(path)]
     rng.shuffle(every)
+    of_file = {}  # for lines that run when their module is imported
+    for (path, _), contexts in runs.items():
+        of_file.setdefault(path, set()).update(contexts)
 
     def attempt(place):
         path, line, number = place
-        contexts = sorted(filter(None, map(node_id, runs.get((path, line), ()))))
+        contexts = sorted(filter(None, map(node_id, runs.get((path, line)) or of_file.get(path, ()))))
         tests = random.Random(line).sample(contexts, min(MOST_TESTS, len(contexts)))
         return place, bool(tests), not tests or survives(path, number, tests)
 

@@ -626,6 +626,7 @@ DAMAGE = {
     "two of other fields": shard(2) + shard(2, {"cls": b"1", "png": b""}, start=2),
     "preallocated": shard(4)[: 2 * 3072] + bytes(2 * RECORD),
     "bytes after the end": shard(2)[: 2 * 3072] + bytes(1024) + b"garbage" * 300,
+    "bytes and samples after the end": shard(2)[: 2 * 3072] + bytes(1024) + b"garbage!" * 192 + shard(2, start=2),
     "a damaged name": shard(4)[:3072] + b"?" + shard(4)[3073:],
     "a lost header": shard(4)[:3072] + b"?" * 512 + shard(4)[3584:],
     "no sample": tar([]),
