@@ -69,8 +69,17 @@ def test_each_sample_is_in_one_bar(values, sizes):
 def test_fields_without_end_are_left_out():
     found = Seen()
     found.add((f"f{number}", 1, b"x") for number in range(10_000))
-    assert found.left_out
     assert len(found.histograms()) == 64
+    assert found.left_out
+
+
+def test_fields_of_most_samples_are_shown():
+    """Whichever sample is looked at first."""
+    odd = {f"f{number:02d}": b"x" for number in range(64)}
+    usual = {"cls": b"1"}
+    found = [seen(odd, usual, usual), seen(usual, odd, usual)]
+    assert found[0] == found[1]
+    assert found[0]["cls", "labels"].bars == {"1": 2}
 
 
 @settings(max_examples=20)

@@ -30,6 +30,7 @@ _BUDGET = 1 << 28  # bytes that are read
 _RUN = 8  # samples that follow each other and are read together, of remote shards
 _THREADS = 8
 _MOST = 64  # histograms, fields of a sample, and entries of a JSON object
+_MOST_NOTED = 1024  # histograms, of which those of the most samples are shown
 _MOST_BARS = 16
 _MOST_LABEL = 60  # characters
 _LARGEST_NUMBER = 10**15  # others are text, like NaN
@@ -59,7 +60,7 @@ class Seen:
     Attributes:
         samples: how many there were.
         bytes: how many bytes of them were looked at.
-        left_out: whether there are more than 64 histograms, of which these are the first.
+        left_out: whether there are more histograms than are shown.
         problem: the first error; "": there was none.
     """
 
@@ -102,7 +103,7 @@ class Seen:
     def _note(self, field: str, what: str, value: Any) -> bool:
         """Note a value, and return whether there is a histogram for it."""
         place = field, what
-        if place not in self._values and len(self._values) >= _MOST:
+        if place not in self._values and len(self._values) >= _MOST_NOTED:
             self.left_out = True
             return False
         is_number = not isinstance(value, str) and abs(value) <= _LARGEST_NUMBER
@@ -110,13 +111,17 @@ class Seen:
         return True
 
     def histograms(self) -> list[Histogram]:
-        """Return the histograms: labels and values first, and the sizes of fields last."""
+        """Return the histograms of the most samples, at most 64: labels and values first, and the
+        sizes of fields last.
+        """
         found = [
             Histogram(field, what, bars, len(values))
             for (field, what), values in self._values.items()
             if (bars := _bars(what, values))
         ]
-        return sorted(found, key=lambda one: _KINDS.index(one.what))
+        self.left_out |= len(found) > _MOST
+        common = sorted(found, key=lambda one: (-one.samples, one.field))[:_MOST]
+        return sorted(common, key=lambda one: (_KINDS.index(one.what), one.field))
 
 
 def _bars(what: str, values: list[Any]) -> dict[str, int]:
