@@ -35,7 +35,7 @@ def test_an_error_has_parts_and_makes_one_sentence_of_them(kind):
 
 
 def test_what_was_set_later_is_pickled_too():
-    """Such as that a shard does not exist, by which a command that reads in processes ends with 2."""
+    """Such as that a shard does not exist, which decides how a command ends."""
     error = errors.ShardError("gone")
     error.missing, error.of_data = True, False
     again = pickle.loads(pickle.dumps(error))
