@@ -34,6 +34,14 @@ def test_an_error_has_parts_and_makes_one_sentence_of_them(kind):
         assert each.__notes__ == ["raised there"]
 
 
+def test_what_was_set_later_is_pickled_too():
+    """Such as that a shard does not exist, which decides how a command ends."""
+    error = errors.ShardError("gone")
+    error.missing, error.of_data = True, False
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.missing, again.of_data) == (True, False)
+
+
 def test_who_expects_classes_of_python_catches_ours():
     assert issubclass(errors.ShardError, OSError)
     assert issubclass(errors.DecodeError, ValueError)

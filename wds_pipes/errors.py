@@ -111,7 +111,8 @@ class WdsError(Exception):
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.what, self._facts), {"__notes__": list(getattr(self, "__notes__", []))}
+        state = {**vars(self), "__notes__": list(getattr(self, "__notes__", []))}  # also what was set later
+        return _rebuild, (type(self), self.what, self._facts), state
 
 
 def _rebuild(kind: type[WdsError], what: str, facts: dict[str, Any]) -> WdsError:

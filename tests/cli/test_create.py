@@ -220,6 +220,11 @@ def test_a_compressed_table(tmp_path, kind):
         assert f"{name} is damaged, or was cut: " in message
 
 
+def test_a_parquet_file_is_not_read_compressed(tmp_path):
+    fill(tmp_path, {"t.parquet.gz": compress_bytes(b"PAR1", "gz")})
+    assert "t.parquet.gz is a compressed Parquet file" in refused(tmp_path / "t.parquet.gz", tmp_path / "no")
+
+
 def test_each_row_of_a_long_table_is_a_sample(tmp_path):
     """More rows than are read ahead."""
     fill(tmp_path, {f"f/{number}.txt": str(number) for number in range(1100)})

@@ -225,6 +225,8 @@ def _guessed(source: str) -> str:
     ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
         return "files"
+    if ending == ".parquet" and is_compressed_name(name):
+        raise ValueError(f"{source} is a compressed Parquet file, which is not read: decompress it")
     if ending == ".json":
         raise ValueError(f"{source} may be anything: pass --from jsonl if it is an object on each line")
     return _ENDINGS.get(ending, "list")

@@ -19,6 +19,9 @@ cut. Then reading goes on at the next valid header after the header of this memb
 may be files of a tar inside of the member. It is lost if the shard has no end mark, so that it is
 cut; and up to a place with zeros, as at the end of such a tar. Where the data of the member begins
 with a header, it is a tar itself, and no more is read; nor if archives may be joined.
+
+Where a header follows directly on a damaged one, the member of the damaged one may be a tar itself.
+What follows is lost in the same way.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ from wds_pipes.tools.rewriting import find_shards, rewrite, with_writable_keys
 _LOST = "lost.jsonl"
 
 
-_INSIDE = "it may be a file of a tar inside of a member before it, the size of which is wrong"
+_INSIDE = "it may be a file of a tar inside of a member before it, the header of which is damaged or has a wrong size"
 _PARTS = 1 << 26  # bytes that are read at a time
 _MOST_WALKS = 10  # over a shard: a hostile one may have many sizes that are wrong
 
@@ -147,7 +150,8 @@ def _pieces(walk: _Walk, others: Others) -> Iterator[Piece]:
     split, shown = splitter(walk.repair.key_split), redact(walk.url)
     piece: Piece | None = None
     beside: str | None = None  # why the next piece is lost
-    doubtful: list[Piece] = []  # after a member whose size is more than the shard has
+    doubtful: list[Piece] = []  # they may be inside of a member
+    inside = False  # whether a header follows directly on a damaged one
     for name, data, offset in walk.members():
         ended: Piece | None = None
         key, field = (split(name) if name else None) or (None, "")
@@ -155,9 +159,11 @@ def _pieces(walk: _Walk, others: Others) -> Iterator[Piece]:
         if not name:
             why = for_commands(walk.errors.pop()) if walk.errors else "members were lost there"
             others.append({"start": offset, "key": None, "why": why})
-            if walk.damage is not None and walk.damage.zeros:
-                _lose(doubtful, _INSIDE)
-                doubtful.clear()
+            if walk.damage is not None:
+                if walk.damage.zeros:
+                    _lose(doubtful, _INSIDE)
+                    doubtful.clear()
+                inside = (inside and not walk.damage.zeros) or walk.offset == walk.damage.offset + BLOCK
             beside = f"it is next to the damage at byte {offset}, and may be incomplete"
             ended, piece = piece, None
             if ended is not None:
@@ -172,7 +178,7 @@ def _pieces(walk: _Walk, others: Others) -> Iterator[Piece]:
             if piece is None or piece.key != key or field in piece.data:
                 ended, piece = piece, Piece(offset, key, piece is not None and piece.key == key, beside)
                 beside = None
-                if walk.begin:
+                if walk.begin or inside:
                     doubtful.append(piece)
             piece.data[field] = data or b""
         if ended is not None:
