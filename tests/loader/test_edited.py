@@ -282,10 +282,13 @@ def test_at_its_end_an_epoch_says_which_keys_it_did_not_have(urls, host, caplog)
         pass
     rest, epoch = caplog.messages
     assert rest == (
-        "exclude=: 2 of 3 keys had no sample in the rest of epoch 0: they came before the state was saved, or are "
-        f"misspelt. The keys: {whole[0]!r}, 'nowhere'."
+        "exclude=: 2 of 3 keys had no sample in the rest of epoch 0: they came before the state was saved, were left "
+        f"out by a step, or are misspelt. The keys: {whole[0]!r}, 'nowhere'."
     )
-    assert epoch == "exclude=: 1 of 3 keys had no sample in epoch 1: they are misspelt. The keys: 'nowhere'."
+    assert epoch == (
+        "exclude=: 1 of 3 keys had no sample in epoch 1: they were left out by a step, or are misspelt. The keys: "
+        "'nowhere'."
+    )
     assert pipe.counts()["excluded"] == pipe.counts()["filtered"] == 2
     ranks = [loader_of(keyed(urls), rank, 2, epoch_end="exact") for rank in range(2)]
     for loader in ranks:

@@ -20,7 +20,7 @@ from ledgers import Phase, digest_of, entry, play
 from pipelines import flat, samples, shuffled, through_json
 
 import wds_pipes as wp
-from wds_pipes.core.digest import add, in_epoch, of_samples, of_shard, to_text
+from wds_pipes.core.digest import add, in_epoch, of_samples, of_shard
 from wds_pipes.loader.ledger_file import read_ledger
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
@@ -242,10 +242,23 @@ def test_a_damaged_ledger_is_refused(fifty):
             run(fifty, 1, state={**state, "ledger": bad})
 
 
-def test_items_without_a_key_count_alike(fifty):
-    """Such as those of a step of the user's, which ``ledger`` cannot know."""
-    [state] = run(fifty, 3, make=lambda urls: samples(urls).then(only_text), collate="list")
-    assert state["ledger"]["epoch"] == to_text(of_samples([("", of_shard(""))] * 6))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda urls: samples(urls).then(only_text),
+        lambda urls: samples(urls).map_samples(without_url).shuffle_buffer(3),
+        lambda urls: samples(urls).map_samples(without_url).pack_samples("tokens", 9),
+        lambda urls: samples(urls).map_samples(without_url).pack_samples(lambda sample: 3, 9),
+    ],
+)
+def test_items_without_a_key_are_an_error(fifty, make):
+    """Else any of them would be proven, and be the same data as any others."""
+    with pytest.raises(TypeError, match=r"lacks '__key__', '__url__' or .*\. Keep them up to there"):
+        run(fifty, 3, make=make, collate="list")
+
+
+def without_url(sample):
+    return {"__key__": sample["__key__"], "tokens": np.zeros(3)}
 
 
 def only_text(items):

@@ -56,6 +56,10 @@ def by_mix(urls=None):
     return wp.mix({"a": samples(urls[:3]).decode_by_ext(), "b": samples(urls[3:]).decode_by_ext()}, exhausted="drop")
 
 
+def by_repeats():
+    return wp.mix({"a": samples(WHERE[:2]), "b": samples(WHERE[2:4]).take_samples(3)}, exhausted="repeat")
+
+
 def by_draws(urls=None):
     return samples(urls or WHERE, resampled=True)
 
@@ -204,6 +208,50 @@ def test_epochs_with_edits(indexed, make, tmp_path):
         assert prove(str(path), indexed, exclude=keys).lines[0].startswith("not proven: ")
 
 
+@pytest.mark.parametrize("end", ["exact", "loop"])
+def test_epochs_that_depend_on_the_number_of_lanes(indexed, end, tmp_path, monkeypatch):
+    """They are read again with as many as they began with; of other epochs that is not known."""
+    monkeypatch.setattr(f"{__name__}.WHERE", indexed)
+    path, named = tmp_path / "states.json", f"{__name__}:by_repeats"
+    options = {"batch_size": 2, "epoch_end": end, "ledger": True, "collate": "list"}
+    states = after_steps([wp.PipeLoader(by_repeats(), rank=rank, world_size=2, **options) for rank in range(2)], 2)
+    loader = loaded(wp.PipeLoader(by_repeats(), lanes=1, rank=0, world_size=1, **options), states)
+    later = after_steps([loader], 20)
+    for saved in [states, later] if end == "exact" else [states]:
+        path.write_text(json.dumps(saved))
+        assert prove(str(path), named).proven
+    path.write_text(json.dumps(after_steps([loader], 20)))
+    if end == "loop":
+        with pytest.raises(wp.StateError, match="depends on how many ranks and workers there are"):
+            prove(str(path), named)
+    else:
+        told = "of the epochs before it is not known which samples were in them"
+        assert prove(str(path), named).lines[1].startswith(told)
+        path.write_text(json.dumps(with_other_digest(later)))
+        assert not prove(str(path), named).proven
+
+
+def test_epochs_that_follow_each_other_with_added_shards(indexed, tmp_path):
+    """While a lane is in an epoch after that of its loader."""
+    path, options = tmp_path / "state.json", {"batch_size": 3, "lanes": 2, "ledger": True, "epoch_end": "loop"}
+    options |= {"collate": "list", "rank": 0, "world_size": 1}
+    loader = wp.PipeLoader(shuffled(indexed[:2]), **options)
+    loader = loaded(wp.PipeLoader(shuffled(indexed[:3]), **options), after_steps([loader], 1)[0], added="append")
+    path.write_text(json.dumps(after_steps([loader], 20)))
+    assert prove(str(path), indexed[:3]).proven
+
+
+@pytest.mark.parametrize("end", ["exact", "loop"])
+def test_a_position_that_is_not_that_of_the_digest(indexed, end, tmp_path):
+    """Samples between the two were lost, or come twice."""
+    path, options = tmp_path / "state.json", {"batch_size": 2, "ledger": True, "epoch_end": end, "collate": "list"}
+    one, other = (after_steps([wp.PipeLoader(shuffled(indexed[:3]), **options)], steps)[0] for steps in (1, 2))
+    for state, wrong in ((one, other), (other, one)):
+        lane = {**wrong["lanes"]["0"], "position": state["lanes"]["0"]["position"]}
+        path.write_text(json.dumps([{**wrong, "lanes": {"0": lane}}]))
+        assert not prove(str(path), indexed[:3]).proven
+
+
 def test_batches_of_several_lanes(indexed, tmp_path):
     """Over a list of samples, which has no global order then."""
     path = states_after(lambda: by_order(indexed), 3, tmp_path / "states.json", batch_size=4, mix_lanes=2, lanes=4)
@@ -221,7 +269,7 @@ def test_epochs_before(indexed, tmp_path):
     assert prove(path, indexed) == (
         True,
         [
-            "proven: 0 samples of epoch 1 were each returned once (digest 00000000000000000000000000000000)",
+            f"proven: 0 samples of epoch 1 were returned, none lost and none too often (digest {'0' * 32})",
             "of the epochs before it is not known which samples were dropped at their ends",
         ],
     )
@@ -262,7 +310,7 @@ def test_what_cannot_be_proven(indexed, tmp_path):
 
 def test_the_command(fifty, tmp_path):
     path = states_after(lambda: shuffled(fifty), 3, tmp_path / "states.json", batch_size=2)
-    assert run_command("state", "prove", path, *fifty).stdout.startswith("proven: 6 samples of epoch 0 were each")
+    assert run_command("state", "prove", path, *fifty).stdout.startswith("proven: 6 samples of epoch 0 were returned")
     (tmp_path / "broken").mkdir()
     broken = with_fault("lost", fifty, 2, 4, tmp_path / "broken")
     other = states_after(lambda: shuffled(broken), 24, tmp_path / "other.json", batch_size=2)

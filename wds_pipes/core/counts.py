@@ -176,9 +176,10 @@ def warn_of_unmet(keys: Sequence[str], lack: Lack, epoch: int, *, whole: bool) -
     """
     unmet = [key for key in keys if key not in lack.excluded]
     if unmet:
-        part, why = ("", "") if whole else ("the rest of ", "came before the state was saved, or ")
+        part, why = ("", "") if whole else ("the rest of ", "came before the state was saved, ")
         logger.warning(
-            "exclude=: %d of %d keys had no sample in %sepoch %d: they %sare misspelt. The keys: %s.",
+            "exclude=: %d of %d keys had no sample in %sepoch %d: they %swere left out by a step, or are "
+            "misspelt. The keys: %s.",
             len(unmet), len(keys), part, epoch, why, listed(unmet),
         )  # fmt: skip
 

@@ -27,12 +27,11 @@ from typing import Any
 from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.digest import DIGESTS, Shard, add, halves, of_halves, of_samples, of_shard
 from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Stage, functional_name
 from wds_pipes.io.urls import identify
 from wds_pipes.stages.windowed import Windowed
 
 _IDENTITY = itemgetter("__key__", "__url__")
-_UNKNOWN = "", ""  # the identity of an item that has none
 _MOST_PENDING = 1 << 12  # items that are not summed up yet, where later steps leave out many
 _MOST_SHARDS = 1 << 14  # that are kept
 
@@ -74,8 +73,8 @@ class Ledger(Stage[Out]):
         for item in source.items:
             try:
                 self._pending += map(_IDENTITY, source.ended_in(item))
-            except Exception:  # its samples have no such entries
-                self._pending.append(_UNKNOWN)
+            except Exception as error:
+                raise self._without_keys(item) from error
             yield item
             if len(self._pending) >= _MOST_PENDING:
                 self._sum_up()
@@ -89,10 +88,20 @@ class Ledger(Stage[Out]):
                 try:
                     if not may_repeat or not item["__padding__"]:
                         note(_IDENTITY(item))
-                except Exception:  # an item of the user's that has no such entries
-                    note(_UNKNOWN)
+                except Exception as error:
+                    raise self._without_keys(item) from error
                 yield item
             self._sum_up()
+
+    def _without_keys(self, item: object) -> TypeError:
+        """Return the error for an item of a step of the user's that has no such entries: a digest
+        of such items would be that of any others, too.
+        """
+        name = functional_name(type(self.source))
+        return TypeError(
+            f"the ledger has the keys of samples after {name}(), and an item there lacks '__key__', '__url__' or the "
+            f"'__padding__' of epoch_end='pad': {item!r:.80}. Keep them up to there, or leave out ledger="
+        )
 
     def mark(self) -> Mark:
         if self._pending:

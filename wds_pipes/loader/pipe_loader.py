@@ -135,9 +135,9 @@ class PipeLoader:
             ``wds-pipes state prove`` computes it again from the shards. A sample is its key and the
             number of its shard in the list, as the samples are after the last step that holds some,
             such as ``shuffle_buffer``, and the steps of this package after it that keep both; what
-            later steps leave out belongs to it. There they must be dicts, else this is an error. Of
-            ``pack_samples`` and ``bucket_samples``, if one is the last step that holds samples, a
-            document that ``"wrap"`` cuts belongs to the pack in which it ends.
+            later steps leave out belongs to it. There they must be dicts with both, else this is an
+            error. Of ``pack_samples`` and ``bucket_samples``, if one is the last step that holds
+            samples, a document that ``"wrap"`` cuts belongs to the pack in which it ends.
             It takes one to two microseconds for a sample: a tenth to a fifth of the time of tiny
             raw samples, and nothing that can be measured beside decoding. A path: also append 40
             bytes to this local file after each step, with which ``wds-pipes state diff --ledger``

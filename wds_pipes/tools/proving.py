@@ -47,7 +47,8 @@ class Proof(NamedTuple):
     """Whether a digest was found again.
 
     Attributes:
-        proven: whether it was, also that of the epochs before, unless samples were dropped there.
+        proven: whether it was, also that of the epochs before, unless it is not known which samples
+            these had.
         lines: what was found, in words.
     """
 
@@ -87,9 +88,9 @@ def prove(path: str, what: Urls, *, exclude: Selection | None = None, **options:
     place = _place_in(stage, saved, state, exclude)
     if saved.epoch_end == "loop":
         return _prove_epochs(path, saved, place)
-    plan, (epoch, earlier) = place.plan, (saved.ledger[name] for name in LEDGER)
+    plan, (epoch, earlier), lanes = place.plan, (saved.ledger[name] for name in LEDGER), _first_lanes(saved)
     over = place.at.epoch != saved.epoch  # all lanes had ended
-    whole, rest = _read(plan, plan.beginning(saved.epoch)), _Read() if over else _read(plan, place.at)
+    whole, rest = _read(plan, plan.beginning(saved.epoch, lanes)), _Read() if over else _read(plan, place.at)
     with_rest = add([epoch, rest.digest])
     samples = samples_of(saved)
     if whole.digest != with_rest:
@@ -98,20 +99,24 @@ def prove(path: str, what: Urls, *, exclude: Selection | None = None, **options:
             raise StateError(f"{path} cannot be proven: {_EDITED}")
         missing = f"with what is left, the digest is {to_text(with_rest)}"
         told = f"{missing}, and that of the epoch {to_text(whole.digest)}"
+        if plan.source.branches:
+            told += " (or a mix() changed in its middle)"
         return Proof(False, [f"not proven: {samples} have digest {to_text(epoch)}; {told}"])
-    lines = [f"proven: {samples} were each returned once (digest {to_text(epoch)})"]
+    lines = [f"proven: {samples} were returned, none lost and none too often (digest {to_text(epoch)})"]
     if not saved.epoch:
         return Proof(True, lines)
     if add(in_epoch(whole.digest, number) for number in range(saved.epoch)) == earlier:
-        return Proof(True, [*lines, "proven: each sample was returned once in each epoch before"])
+        return Proof(True, [*lines, _SO_BEFORE])
     unknown = "of the epochs before it is not known which samples were "
     if saved.epoch_end == "drop":
         return Proof(True, [*lines, f"{unknown}dropped at their ends"])
-    wholes = [_read(plan, plan.beginning(number)).digest for number in range(saved.epoch)]  # they may differ
+    wholes = [_read(plan, plan.beginning(number, lanes)).digest for number in range(saved.epoch)]  # they may differ
     if add(in_epoch(digest, number) for number, digest in enumerate(wholes)) == earlier:
-        return Proof(True, [*lines, "proven: each sample of each epoch before was returned once"])
+        return Proof(True, [*lines, _SO_BEFORE])
     if place.excluded or saved.grown:
         return Proof(True, [*lines, f"{unknown}left out, or added later"])
+    if _depends_on_lanes(plan, saved.epoch):
+        return Proof(True, [*lines, f"{unknown}in them, since that depends on the numbers of ranks and workers"])
     told = (
         "not proven: in the epochs before other samples were returned, or some were left out (by skip(), set_epoch(), "
         "drop_last, or steps that the state does not name), or shards were added later"
@@ -119,10 +124,15 @@ def prove(path: str, what: Urls, *, exclude: Selection | None = None, **options:
     return Proof(False, [*lines, told])
 
 
+_SO_BEFORE = "proven: so were those of each epoch before"
 _EDITED = (
     "its digest is not that of the shards without the samples of exclude=. Either they were left out from the middle "
     "of an epoch on, and it does not say which of them had come before, or other samples were returned. A state of a "
     "later epoch can be proven"
+)
+_OF_LANES = (
+    "which samples an epoch of this pipeline has depends on how many ranks and workers there are, as with "
+    "take_samples() or mix(exhausted='stop'), and it does not say how many there were in each of its epochs"
 )
 
 
@@ -131,20 +141,38 @@ def _prove_epochs(path: str, saved: Saved, place: Place) -> Proof:
     assert saved.ledger is not None
     plan, last, digest = place.plan, last_begun(saved), saved.ledger["epoch"]
     with_rest = add([digest, _read(plan, place.at, last).digest])
-    wholes = cache(lambda number: _read(plan, plan.beginning(number), number).digest)
+    wholes = cache(lambda number, lanes: _read(plan, plan.beginning(number, lanes), number).digest)
     number = plural(saved.counts.get("delivered", 0), "sample")
     samples = f"{number} of epochs {{}} to {last} (digest {to_text(digest)})"
-    for alike in (True, False):  # all epochs have the same samples, most often
-        total = NOTHING
-        for epoch in range(last, -1, -1):  # at which one the run began is not known
-            total = add([total, wholes(last if alike else epoch)])
-            if epoch <= saved.epoch and total == with_rest:
-                held = "were returned, each as often as in these epochs"
-                return Proof(True, [f"proven: {samples.format(epoch)} {held}"])
+    for lanes in dict.fromkeys((1, _first_lanes(saved))):
+        for alike in (True, False):  # all epochs have the same samples, most often
+            total = NOTHING
+            for epoch in range(last, -1, -1):  # at which one the run began is not known
+                total = add([total, wholes(last if alike else epoch, lanes)])
+                if epoch <= saved.epoch and total == with_rest:
+                    held = "were returned, each as often as in these epochs"
+                    return Proof(True, [f"proven: {samples.format(epoch)} {held}"])
     if place.excluded:
         raise StateError(f"{path} cannot be proven: {_EDITED}")
-    why = "with what is left of these epochs, they are not the samples of whole epochs (or shards were added later)"
+    if (saved.epoch or saved.partition) and _depends_on_lanes(plan, last):
+        raise StateError(f"{path} cannot be proven: {_OF_LANES}")
+    why = (
+        "with what is left of these epochs, they are not the samples of whole epochs (or shards were added later, or a "
+        "mix() changed)"
+    )
     return Proof(False, [f"not proven: {samples.format(0)}: {why}"])
+
+
+def _first_lanes(saved: Saved) -> int:
+    """Return how many lanes the epoch of a state had at its beginning."""
+    history = (saved.partition or {}).get("history")
+    return sum(times for _, times in history[0][1]) if history else saved.lane_count
+
+
+def _depends_on_lanes(plan: Plan, epoch: int) -> bool:
+    """Return whether an epoch has other samples on other numbers of lanes."""
+    last = epoch if plan.endless else None
+    return len({_read(plan, plan.beginning(epoch, lanes), last).digest for lanes in (1, 2)}) > 1
 
 
 def are_shards(what: Urls) -> bool:
@@ -177,7 +205,9 @@ def _place_in(stage: Stage[Any], saved: Saved, state: State, exclude: Selection 
     if exclude is not None:
         edition = Edition(stage, state, Edits(exclude=exclude), (), in_order=plan.kind is Slices)
         keys = edition.keys[: edition.known]
-    return find_place(Editable(plan, stage, new_plan), state, Edits(exclude=keys), ())
+    place = find_place(Editable(plan, stage, new_plan), state, Edits(exclude=keys), ())
+    place.plan.mode  # noqa: B018 - sets options of Segments, with which lanes are read
+    return place
 
 
 class _Read(NamedTuple):
@@ -194,7 +224,10 @@ def _read(plan: Plan, at: LoaderPosition, last: int | None = None) -> _Read:
     host, digest, samples, lanes = LaneHost(plan.stage), NOTHING, 0, at.states
     resumed = at.partition.start > 0 or any(lane != NOT_BEGUN for lane in lanes.values())
     for number, begin in lanes.items():
-        counts, ended = begin["counts"], begin["ended"]
+        counts, ended, position = begin["counts"], begin["ended"], begin["position"]
+        before = of_counts(counts)
+        if position is not None and not ended:  # so that a digest of another position is noticed
+            before = of_counts(plan.chain.counts(plan.chain.load(position), 0))
         host.begin({number: Begin(at.epoch, at.partition, begin, None, resumed)})
         while not ended:
             _, _, lane, ended, error, _ = host.next(number)
@@ -205,7 +238,7 @@ def _read(plan: Plan, at: LoaderPosition, last: int | None = None) -> _Read:
             if last is not None and state["position"][0].get("epoch", 0) > last - at.epoch:
                 break
             counts = state["counts"]
-        digest = add([digest, subtract(of_counts(counts), of_counts(begin["counts"]))])
+        digest = add([digest, subtract(of_counts(counts), before)])
         samples += _number_of(counts) - _number_of(begin["counts"])
     host.close()
     return _Read(digest, samples)
