@@ -154,7 +154,7 @@ def _by_range(values: list[float]) -> dict[str, int]:
     """Bars of one width, a round number."""
     least = (max(values) - min(values)) / _MOST_BARS
     power = 10.0 ** np.floor(np.log10(least))
-    width = next(step * power for step in (1, 2, 5, 10) if step * power >= least)
+    width = next((step * power for step in (1, 2, 5, 10) if step * power >= least), least)  # power may be 0
     if all(isinstance(value, int) for value in values):
         width = max(1, round(width))
     counts = Counter(int(value // width) for value in values)
