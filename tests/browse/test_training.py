@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from commands import refused, run_command
 from pipelines import even, samples
+from tars import put, tar
 
 import wds_pipes as wp
-from wds_pipes.tar import TarWriter, index_shards
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 pytest.importorskip("jinja2", reason="the pages are templates of jinja2")
@@ -155,11 +156,12 @@ def test_what_verify_finds_is_shown_in_place(tmp_path):
 def test_a_hostile_key_is_text(tmp_path):
     evil = "<script>alert(1)</script>&\"'"
     url = str(tmp_path / "a.tar")
-    with TarWriter(url) as writer:
-        for number in range(4):
-            writer.write({"__key__": f"{evil}{number}", "txt": b"x", "json": json.dumps({evil: evil}).encode()})
+    entry = json.dumps({evil: evil}).encode()
+    names = [(f"{evil}{number}", name) for number in range(3) for name in ("txt", "json")] + [("b\udcff", "txt")]
+    put(Path(url), tar([(f"{key}.{name}", entry) for key, name in names], format=2))
     whole = pages([url], lambda: wp.PipeLoader(samples([url]), batch_size=2, epoch_end="exact", collate="list"))
     add_histograms(whole)
+    assert "b\\udcff" in whole.page("order.html"), "no URL can name it"
     for name in ("order.html", "histograms.html"):
         text = whole.page(name)
         assert "<script>alert" not in text

@@ -88,6 +88,7 @@ class DataSet:
         # of shards without an index: where samples begin, and how many there are
         self._starts: dict[tuple[int, Version, int], int] = {}
         self._counts: dict[tuple[int, Version], int] = {}
+        self._seen: dict[int, Version] = {}  # the versions of which the indexes were read
         self._lock = threading.Lock()  # of these two
 
     def check(self) -> None:
@@ -153,13 +154,15 @@ class DataSet:
         """
         if not 0 <= shard < len(self.shards):
             raise LookupError(f"there is no shard {shard:,}: there are {len(self.shards):,}, from 0 on")
-        offsets, problem = None, ""
+        version, offsets, problem = version_here(self.shards[shard]), None, ""
         if self._offsets is not None:
             try:
                 offsets = self._offsets.of(shard)
             except ShardError as error:
                 problem = for_commands(error)
-        version, expected = version_here(self.shards[shard]), (0, 0)
+            if self._seen.setdefault(shard, version)[:2] != version[:2]:
+                offsets, problem = None, f"{self.shown(shard)} has changed: start wds-pipes browse again for its index"
+        expected = (0, 0)
         if whole and offsets is not None and number < len(offsets) - 1:
             expected = offsets[number], offsets[min(number + count, len(offsets) - 1)] + AFTER
         with self.files.open(self.shards[shard], expected) as window:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_pipes.browse.data import DataSet
-from wds_pipes.browse.fields import MEDIA
+from wds_pipes.browse.fields import MEDIA, MOST_NAME
 from wds_pipes.browse.pages import Pages
 from wds_pipes.core.order import Permutation, hash64
 from wds_pipes.core.words import bytes_shown, plural
@@ -197,7 +197,7 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
                 for sample in view.samples.found if seen.bytes < _BUDGET else ():
                     heads = [
                         (
-                            one.field,
+                            cut(one.field, MOST_NAME),
                             one.size,
                             b"" if one.field.rpartition(".")[2] in MEDIA else view.read(one, MOST_BYTES),
                         )
