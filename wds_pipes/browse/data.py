@@ -106,9 +106,10 @@ class DataSet:
 
     def count(self, shard: int) -> int | None:
         """Return how many samples a shard has; None: it is not known yet."""
-        if self._facts is not None:
-            return self._facts.samples[shard]
-        return self._counts.get((shard, version_here(self.shards[shard])))
+        if self._facts is None:
+            return self._counts.get((shard, version_here(self.shards[shard])))
+        count: int | None = self._facts.samples[shard]
+        return count
 
     def sizes(self, shards: range) -> list[int | None]:
         """Return the sizes of shards in bytes; None: a size is not known."""
