@@ -392,17 +392,18 @@ def test_a_download_ends_where_its_shard_has_become_shorter(tmp_path, caplog):
 
 
 def test_threads_look_at_shards_at_once(tmp_path):
-    urls = [put(tmp_path / f"{shard}.tar", tar([(f"{n:04d}.txt", b"") for n in range(500)])) for shard in range(4)]
-    data, interval = DataSet(list(map(str, urls))), sys.getswitchinterval()
+    url = str(put(tmp_path / "a.tar", tar([(f"{number:04d}.txt", b"") for number in range(700)])))
+    data, interval = DataSet([url] * 8), sys.getswitchinterval()
 
     def look(turn):
-        with data.look(turn % 4, turn * 24 % 500, 1):
-            pass
+        for number in range(0, 700, 24):
+            with data.look(turn, number, 0):
+                pass
 
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(look, range(80)))
+            list(pool.map(look, range(8)))
     finally:
         sys.setswitchinterval(interval)
 
