@@ -1,7 +1,12 @@
 """The pages of the training order, states, histograms and findings."""
 
+import contextlib
+import http.client
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,6 +130,37 @@ def test_the_command_shows_a_training(urls, tmp_path):
     assert "cls: labels" in histograms
     assert "--world-size goes with --order" in refused("browse", "--world-size", 2, *urls)
     assert "Missing argument 'URLS...'" in refused("browse")
+
+
+SLOW = """
+import time
+import wds_pipes as wp
+
+def make():
+    pipe = wp.ShardList({url!r}).open_shards().load_tar().group_by_key().filter_samples(lambda sample: time.sleep(100))
+    return wp.PipeLoader(pipe, batch_size=2, epoch_end="exact")
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_a_page(urls, tmp_path):
+    pytest.importorskip("aiohttp", reason="the pages are served by aiohttp")
+    (tmp_path / "slow_training.py").write_text(SLOW.format(url=urls[0]))
+    command = [sys.executable, "-m", "wds_pipes", "browse", "--order", "slow_training:make"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        _, _, host, *path = process.stdout.readline().split()[0].split("/")
+        with (
+            contextlib.closing(http.client.HTTPConnection(host)) as slow,
+            contextlib.closing(http.client.HTTPConnection(host)) as other,
+        ):
+            slow.request("GET", f"/{path[0]}/order.html")
+            other.request("GET", f"/{path[0]}/browse.css")
+            assert other.getresponse().read()
+            process.send_signal(signal.SIGINT)
+            try:
+                assert process.wait(60) == 130
+            finally:
+                process.kill()
 
 
 def test_histograms_say_of_which_part_they_are(urls, tmp_path, monkeypatch):
