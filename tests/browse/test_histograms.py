@@ -17,6 +17,11 @@ def seen(*samples):
     return {(one.field, one.what): one for one in found.histograms()}
 
 
+def test_numbers_that_are_nearly_zero_have_a_histogram():
+    bars = seen(*({"json": json.dumps({"a": number * 5e-324}).encode()} for number in range(40)))["json: a", "values"]
+    assert sum(bars.bars.values()) == 40
+
+
 def test_labels_sizes_lengths_and_entries_are_counted():
     samples = [
         {

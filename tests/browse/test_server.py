@@ -3,10 +3,14 @@
 import asyncio
 import gzip
 import io
+import os
 import re
 import socket
 import struct
+import sys
+import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -324,6 +328,100 @@ def test_a_window_reads_what_a_file_has(reads, packed, expected):
 
 
 PACKED = gzip.compress(DATA, 1)
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_shard_that_changes_is_shown_as_it_is(tmp_path, index):
+    """Also if it is compressed, and what was remembered of it was of another content."""
+    url = tmp_path / "a.tar"
+    before, after = (tar([(f"{name}{number:02d}.txt", b"x" * size) for number in range(60)]) for name, size in CHANGES)
+    url.write_bytes(before)
+    if index:
+        index_shards([str(url)], offsets=True)
+    pages = Pages(DataSet([str(url)]))
+    pages.page("shard-0-3.html")
+    if not index:
+        assert pages.data.find("a50", 0) == (0, 50)
+    url.write_bytes(after)
+    for content in (after, gzip.compress(after)):
+        url.write_bytes(content)
+        text = pages.page("shard-0-3.html")
+        assert "b48" in text
+        assert "b47" not in text
+        assert ("has changed: start wds-pipes browse again" in text) == index
+        assert "has no valid header" not in text
+        assert "<h1>b50</h1>" in pages.page("sample-0-50.html")
+        assert index or pages.data.find("b50", 0) == (0, 50)
+
+
+CHANGES = [("a", 1), ("b", 900)]
+
+
+def test_samples_before_the_cut_of_a_compressed_shard_are_shown(tmp_path):
+    noise = np.random.default_rng(0).bytes(90_000)
+    members = [(f"{number:02d}.bin", noise[number * 3000 : number * 3000 + 3000]) for number in range(30)]
+    packed = gzip.compress(tar(members), 1)
+    url = put(tmp_path / "a.tar.gz", packed[: len(packed) // 2])
+    with DataSet([str(url)]).look(0, 0) as view:
+        assert len(view.samples.found) in (13, 14)
+        assert "cut short" in view.samples.problem
+        assert all(len(view.read(sample.members[0])) == 3000 for sample in view.samples.found)
+
+
+def test_a_download_ends_where_its_shard_has_become_shorter(tmp_path, caplog):
+    from aiohttp import ClientError
+
+    from wds_pipes.browse.server import Server
+
+    url = put(tmp_path / "a.tar", tar([("a.bin", bytes(20_000_000))]))
+
+    async def load():
+        server = Server(Pages(DataSet([str(url)])), TOKEN)
+        async with test_utils.TestClient(test_utils.TestServer(server.app)) as client:
+            for ends in (False, True):
+                response = await client.get(f"/{TOKEN}/raw-0-0-0")
+                await response.content.readexactly(1000)
+                if ends:
+                    os.truncate(url, 5000)
+                    with pytest.raises(ClientError):
+                        await asyncio.wait_for(response.read(), 20)
+                response.close()
+
+    asyncio.run(load())
+    assert "Traceback" not in caplog.text, "also of a browser that closes a connection"
+
+
+def test_threads_look_at_shards_at_once(tmp_path):
+    url = str(put(tmp_path / "a.tar", tar([(f"{number:04d}.txt", b"") for number in range(700)])))
+    data, interval = DataSet([url] * 8), sys.getswitchinterval()
+
+    def look(turn):
+        for number in range(0, 700, 24):
+            with data.look(turn, number, 0):
+                pass
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(look, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_small_hostile_sample_makes_no_large_page(tmp_path):
+    """Nested JSON takes a thousand times its size with an indent; names may have a million
+    characters.
+    """
+    nested = b"[" * 800 + b"1," * 3_000 + b"1" + b"]" * 800
+    key = "k" * 100_000
+    url = put(tmp_path / "a.tar", tar([("a.json", nested), (f"{key}.{key}", b"x")], format=2))
+    pages = Pages(DataSet([str(url)]))
+    tracemalloc.start()
+    texts = [pages.page(name) for name in ("sample-0-0.html", "sample-0-1.html", "shard-0-1.html", "shards-1.html")]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert max(map(len, texts)) < 50_000
+    assert peak < 4_000_000
 
 
 def test_a_port_that_is_in_use(shards):

@@ -1,15 +1,21 @@
 """The pages of the training order, states, histograms and findings."""
 
+import contextlib
+import http.client
 import json
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from commands import refused, run_command
 from pipelines import even, samples
+from tars import put, tar
 
 import wds_pipes as wp
-from wds_pipes.tar import TarWriter, index_shards
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
 pytest.importorskip("jinja2", reason="the pages are templates of jinja2")
@@ -126,6 +132,37 @@ def test_the_command_shows_a_training(urls, tmp_path):
     assert "Missing argument 'URLS...'" in refused("browse")
 
 
+SLOW = """
+import time
+import wds_pipes as wp
+
+def make():
+    pipe = wp.ShardList({url!r}).open_shards().load_tar().group_by_key().filter_samples(lambda sample: time.sleep(100))
+    return wp.PipeLoader(pipe, batch_size=2, epoch_end="exact")
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_wait_for_a_page(urls, tmp_path):
+    pytest.importorskip("aiohttp", reason="the pages are served by aiohttp")
+    (tmp_path / "slow_training.py").write_text(SLOW.format(url=urls[0]))
+    command = [sys.executable, "-m", "wds_pipes", "browse", "--order", "slow_training:make"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        _, _, host, *path = process.stdout.readline().split()[0].split("/")
+        with (
+            contextlib.closing(http.client.HTTPConnection(host)) as slow,
+            contextlib.closing(http.client.HTTPConnection(host)) as other,
+        ):
+            slow.request("GET", f"/{path[0]}/order.html")
+            other.request("GET", f"/{path[0]}/browse.css")
+            assert other.getresponse().read()
+            process.send_signal(signal.SIGINT)
+            try:
+                assert process.wait(60) == 130
+            finally:
+                process.kill()
+
+
 def test_histograms_say_of_which_part_they_are(urls, tmp_path, monkeypatch):
     monkeypatch.setattr("wds_pipes.browse.histograms.SAMPLES", 16)
     part = Pages(DataSet(urls))
@@ -155,11 +192,12 @@ def test_what_verify_finds_is_shown_in_place(tmp_path):
 def test_a_hostile_key_is_text(tmp_path):
     evil = "<script>alert(1)</script>&\"'"
     url = str(tmp_path / "a.tar")
-    with TarWriter(url) as writer:
-        for number in range(4):
-            writer.write({"__key__": f"{evil}{number}", "txt": b"x", "json": json.dumps({evil: evil}).encode()})
+    entry = json.dumps({evil: evil}).encode()
+    names = [(f"{evil}{number}", name) for number in range(3) for name in ("txt", "json")] + [("b\udcff", "txt")]
+    put(Path(url), tar([(f"{key}.{name}", entry) for key, name in names], format=2))
     whole = pages([url], lambda: wp.PipeLoader(samples([url]), batch_size=2, epoch_end="exact", collate="list"))
     add_histograms(whole)
+    assert "b\\udcff" in whole.page("order.html"), "no URL can name it"
     for name in ("order.html", "histograms.html"):
         text = whole.page(name)
         assert "<script>alert" not in text

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.browse.findings import Checks
-from wds_pipes.browse.windows import Files, Window
+from wds_pipes.browse.windows import Files, Window, version_here
 from wds_pipes.errors import ShardError, WdsError, for_commands
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.io.versions import version_of
+from wds_pipes.io.versions import Version, version_of
 from wds_pipes.tar.index import Facts
 from wds_pipes.tar.listing import find_facts, list_shards
 from wds_pipes.tar.located import ShardOffsets
@@ -85,8 +86,10 @@ class DataSet:
         self._offsets = None if facts is None else ShardOffsets(self.shards, facts, None, storage_options)
         self._keys = lru_cache(2)(self._keys_of)  # of the shards without an index in which was searched
         # of shards without an index: where samples begin, and how many there are
-        self._starts: dict[tuple[int, int], int] = {}
-        self._counts: dict[int, int] = {}
+        self._starts: dict[tuple[int, Version, int], int] = {}
+        self._counts: dict[tuple[int, Version], int] = {}
+        self._seen: dict[int, Version] = {}  # the versions of which the indexes were read
+        self._lock = threading.Lock()  # of these two
 
     def check(self) -> None:
         """Look whether the first shard is there, as its name may be misspelt.
@@ -103,7 +106,10 @@ class DataSet:
 
     def count(self, shard: int) -> int | None:
         """Return how many samples a shard has; None: it is not known yet."""
-        return self._counts.get(shard) if self._facts is None else self._facts.samples[shard]
+        if self._facts is None:
+            return self._counts.get((shard, version_here(self.shards[shard])))
+        count: int | None = self._facts.samples[shard]
+        return count
 
     def sizes(self, shards: range) -> list[int | None]:
         """Return the sizes of shards in bytes; None: a size is not known."""
@@ -149,26 +155,30 @@ class DataSet:
         """
         if not 0 <= shard < len(self.shards):
             raise LookupError(f"there is no shard {shard:,}: there are {len(self.shards):,}, from 0 on")
-        offsets, problem = None, ""
+        version, offsets, problem = version_here(self.shards[shard]), None, ""
         if self._offsets is not None:
             try:
                 offsets = self._offsets.of(shard)
             except ShardError as error:
                 problem = for_commands(error)
+            if self._seen.setdefault(shard, version)[:2] != version[:2]:
+                offsets, problem = None, f"{self.shown(shard)} has changed: start wds-pipes browse again for its index"
         expected = (0, 0)
         if whole and offsets is not None and number < len(offsets) - 1:
             expected = offsets[number], offsets[min(number + count, len(offsets) - 1)] + AFTER
         with self.files.open(self.shards[shard], expected) as window:
-            view = ShardView(self, shard, window)
-            first = number
-            if offsets is None:
-                first = max((known for of, known in self._starts if of == shard and known <= number), default=0)
-                start = self._starts.get((shard, first), 0)
-            else:
-                start = offsets[min(number, len(offsets) - 1)]
-            found = self._walk(view, (first, start), range(number, number + count))
+            view = ShardView(self, shard, version, window)
+            begin = self._begin(view, number) if offsets is None else (number, offsets[min(number, len(offsets) - 1)])
+            found = self._walk(view, begin, range(number, number + count))
             view.samples = found._replace(problem=found.problem or problem)
             yield view
+
+    def _begin(self, view: ShardView, number: int) -> tuple[int, int]:
+        """Return the last sample up to a number whose start is known, and this start."""
+        place = view.shard, view.version
+        with self._lock:
+            known = [(of[2], start) for of, start in self._starts.items() if of[:2] == place and of[2] <= number]
+        return max(known, default=(0, 0))
 
     def _walk(self, view: ShardView, begin: tuple[int, int], wanted: range) -> Samples:
         """Return samples of a shard. ``begin``: the number of the sample where reading begins, and
@@ -180,13 +190,13 @@ class DataSet:
         try:
             for sample in walk.samples():
                 if not at % SAMPLES:
-                    _remember(self._starts, (view.shard, at), sample.start)
+                    self._remember(self._starts, (view.shard, view.version, at), sample.start)
                 if at == wanted.stop:
                     return Samples(found, True, "")
                 if at in wanted:
                     found.append(sample._replace(number=at))
                 at += 1
-            _remember(self._counts, view.shard, at)
+            self._remember(self._counts, (view.shard, view.version), at)
         except WdsError as error:
             return Samples(found, False, for_commands(error))
         return Samples(found, False, "")
@@ -220,11 +230,13 @@ class DataSet:
                 return next((place for place in found if place[0] == shard), found[0])
         if shard is None:
             raise LookupError("there is no index of keys: look at a shard, and search in it, or write the index first")
-        if key not in (numbers := self._keys(shard)):
+        if not 0 <= shard < len(self.shards):
+            raise LookupError(f"there is no shard {shard:,}")
+        if key not in (numbers := self._keys(shard, version_here(self.shards[shard]))):
             raise LookupError(f"no sample of shard {self.shown(shard)} has the key {key!r:.300}")
         return shard, numbers[key]
 
-    def _keys_of(self, shard: int) -> dict[str, int]:
+    def _keys_of(self, shard: int, version: Version) -> dict[str, int]:
         """Return the numbers of the samples of a shard by their keys, up to a damaged place."""
         found: dict[str, int] = {}
         with self.look(shard, 0, 0) as view, contextlib.suppress(ShardError):
@@ -244,12 +256,12 @@ class DataSet:
             left -= count
         raise LookupError(f"there is no sample {number:,}: there are {self.total:,}, from 0 on")
 
-
-def _remember(known: dict[Any, int], name: Any, value: int) -> None:
-    """Keep a value, and forget the oldest one if there are many."""
-    if len(known) >= _KNOWN:
-        known.pop(next(iter(known)))
-    known[name] = value
+    def _remember(self, known: dict[Any, int], name: Any, value: int) -> None:
+        """Keep a value, and forget the oldest one if there are many."""
+        with self._lock:
+            if len(known) >= _KNOWN:
+                known.pop(next(iter(known)))
+            known[name] = value
 
 
 class ShardView:
@@ -258,13 +270,14 @@ class ShardView:
     Attributes:
         data: the data set.
         shard: the number of the shard.
+        version: its version before it was read.
         samples: the samples.
     """
 
     samples: Samples
 
-    def __init__(self, data: DataSet, shard: int, window: Window) -> None:
-        self.data, self.shard, self._window = data, shard, window
+    def __init__(self, data: DataSet, shard: int, version: Version, window: Window) -> None:
+        self.data, self.shard, self.version, self._window = data, shard, version, window
 
     def open(self, url: str, start: int = 0) -> BinaryIO:
         """Return a stream of the shard from a byte on, as ``ShardWalk`` opens it."""

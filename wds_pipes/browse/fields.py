@@ -27,6 +27,8 @@ from wds_pipes.tools.reading import Found, Member
 BUDGET = 1 << 26  # bytes of fields that a page reads
 _LARGEST = {SMALL: 1 << 24, LARGE: 1 << 25}  # bytes of a field that is read whole, by the size of its picture
 _TEXT = {SMALL: 200, LARGE: 20_000}  # characters of a text
+MOST_NAME = 300  # characters of a key, or of the name of a field
+_PATH = 4096  # characters of the name of a file
 _HEAD = 256  # bytes that are shown as they are
 _PARTS = 8  # arrays of a field that are drawn
 # The formats with a player, and the content types with which they are sent.
@@ -79,7 +81,7 @@ class Fields:
         found = []
         for number in numbers:
             member = sample.members[number]
-            shown = Shown(number, plain(member.field) or "(no name)", bytes_shown(member.size))
+            shown = Shown(number, plain(cut(member.field, MOST_NAME)) or "(no name)", bytes_shown(member.size))
             try:
                 found.append(self._show(shown, member))
             except unreadable() as error:
@@ -135,13 +137,15 @@ class Fields:
         if lines:
             return found._replace(text=plain("\n".join(lines)), pictures=tuple(pictures))
         small = self._side == SMALL
-        return found._replace(text=plain(cut(_whole(value, None if small else 2), _TEXT[self._side])))
+        return found._replace(
+            text=plain(cut(_whole(value, None if small else 2, _TEXT[self._side]), _TEXT[self._side]))
+        )
 
     def _header(self, member: Member) -> tuple[tuple[str, str], ...]:
         """Return what the header of a member says, in words."""
         place = f"byte {member.start:,} to {member.end:,}, data from {member.offset:,} on"
         block = self._view.bytes_at(member.offset - BLOCK, BLOCK)
-        rows = [("name", plain(member.name)), ("place", place), ("size", plural(member.size, "byte"))]
+        rows = [("name", plain(cut(member.name, _PATH))), ("place", place), ("size", plural(member.size, "byte"))]
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError:  # the data does not follow its header, as in a sparse file
@@ -153,12 +157,21 @@ class Fields:
         return tuple(rows)
 
 
-def _whole(value: Any, indent: int | None) -> str:
-    """Return a decoded value as text: JSON, or an object in words."""
+def _whole(value: Any, indent: int | None, most: int) -> str:
+    """Return a decoded value as text: JSON, of which all that follows a number of characters may be
+    missing, or an object in words.
+    """
     if isinstance(value, str):
         return value
+    parts, size = list[str](), 0
     try:
-        return json.dumps(value, indent=indent, ensure_ascii=False)
+        # in parts, since a small nested value takes many times as much text with an indent
+        for part in json.JSONEncoder(indent=indent, ensure_ascii=False).iterencode(value):
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                break
+        return "".join(parts)
     except (TypeError, ValueError, RecursionError):
         return in_words(value, limit=_TEXT[SMALL])
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_pipes.browse.data import DataSet
-from wds_pipes.browse.fields import MEDIA
+from wds_pipes.browse.fields import MEDIA, MOST_NAME
 from wds_pipes.browse.pages import Pages
 from wds_pipes.core.order import Permutation, hash64
 from wds_pipes.core.words import bytes_shown, plural
@@ -154,7 +154,7 @@ def _by_range(values: list[float]) -> dict[str, int]:
     """Bars of one width, a round number."""
     least = (max(values) - min(values)) / _MOST_BARS
     power = 10.0 ** np.floor(np.log10(least))
-    width = next(step * power for step in (1, 2, 5, 10) if step * power >= least)
+    width = next((step * power for step in (1, 2, 5, 10) if step * power >= least), least)  # power may be 0
     if all(isinstance(value, int) for value in values):
         width = max(1, round(width))
     counts = Counter(int(value // width) for value in values)
@@ -197,7 +197,7 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
                 for sample in view.samples.found if seen.bytes < _BUDGET else ():
                     heads = [
                         (
-                            one.field,
+                            cut(one.field, MOST_NAME),
                             one.size,
                             b"" if one.field.rpartition(".")[2] in MEDIA else view.read(one, MOST_BYTES),
                         )

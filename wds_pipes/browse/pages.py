@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from wds_pipes.browse.data import SAMPLES, DataSet
-from wds_pipes.browse.fields import Fields
+from wds_pipes.browse.fields import MOST_NAME, Fields
 from wds_pipes.browse.findings import of_sample
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
 from wds_pipes.display.pictures import LARGE
+from wds_pipes.display.text import cut
 from wds_pipes.errors import WdsError, for_commands
 from wds_pipes.tools.findings import VerifyReport
 
@@ -128,7 +129,8 @@ class Pages:
         try:
             with self.data.look(shard, 0, 1, whole=False) as view:
                 found = view.samples.found
-                return [member.field for member in found[0].members[:_FIELDS]] if found else [], view.samples.problem
+                names = [cut(member.field, MOST_NAME) for member in found[0].members[:_FIELDS]] if found else []
+                return names, view.samples.problem
         except WdsError as error:
             return [], for_commands(error)
 
@@ -138,7 +140,7 @@ class Pages:
             samples, fields, report = view.samples, Fields(view), self._report(shard, query)
             cards = [
                 {
-                    "sample": sample,
+                    "sample": sample._replace(key=cut(sample.key, MOST_NAME)),
                     "fields": fields.of(sample, range(len(sample.members))[:_CARD]),
                     "findings": of_sample(report, sample),
                     "left": max(0, len(sample.members) - _CARD),
@@ -185,7 +187,7 @@ class Pages:
             url=self.data.shown(shard),
             number=number,
             page=number // SAMPLES + 1,
-            sample=sample,
+            sample=sample._replace(key=cut(sample.key, MOST_NAME)),
             fields=fields,
             before=max(0, first - _FIELDS) if first else None,
             after=numbers.stop if numbers.stop < len(sample.members) else None,

@@ -90,8 +90,6 @@ class Server:
             return await handler(request)
         except LookupError as error:
             return await self._error(str(error.args[0] if error.args else error), 404)
-        except ConnectionError:  # the browser has closed it
-            raise
         except (WdsError, OSError, ImportError) as error:
             return await self._error(for_commands(error), 200)
 
@@ -143,9 +141,13 @@ class Server:
             for at in part[::_CHUNK] if request.method == "GET" else ():
                 read = partial(view.bytes_at, member.offset + at, min(_CHUNK, part.stop - at))
                 try:
-                    await response.write(await self._run(self._readers, read))
-                except unreadable() as error:  # too late for a page that says so
-                    raise ConnectionAbortedError(str(error)) from error
+                    if data := await self._run(self._readers, read):
+                        await response.write(data)
+                except unreadable():  # of the shard, or the browser has closed the connection
+                    data = b""
+                if not data:  # too late for a page that says so: without a close, the browser waits for the rest
+                    request.protocol.force_close()
+                    break
         return response
 
     def _type_of(self, request: web.Request, member: Member) -> dict[str, str]:

@@ -11,8 +11,9 @@ from itertools import zip_longest
 from typing import Any
 
 from wds_pipes.browse.data import DataSet
-from wds_pipes.browse.fields import Fields
+from wds_pipes.browse.fields import MOST_NAME, Fields
 from wds_pipes.browse.pages import Pages
+from wds_pipes.display.text import cut
 from wds_pipes.errors import WdsError
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.secret import hide
@@ -100,7 +101,7 @@ class TrainingPages:
                 return {
                     "shard": shard,
                     "where": f"{data.shown(shard).rpartition('/')[2]}, byte {sample.start:,}",
-                    "sample": sample,
+                    "sample": sample._replace(key=cut(sample.key, MOST_NAME)),
                     "fields": Fields(view).of(sample, range(len(sample.members))[:_FIELDS]),
                     "left": max(0, len(sample.members) - _FIELDS),
                 }

@@ -8,9 +8,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect
+from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.versions import Version, version_of
 
 _LEAST, _MOST = 1 << 16, 1 << 21  # bytes that are read at once: more each time if they follow each other
 _WHOLE = 1 << 24  # bytes that are read at once where it is known that they are needed
@@ -84,7 +85,7 @@ class Unpacked:
     def __init__(self, open_it: Callable[[], BinaryIO], kind: str) -> None:
         self._open, self._kind = open_it, kind
         self._file: BinaryIO | None = None
-        self._stream: BinaryIO = io.BytesIO()
+        self._stream: Any = io.BytesIO()
         self._at = 0
 
     def read(self, at: int, size: int) -> tuple[bytes, int]:
@@ -93,16 +94,33 @@ class Unpacked:
             self.close()
             self._file = self._open()
             self._stream, self._at = decompress(self._file, self._kind), 0
-        while self._at < at and (passed := len(self._stream.read(min(at - self._at, _MOST)))):
-            self._at += passed
-        data = self._stream.read(size)
+        while self._at < at and self._some(min(at - self._at, _MOST)):
+            pass
+        data = bytearray()
+        try:
+            while len(data) < size and (more := self._some(size - len(data))):
+                data += more
+        except unreadable():
+            if not data:  # else the next read says so: what stands before the damage is shown
+                raise
+        return bytes(data), at
+
+    def _some(self, most: int) -> bytes:
+        data: bytes = self._stream.read1(most)
         self._at += len(data)
-        return data, at
+        return data
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def version_here(url: str) -> Version:
+    """Return the version of a local shard. Nothing is known of a remote one, which is not asked for
+    it with each page.
+    """
+    return Version() if is_remote(url) else version_of(url, None)
 
 
 class Files:
@@ -116,7 +134,7 @@ class Files:
     def __init__(self, storage_options: dict[str, Any] | None, connections: int = 8) -> None:
         self._ranges = RangeReader(storage_options, connections)
         self._opener: Opener = self._ranges.opener
-        self._kinds: dict[str, str] = {}  # how shards are compressed
+        self._kinds: dict[tuple[str, Version], str] = {}  # how shards are compressed
 
     @contextlib.contextmanager
     def open(self, url: str, expected: tuple[int, int] = (0, 0)) -> Iterator[Window]:
@@ -131,11 +149,13 @@ class Files:
             ShardError: the shard cannot be opened.
         """
         read = self._remote(url) if is_remote(url) else self._local(url)
-        if url not in self._kinds:
+        place = url, version_here(url)
+        kind = self._kinds.get(place)
+        if kind is None:
             if len(self._kinds) == _KNOWN:
                 self._kinds.clear()
-            self._kinds[url] = detect(Window(read, (0, MAGIC_BYTES)).read(MAGIC_BYTES) or b"")
-        if kind := self._kinds[url]:
+            kind = self._kinds[place] = detect(Window(read, (0, MAGIC_BYTES)).read(MAGIC_BYTES) or b"")
+        if kind:
             unpacked = Unpacked(lambda: self._opener.open(url), kind)
             with contextlib.closing(unpacked):
                 yield Window(unpacked.read)

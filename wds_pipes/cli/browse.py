@@ -15,6 +15,7 @@ from wds_pipes.browse.histograms import add_histograms
 from wds_pipes.browse.pages import Pages
 from wds_pipes.cli.options import echo, example, key_split, storage_options
 from wds_pipes.core.importing import library
+from wds_pipes.core.interrupts import end
 from wds_pipes.core.words import plural
 
 
@@ -101,7 +102,10 @@ def browse(
 
     served = Pages(data)
     add(served)
-    asyncio.run(serve(Server(served), port, on_ready))
+    try:
+        asyncio.run(serve(Server(served), port, on_ready))
+    except KeyboardInterrupt:  # Python would wait for threads, such as one that checks a large shard
+        end()
 
 
 def _data(
