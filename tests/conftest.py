@@ -116,6 +116,10 @@ class CountedFileSystem(LocalFileSystem):
     cachable = False
     busy = 0
 
+    @classmethod
+    def _strip_protocol(cls, path):  # older versions of fsspec strip only file:// from local files
+        return super()._strip_protocol(str(path).removeprefix("counted://"))
+
     def cat_file(self, path, start=None, end=None, **options):
         CountedFileSystem.busy += 1
         try:

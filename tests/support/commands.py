@@ -19,7 +19,9 @@ def run_command(*arguments, code=0, stdin=None):
 
 def refused(*arguments, code=2):
     """The message of a command that must end with this code, in one line."""
-    return " ".join(run_command(*arguments, code=code).stderr.split())
+    result = run_command(*arguments, code=code)
+    written = result.output if result.stderr_bytes is None else result.stderr  # None: click before 8.2
+    return " ".join(written.split())
 
 
 def assert_readable(folder):
