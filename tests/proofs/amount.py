@@ -8,7 +8,9 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
@@ -32,3 +34,30 @@ def rounds(options: argparse.Namespace) -> Iterator[int]:
         if over and (number or not options.minutes):
             return
         yield number
+
+
+def history_parser(doc: str, kinds: Mapping[str, Callable]) -> argparse.ArgumentParser:
+    """The command line of a proof of 300 histories: also ``--kind`` and ``--only NUMBER``."""
+    made = parser(doc, 300)
+    made.add_argument("--kind", choices=list(kinds))
+    made.add_argument("--only", type=int)
+    return made
+
+
+def run_histories(options: argparse.Namespace, kinds: Mapping[str, Callable], note: str = "") -> int:
+    """Run histories of all kinds in turn, each with random numbers of its own, until one fails. Print
+    one line, and return the exit code."""
+    start, done = time.perf_counter(), Counter()
+    for number in [options.only] if options.only is not None else rounds(options):
+        kind = options.kind or list(kinds)[number % len(kinds)]
+        try:
+            kinds[kind](random.Random(options.seed * 1_000_003 + number))
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            print(f"history {number} ({kind}) of seed {options.seed} failed")
+            return 1
+        done[kind] += 1
+    figures = " ".join(f"{kind}={count}" for kind, count in done.items())
+    seconds = time.perf_counter() - start
+    print(f"histories={sum(done.values())} {figures}{note} seed={options.seed} seconds={seconds:.0f}")
+    return 0

@@ -13,15 +13,12 @@ NUMBER`` with the same seed repeats it.
 
 import itertools
 import json
-import random
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
 from functools import cache
 
-from amount import parser, rounds
+from amount import history_parser, run_histories
 
 import wds_pipes as wp
 from wds_pipes.tar import index_shards
@@ -266,33 +263,13 @@ def mix(chance):
 KINDS = {"one": one, "ranks": ranks, "loop": loop, "list": list_, "mix": mix}
 
 
-def main(options):
-    start, done = time.perf_counter(), Counter()
+def main():
+    options = history_parser(__doc__, KINDS).parse_args()
     with tempfile.TemporaryDirectory() as directory:
         URLS[:] = make_shards(directory, shards=len(SIZES), samples=SIZES)
         index_shards(URLS, offsets=True)
-        for number in rounds(options):
-            number = number if options.only is None else options.only
-            kind = options.kind or list(KINDS)[number % len(KINDS)]
-            try:
-                KINDS[kind](random.Random(options.seed * 1_000_003 + number))
-            except Exception:
-                traceback.print_exc(file=sys.stdout)
-                print(f"history {number} ({kind}) of seed {options.seed} failed")
-                return 1
-            done[kind] += 1
-            if options.only is not None:
-                break
-    figures = " ".join(f"{kind}={count}" for kind, count in done.items())
-    print(
-        f"histories={sum(done.values())} edits={EDITS} each, {figures} seed={options.seed} "
-        f"seconds={time.perf_counter() - start:.0f}"
-    )
-    return 0
+        return run_histories(options, KINDS, f" edits={EDITS} each")
 
 
 if __name__ == "__main__":
-    options = parser(__doc__, 300)
-    options.add_argument("--kind", choices=list(KINDS))
-    options.add_argument("--only", type=int)
-    sys.exit(main(options.parse_args()))
+    sys.exit(main())

@@ -12,15 +12,13 @@ the same seed repeats it.
 
 import itertools
 import json
-import random
 import sys
 import tempfile
-import time
-import traceback
 from collections import Counter
+from functools import partial
 
 import numpy as np
-from amount import parser, rounds
+from amount import history_parser, run_histories
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -136,32 +134,15 @@ def epochs_of(states):
     return states[0]["epoch"] + min(ahead), states[0]["epoch"] + max(later, *ahead)
 
 
-def main(options):
-    start, done, kinds = time.perf_counter(), Counter(), ("exact", "lanes", "loop")
+KINDS = {kind: partial(history, kind=kind) for kind in ("exact", "lanes", "loop")}
+
+
+def main():
+    options = history_parser(__doc__, KINDS).parse_args()
     with tempfile.TemporaryDirectory() as directory:
         URLS[:] = make_shards(directory, shards=len(SIZES), samples=SIZES)
-        for number in rounds(options):
-            number = number if options.only is None else options.only
-            kind = options.kind or kinds[number % len(kinds)]
-            try:
-                history(random.Random(options.seed * 1_000_003 + number), kind)
-            except Exception:
-                traceback.print_exc(file=sys.stdout)
-                print(f"history {number} ({kind}) of seed {options.seed} failed")
-                return 1
-            done[kind] += 1
-            if options.only is not None:
-                break
-    figures = " ".join(f"{kind}={count}" for kind, count in done.items())
-    print(
-        f"histories={sum(done.values())} {figures} lost=0 repeated=0 seed={options.seed} "
-        f"seconds={time.perf_counter() - start:.0f}"
-    )
-    return 0
+        return run_histories(options, KINDS, " lost=0 repeated=0")
 
 
 if __name__ == "__main__":
-    options = parser(__doc__, 300)
-    options.add_argument("--kind", choices=("exact", "lanes", "loop"))
-    options.add_argument("--only", type=int)
-    sys.exit(main(options.parse_args()))
+    sys.exit(main())
