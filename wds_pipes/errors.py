@@ -106,17 +106,17 @@ class WdsError(Exception):
             what = f"{what[: _MOST_TEXT // 2]} ... {what[-_MOST_TEXT // 2 :]}"
         super().__init__(sentence(what, mend, where))
         self.what, self.where, self.mend, self.mend_cli = what, where, mend, mend_cli
-        self._facts = {"where": where, "mend": mend, "mend_cli": mend_cli, **facts}
         for name, value in facts.items():
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {**vars(self), "__notes__": list(getattr(self, "__notes__", []))}  # also what was set later
-        return _rebuild, (type(self), self.what, self._facts), state
+        return _rebuild, (type(self), self.args), vars(self)  # all facts, notes, and what was set later
 
 
-def _rebuild(kind: type[WdsError], what: str, facts: dict[str, Any]) -> WdsError:
-    return kind(what, **facts)
+def _rebuild(kind: type[WdsError], args: tuple[Any, ...]) -> WdsError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
