@@ -45,8 +45,8 @@ def history_parser(doc: str, kinds: Mapping[str, Callable]) -> argparse.Argument
 
 
 def run_histories(options: argparse.Namespace, kinds: Mapping[str, Callable], note: str = "") -> int:
-    """Run random histories of all kinds in turn until one fails. Print one line, and return the exit
-    code.
+    """Run random histories of all kinds in turn until one fails, print one line, and return the
+    exit code.
     """
     start, done = time.perf_counter(), Counter()
     for number in [options.only] if options.only is not None else rounds(options):

@@ -89,7 +89,7 @@ class DataSet:
         self._starts: dict[tuple[int, Version, int], int] = {}
         self._counts: dict[tuple[int, Version], int] = {}
         self._seen: dict[int, Version] = {}  # the versions of which the indexes were read
-        self._lock = threading.Lock()  # of these two
+        self._lock = threading.Lock()  # of the starts and the counts
 
     def check(self) -> None:
         """Look whether the first shard is there, as its name may be misspelt.
