@@ -233,7 +233,7 @@ def test_a_function_that_remembers_across_pipes_is_found(urls):
 def test_a_function_of_a_built_in_step_is_blamed_for_its_scope(urls):
     """Its user cannot declare another scope."""
     numbers = iter(range(1000))
-    with pytest.raises(AssertionError, match="Its function must depend on the item alone: use then") as caught:
+    with pytest.raises(AssertionError, match="or pass seed_all=True") as caught:
         check_resume(lambda: wp.ShardList(urls).open_shards().map_samples(lambda shard: {"number": next(numbers)}))
     assert "Declare scope" not in str(caught.value)
 

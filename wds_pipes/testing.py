@@ -284,7 +284,8 @@ def _check_order(stage: Stage[Any]) -> None:
             if not (len(alone) == 1 and same(alone[0], whole[number])):
                 given, expected = _apart(alone, whole[number : number + 1])
                 mend = (
-                    "Its function must depend on the item alone: use then(fn), or a stage of your own."
+                    "Its function must depend on the item alone. If it draws random numbers, use the generator of "
+                    "map_samples(fn) with fn(sample, rng), or pass seed_all=True; if it remembers items, use then(fn)."
                     if is_built_in(type(step))
                     else 'Declare scope = "window" if only items shortly before or after matter, otherwise "lane".'
                 )

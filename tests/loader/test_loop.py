@@ -169,11 +169,15 @@ def test_what_is_shown_of_a_loop(urls):
     with pytest.raises(TypeError, match=r"has no end: call with_epoch\(\)"):
         len(source)
     assert source.remaining() is None
-    taken(source, 40)
+    for _ in range(40):
+        taken(source, 1)
+        shown = wp.describe_state(source.state_dict())
+        assert shown.startswith(f"epoch {source.epoch}, ")
+        assert "None" not in shown
     low = min(epochs_of(source.state_dict()))
     assert low > 0
     assert source.stats()["epoch"] == low
-    assert f"in epoch {low} of the data" in wp.describe_state(source.state_dict())
+    assert f"in epoch {low} of the data" in shown
 
 
 def test_the_state_stays_small(urls):

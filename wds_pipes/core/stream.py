@@ -120,17 +120,7 @@ class Stream(Generic[Out]):
         self._stop_live("it was closed")
 
     def counts(self, position: Position | None = None) -> dict[str, int]:
-        """Return what became of the samples of the current epoch, or of the one that just ended:
-        delivered, filtered, skipped, dropped.
-
-        If there are any, the result also has ``skipped_shards``, which could not be opened,
-        ``damaged``, the number of places where members were lost, and ``excluded``, how many of the
-        filtered samples ``load_state_dict(exclude=...)`` left out.
-
-        In the middle of an epoch, the counts of steps before a ``shuffle_buffer`` lag: they end
-        where a resume would start to read again, at most 2.25 * size samples earlier. At the end of
-        the epoch, everything is counted.
-        """
+        """Return what became of the samples of the current epoch, or of the one that just ended."""
         position = self.position if position is None else position
         return public_counts(self.chain.counts(position.mark, position.delivered))
 

@@ -9,7 +9,7 @@ import wds_pipes.stages  # noqa: F401 - registers the stages of the package, whi
 from wds_pipes.core.chain import PARTS, POSITION, Part
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.stage import State, find_stage
-from wds_pipes.core.state import SEGMENTS, Saved, read_as, read_dict, read_position, read_state
+from wds_pipes.core.state import SEGMENTS, Saved, read_as, read_count, read_dict, read_position, read_state
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 
@@ -67,9 +67,22 @@ def _placed(names: list[str], position: list[dict[str, Any]]) -> Iterator[tuple[
     yield from zip(placed, position, strict=False)
 
 
+def _epochs_since(state: Saved, names: list[str]) -> int:
+    """Return by how many epochs of the data, which follow each other without a break, the last lane
+    is ahead of the epoch of a state.
+    """
+    ahead = [
+        read_count(entry.get("epoch", 0), "'epoch' of segments")
+        for lane in state.lanes.values()
+        for name, entry in _placed(names, lane.position or [{}])
+        if name == SEGMENTS
+    ]
+    return min(ahead, default=0)
+
+
 def _describe(state: Saved) -> str:
     names = [entry.split("(")[0] for entry in state.graph]
-    lines = [f"epoch {state.epoch}, seed {state.seed}: {' > '.join(names)}"]
+    lines = [f"epoch {state.epoch + _epochs_since(state, names)}, seed {state.seed}: {' > '.join(names)}"]
     lines += [f"up to epoch {epoch}: the first {plural(shards, 'shard')} of the list" for epoch, shards in state.grown]
     for number, lane in state.lanes.items():
         told = LaneFacts(number, state.lane_count, lane.url, state.shards, divided=SEGMENTS in names, epoch=state.epoch)

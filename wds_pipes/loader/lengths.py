@@ -120,9 +120,17 @@ class Countable:
     _stream: Stream[Any]
 
     def counts(self) -> dict[str, int]:
-        """Count the samples of the current or just ended epoch by what became of them.
+        """Return what became of the samples of the current epoch, or of the one that just ended.
 
-        See ``Stream.counts``.
+        ``delivered``, ``filtered``, ``skipped`` and ``dropped`` are samples. If there are any,
+        there are also ``skipped_shards``, which could not be opened, ``damaged``, the places in
+        shards where members were lost (each may hide several samples, which no count has),
+        ``cut``, samples that a step shortened, and ``excluded``, how many of the filtered ones
+        ``load_state_dict(exclude=...)`` left out.
+
+        In the middle of an epoch, the counts of steps before a ``shuffle_buffer`` lag: they end
+        where a resume would start to read again, at most 2.25 * size samples earlier. At the end of
+        the epoch, everything is counted.
         """
         return self._stream.counts()
 

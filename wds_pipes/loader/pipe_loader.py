@@ -72,7 +72,8 @@ class PipeLoader:
     ``next()``. A state that is taken after the last batch of an epoch stands at the
     beginning of the next epoch. A loader counts epochs by itself: those of ``iter(pipe)``, and
     ``set_epoch()`` and states of the pipe, do not matter. So a loop over ``EPOCHS`` epochs, which
-    goes on where a run was killed, needs no other number than ``epoch``, that of the next batch::
+    goes on where a run was killed, needs no other number than ``epoch``, that of the next batch.
+    (With ``with_epoch()``, it counts its steps instead: ``epoch`` is that of the data.) ::
 
         loader.load_state_dict(saved)  # if there is one
         while loader.epoch < EPOCHS:
@@ -422,7 +423,13 @@ class PipeLoader:
         self._progress.skip(check_count("batches", batches))
 
     def counts(self) -> dict[str, int]:
-        """Count this rank's samples of the current or just ended epoch: see ``Stream.counts``."""
+        """Return what became of this rank's samples of the current epoch, or of the one that just
+        ended; with ``epoch_end="loop"``, of all since the first epoch.
+
+        The names are those of ``pipe.counts()``, and, if there are any, ``padded``, samples that
+        ``epoch_end="pad"`` repeated, and ``left_out``, how many of the skipped ones ``skip()`` left
+        out.
+        """
         return self._plan.counts(self._progress.at or self._progress.position)
 
     def stats(self) -> dict[str, float]:

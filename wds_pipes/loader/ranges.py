@@ -441,7 +441,7 @@ class Ranges:
         samples, batches = partition.samples(), partition.batches(terms)
         total = sum(samples or ())
         dropped = total - sum(batches or ()) * terms.size
-        if terms.mode == "drop" and batches is not None and dropped * 4 > total:
+        if terms.mode == "drop" and batches is not None and dropped * 20 > total:
             logger.warning(
                 "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
                 "full batch in every lane, and are dropped: use fewer lanes, or "

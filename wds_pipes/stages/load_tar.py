@@ -96,7 +96,8 @@ class LoadTar(Tolerant[TarMember]):
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
-        return f"byte {read_count(entry.get('offset', 0), repr('offset')):,}"
+        offset = read_count(entry.get("offset", 0), repr("offset"))
+        return f"byte {offset:,}" if offset or lane.url is not None else None
 
     def __init__(
         self,

@@ -274,7 +274,7 @@ class ShardList(ShardSource[ShardRef]):
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
         if lane.divided:
-            return f"in {lane.url}"
+            return "at the end of its shards" if lane.url is None else f"in {lane.url}"
         per_lane = -(-((lane.shards or 0) - lane.number) // lane.of)
         return f"shard {min(read_count(entry.get('next', 0), repr('next')) + 1, per_lane)} of {per_lane} ({lane.url})"
 
