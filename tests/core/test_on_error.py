@@ -1,5 +1,6 @@
 """on_error= by word, by the class of the error, and by a function."""
 
+import errno
 from functools import partial
 
 import pytest
@@ -75,6 +76,12 @@ def test_too_many_open_files_are_no_fault_of_a_shard(urls):
     said = run_code(SURROUNDINGS, urls[0], has_torch=True)
     assert "Too many open files" in said
     assert "on_error='skip' does not skip it, since it is no fault of one shard or sample" in said
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.ENOMEM])
+def test_what_the_system_lacks_is_no_fault_of_a_sample(number, urls):
+    with pytest.raises(OSError, match="it is odd"):
+        list(mapped(urls, partial(OSError, number), "skip"))
 
 
 @pytest.mark.parametrize("url", ["htps://host/x.tar", "http://127.0.0.1:{port}/x.tar", "s3://bucket/x.tar"])
