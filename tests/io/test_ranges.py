@@ -30,8 +30,8 @@ def data_of(parts, ranges):
     ]
 
 
-def requests(store, match=None):
-    return [request for request in store.faults.stats(store.reads) if match is None or match in request.path]
+def requests(store):
+    return store.faults.stats(store.reads)
 
 
 def apart(url, count=None, size=1000, step=100 * KIB):

@@ -17,10 +17,10 @@ SAMPLES = [
 ]
 
 
-def given(kind, *args, samples=SAMPLES, **options):
+def given(kind, *args, **options):
     return [
         {name: value for name, value in sample.items() if name != "__url__"}
-        for sample in Stream(kind(Given(samples), *args, **options))
+        for sample in Stream(kind(Given(SAMPLES), *args, **options))
     ]
 
 

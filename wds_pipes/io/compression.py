@@ -51,7 +51,7 @@ def detect(head: bytes) -> str:
     return next((name for name, magic in _MAGICS if magic.match(head)), "")
 
 
-def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> BinaryIO:
+def decompress(stream: BinaryIO, kind: str) -> BinaryIO:
     """A buffered stream of the decompressed content of ``stream``.
 
     Several gzip, bz2, xz or zstd streams one after another are read as one. Reading raises
@@ -63,7 +63,7 @@ def decompress(stream: BinaryIO, kind: str, *, buffer_bytes: int = 1 << 20) -> B
     Raises:
         ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
     """
-    return io.BufferedReader(_Decompressed(stream, kind), buffer_bytes)
+    return io.BufferedReader(_Decompressed(stream, kind), 1 << 20)
 
 
 def unpacked(stream: Any) -> tuple[BinaryIO, str]:

@@ -279,13 +279,7 @@ def _standard_input() -> int:
         ) from error
 
 
-def open_url(
-    url: str,
-    *,
-    storage_options: dict[str, Any] | None = None,
-    allow_pipe: bool = False,
-    buffer_bytes: int = 1 << 15,
-) -> BinaryIO:
+def open_url(url: str, *, storage_options: dict[str, Any] | None = None, allow_pipe: bool = False) -> BinaryIO:
     """A buffered stream of the object at ``url``, from its beginning.
 
     In ``url``, ``~`` and environment variables, ``${NAME}``, are replaced. The read-ahead is small
@@ -293,4 +287,4 @@ def open_url(
     shell, and the stream is its output.
     """
     reading = Reading(storage_options or {}, readahead_bytes=2 << 20, connections=2)
-    return Opener(reading, allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes).open(with_variables(url))
+    return Opener(reading, allow_pipe=bool(allow_pipe)).open(with_variables(url))

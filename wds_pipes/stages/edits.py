@@ -42,7 +42,6 @@ from wds_pipes.tar.views import read_keys
 
 Keys = tuple[str, ...]
 _LABEL = re.compile(r"(?:exclude_samples|sample_list)\(.*excluded='([0-9]{1,15}) keys?, ([0-9a-f]{16})'\)")
-_Position = list[dict[str, Any]]
 
 
 class Edits(NamedTuple):
