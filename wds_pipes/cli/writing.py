@@ -298,7 +298,7 @@ def download(**options: Any) -> tools.Report:
 _decode = click.option(
     "--decode",
     metavar="SPEC",
-    help="Decode samples for the function, as decode_by_ext does: rgb8, or basic, which leaves images as bytes.",
+    help="Decode samples for the function as decode_by_ext does: rgb8, or basic, without images.",
 )
 
 
@@ -309,10 +309,10 @@ _decode = click.option(
 )
 @urls
 @dest
-@click.option("--where", metavar="SQL", help="Samples whose row of metadata fulfils this.")
+@click.option("--where", metavar="SQL", help="Samples whose row of metadata fulfils it.")
 @metadata
 @click.option("--keys", metavar="FILE", help="Samples whose key is a line of this file.")
-@click.option("--exclude", metavar="FILE", help="Leave out samples whose key is in this file.")
+@click.option("--exclude", metavar="FILE", help="Leave out samples with these keys.")
 @click.option("--keep", metavar="MODULE:FUNCTION", help="Samples for which it returns true.")
 @_decode
 @click.option("--every", type=_number, default=1, help="Of what is left, samples 0, N, 2N ...")
