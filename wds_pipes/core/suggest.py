@@ -91,7 +91,7 @@ _HERE = {
     # torchdata's pipes, up to 0.9: methods
     "add_index": ".map_samples(fn), with the sample's __key__",
     "async_map_batches": ".map_samples(fn, threads=8)",
-    "bucketbatch": ".then(fn), with a generator function that sorts and batches",
+    "bucketbatch": ".bucket_samples(length, batch_size=32, boundaries=[...])",
     "cycle": ".repeat(n), or epoch_end='loop' of PipeLoader()",
     "drop": ".to_tuple(...), or .slice_samples(start, None) for the first samples",
     "end_caching": ".cache_shards(directory)",
@@ -108,7 +108,7 @@ _HERE = {
     "load_files_by_s3": ".open_shards()",
     "load_from_tar": ".load_tar().group_by_key()",
     "map_batches": ".batch_samples(size).map_samples(fn)",
-    "max_token_bucketize": ".then(fn), with a generator function that sorts and batches",
+    "max_token_bucketize": ".bucket_samples(length, budget=8192)",
     "mux_longest": 'mix({"a": a, "b": b})',
     "on_disk_cache": ".cache_shards(directory)",
     "open_files_by_fsspec": ".open_shards()",
