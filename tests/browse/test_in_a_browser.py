@@ -198,11 +198,6 @@ def test_what_is_hostile_is_text_and_audio_plays(page, served):
     assert page.title() == "b"
 
 
-@on(PHONE)
-def test_a_broken_shard(page, served):
-    page.goto(f"{served}shard-2-1.html")
-    assert page.locator("li.card").count() > 2
-    assert "broken.tar" in page.get_by_role("alert").inner_text()
 
 
 @on(PHONE)

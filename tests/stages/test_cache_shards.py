@@ -28,6 +28,7 @@ def stored(store, shards):
     return urls
 
 
+@pytest.mark.parametrize("remote", ["s3"], indirect=True)
 def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     urls = stored(remote, shards)
     pipe = (

@@ -11,15 +11,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from chains import NodeLoader, Torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import loaded, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
-from torchdata import nodes as torchdata_nodes
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import nodes
@@ -156,16 +153,7 @@ def test_each_source_yields_the_samples_that_it_yields_alone(three):
 # Exact resume
 
 
-HOSTS = {
-    "after": lambda urls, **options: (
-        wp.mix({name: samples(urls[name]).map_samples(draw) for name in urls}, **options)
-        .shuffle_buffer(3)
-        .map_samples(draw)
-        .batch_samples(2, collate="list")
-    ),
-    "torch": lambda urls, **options: Torch(
-        wp.mix({name: samples(urls[name]).map(repr) for name in urls}, **options).map(str).batch(2)
-    ),
+CHAINS = {
     "nested": lambda urls, **options: wp.mix(
         {
             "plain": samples(urls["a"]),
@@ -176,9 +164,6 @@ HOSTS = {
     "interleaved": lambda urls, **options: wp.mix(
         {name: samples(urls[name]).interleave_shards(2) for name in urls}, **options
     ),
-    "prefetcher": lambda urls, **options: NodeLoader(
-        nodes.Mix({name: torchdata_nodes.Prefetcher(samples(urls[name]).as_node(), 2) for name in urls}, **options)
-    ),
 }
 
 
@@ -187,17 +172,19 @@ def draw(sample, rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", HOSTS)
-def test_resumes_exactly(three, host):
-    """At every cut, and again at every cut of the resumed ones, into the next epoch."""
+@pytest.mark.parametrize("chain", CHAINS)
+def test_resumes_exactly(three, chain):
+    """At every cut, and again at every cut of the resumed ones, into the next epoch; other chains
+    and hosts are in tests/test_resume.py and tests/test_nodes.py.
+    """
     urls = {name: three[name] for name in ("a", "b")}
-    epochs = check_resume(lambda: HOSTS[host](urls, weights={"a": 2.5, "b": 1}, exhausted="drop"))
+    epochs = check_resume(lambda: CHAINS[chain](urls, weights={"a": 2.5, "b": 1}, exhausted="drop"))
     assert epochs[0] != epochs[1]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this epoch gave nothing")
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=4),
     st.sampled_from(["stop", "drop", "repeat"]),
@@ -608,24 +595,6 @@ def test_damaged_states_are_refused(three, change):
 # Lanes, counts, errors, arguments
 
 
-def test_lanes_in_workers_resume_exactly(three):
-    """Each worker mixes its own shards. Together they return each sample once. A resumed loader
-    continues.
-    """
-
-    def make():
-        pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, exhausted="drop")
-        return StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=2)
-
-    loader = make()
-    whole = [list(loader), list(loader)]
-    assert all(len({sample["__url__"] + sample["__key__"] for sample in epoch}) == len(epoch) == 17 for epoch in whole)
-    first, second = make(), make()
-    assert list(itertools.islice(first, 8)) == whole[0][:8]
-    second.load_state_dict(through_json(first.state_dict()))
-    assert [list(second), list(second)] == [whole[0][8:], whole[1]]
-
-
 def test_a_plain_dataloader_partitions_a_bare_mix(three):
     """torch partitions the shards of the sources over the workers; also sources that are torch's
     own.
@@ -641,8 +610,8 @@ def test_a_plain_dataloader_partitions_a_bare_mix(three):
 
 def test_maps_after_a_mix_draw_other_numbers_than_maps_in_its_sources(three):
     """Otherwise augmentation before and after the mix would be the same."""
-    for sample in HOSTS["after"]({"a": three["a"]}):
-        assert all(part["draws"][0] != part["draws"][1] for part in sample)
+    for sample in wp.mix({"a": samples(three["a"]).map_samples(draw)}).map_samples(draw):
+        assert sample["draws"][0] != sample["draws"][1]
 
 
 def test_counts_are_those_of_all_sources():
