@@ -130,11 +130,14 @@ def test_every_stage_is_in_the_matrix(few):
         assert not same(before, after), f"{name} changes nothing here: choose other arguments in {where}"
 
 
-PAIRED = [name for name in AFTER if name not in ("ToTuple", "WriteShards")]  # no later step takes tuples or paths
+ALONE = ("DecodeByExt", "MapFields", "RenameFields", "SelectFields")
+# no later step takes tuples or paths; those that change a sample alone are as map_samples
+PAIRED = [name for name in AFTER if name not in ("ToTuple", "WriteShards", *ALONE)]
 
 
-# each a kind of its own: it reads ahead, holds what it took, makes others of it, or leaves some out
-KINDS_AFTER = ("ShuffleBuffer", "MapSamples", "BatchSamples", "Then", "InterleaveShards", "Repeat", "SliceSamples")
+# each a kind of its own: it reads ahead, holds what it took, makes others of it, or leaves some
+# out; check_resume adds a step that makes batches
+KINDS_AFTER = ("ShuffleBuffer", "MapSamples", "Then", "InterleaveShards", "Repeat", "SliceSamples")
 
 
 @pytest.mark.parametrize("first", [*PAIRED, "stop", "drop", "repeat", "join"])
@@ -315,9 +318,7 @@ def run(source, *, epochs=1):
     ]
 
 
-@pytest.mark.parametrize(
-    ("workers", "cuts", "batch_size"), [(0, range(15), None), (0, range(8), 2), (2, (7,), None), (2, (4,), 2)]
-)
+@pytest.mark.parametrize(("workers", "cuts", "batch_size"), [(0, range(15), None), (0, range(8), 2), (2, (4,), 2)])
 def test_stateful_dataloader(workers, cuts, batch_size, urls):
     """At each cut, and again at a second cut of the resumed run, into the next epoch."""
     make = lambda: loader(urls, workers, batch_size=batch_size)  # noqa: E731
@@ -385,7 +386,7 @@ def test_workers_are_never_in_different_epochs(look, urls):
 
 def test_state_is_small_and_quick_at_any_cut(tmp_path):
     """Seven stages over 10 000 shards and a shuffle of 10 000: at most 1 KB at any cut."""
-    [real] = make_shards(tmp_path / "real", shards=1, samples=2)
+    [real] = make_shards(tmp_path / "real", shards=1, samples=1)
     folder = tmp_path / ("a-long-name-of-a-directory-" * 3)
     folder.mkdir()
     for number in range(10_000):
@@ -403,8 +404,8 @@ def test_state_is_small_and_quick_at_any_cut(tmp_path):
             state = pipe.state_dict()
             most = max(most, calls(pipe.state_dict))
             largest, cuts = max(largest, len(json.dumps(state).encode())), cuts + 1
-    assert pipe.counts()["delivered"] == 20_000
-    assert cuts == 125
+    assert pipe.counts()["delivered"] == 10_000
+    assert cuts == 63
     assert largest <= 1024
     assert most < 500
 

@@ -198,8 +198,6 @@ def test_what_is_hostile_is_text_and_audio_plays(page, served):
     assert page.title() == "b"
 
 
-
-
 @on(PHONE)
 def test_training_order(page, served, pages):
     page.goto(served)

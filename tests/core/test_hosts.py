@@ -101,8 +101,11 @@ def test_methods_without_datapipes(run):
                 call()
             except (NotImplementedError, AttributeError, ModuleNotFoundError) as error:
                 print(error)
+        import wds_pipes.checkpoint
+        print("torch.distributed.checkpoint" in sys.modules)
     """
     said = run(NO_DATAPIPES, NO_TORCHDATA, code).splitlines()
     assert said[0] == "this step was torch's, and this torch has no DataPipes any more: use map_samples()"
     assert "shuffle_buffer" in said[1]
     assert said[2] == "wds_pipes.nodes needs torchdata (No module named 'torchdata'): pip install torchdata"
+    assert said[3] == "False", "it takes a while to import, and is imported when it is used"
