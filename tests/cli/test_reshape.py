@@ -302,15 +302,6 @@ def test_compressed_shards(name, source, made, tmp_path):
     assert in_order or "is compressed, so its samples cannot be read in any order: write unc" in told
 
 
-def test_no_secret_of_a_url_is_written(source, web, tmp_path):
-    web.put("in.tar", (source / "in-0.tar").read_bytes())
-    told = run("reshard", f"{web.url}/in.tar?version=1&hidden", tmp_path)
-    assert "hidden" not in told.output
-    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(written) > 4
-    assert b"hidden" not in b"".join(written)
-
-
 def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(source, data)

@@ -87,16 +87,6 @@ def test_wrong_arguments(options, error):
         ShardList(**{"urls": URLS, **options})
 
 
-def test_patterns_are_expanded(tmp_path):
-    for name in "ba":
-        put(tmp_path / f"{name}.tar", b"")
-    assert (
-        order(ShardList(tmp_path / "*.tar"))
-        == order(ShardList(tmp_path))
-        == [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
-    )
-
-
 def test_weights_of_resampled_shards():
     """As open_clip's upsampling factors: by shard, whatever the number of shards of each URL."""
     joined = "/a/{0..9}.tar::/b/{0..4}.tar"
