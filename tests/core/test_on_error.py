@@ -172,21 +172,6 @@ def test_max_errors_counts_with_each_form(urls):
         assert "max_errors=2" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize(
-    ("rule", "error", "message"),
-    [
-        ("ignore", ValueError, "on_error must be one of 'raise', 'skip', not 'ignore'"),
-        (3, TypeError, "on_error must be 'raise', 'skip', a dict such as"),
-        ({"DecodeError": "skip"}, TypeError, "takes classes of errors, as {DecodeError: 'skip'}, not 'DecodeError'"),
-        ({int: "skip"}, TypeError, "takes classes of errors"),
-        ({ValueError: "drop"}, ValueError, r"on_error\[ValueError\] must be one of 'raise', 'skip', not 'drop'"),
-    ],
-)
-def test_wrong_rules_are_refused_when_the_pipe_is_built(rule, error, message, urls):
-    with pytest.raises(error, match=message):
-        samples(urls).map_samples(len, on_error=rule)
-
-
 def chain(first, **each):
     """A chain of all steps with on_error=, after ``first``; ``each``: the options of each step."""
     pipe = first.open_shards(**each).load_tar(**each).group_by_key(**each).decode_by_ext(**each)

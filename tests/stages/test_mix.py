@@ -411,23 +411,6 @@ def test_weights_may_become_a_schedule():
     assert names(after(loaded(numbers({"a": 1, "b": 3}), state, changed=True), 4)[0]).count("b") == 3
 
 
-@pytest.mark.parametrize(
-    ("schedule", "error", "words"),
-    [
-        ({"a": 1, "b": 1}, TypeError, "schedule must be a function"),
-        (lambda n: {"a": 1}, ValueError, r"schedule\(0\) of mix\(\) returned .*: return a weight for each of 'a', 'b'"),
-        (lambda n: None, ValueError, r"returned None: return a weight"),
-        (lambda n: {"a": 0, "b": 0}, ValueError, "and one above 0"),
-        (lambda n: {"a": -1, "b": 2}, ValueError, "at least 0"),
-        (lambda n: {"a": float("nan"), "b": 2}, ValueError, "at least 0"),
-        (lambda n: {"a": "1", "b": 2}, ValueError, "at least 0"),
-    ],
-)
-def test_wrong_schedules_are_refused_when_it_is_built(schedule, error, words):
-    with pytest.raises(error, match=words):
-        Mix({"a": Given([]), "b": Given([])}, schedule=schedule)
-
-
 def test_wrong_weights_of_a_schedule_later():
     both = {name: Given([(name, number) for number in range(150)]) for name in "ab"}
     with pytest.raises(ValueError, match="takes weights= or schedule=, one of them"):
@@ -665,28 +648,6 @@ def test_a_source_without_a_state_is_named():
         wp.mix({"a": IterableWrapper([1, 2]).shuffle()}).state_dict()
 
 
-@pytest.mark.parametrize(
-    ("weights", "error", "words"),
-    [
-        ({"a": -1, "b": 1}, ValueError, "the weight of 'a' must be above 0"),
-        ({"a": 1, "b": 0}, ValueError, "the weight of 'b' must be above 0 and finite, not 0: leave out"),
-        ([1, float("nan")], ValueError, "the weight of 'b' must be above 0 and finite"),
-        ([float("inf"), 1], ValueError, "the weight of 'a' must be above 0 and finite"),
-        ({"a": "1", "b": 1}, TypeError, "the weight of 'a' must be a number"),
-        ({"a": True, "b": 1}, TypeError, "the weight of 'a' must be a number"),
-        ({"a": None, "b": 1}, TypeError, "the weight of 'a' must be a number"),
-        ({"a": 1}, ValueError, "no weight for 'b'"),
-        ({"a": 1, "b": 1, "c": 1}, ValueError, "a weight for an unknown source 'c'"),
-        ([1], ValueError, "1 weights for 2 sources"),
-        ("11", TypeError, "must be a dict or a list"),
-        (3, TypeError, "must be a dict or a list"),
-    ],
-)
-def test_wrong_weights_are_refused_when_it_is_built(weights, error, words):
-    with pytest.raises(error, match=words):
-        Mix({"a": Given([]), "b": Given([])}, weights)
-
-
 @pytest.mark.parametrize("module", [wp.mix, nodes.Mix, Mix])
 def test_wrong_sources_are_refused_when_it_is_built(module):
     for sources, error, message in (({}, ValueError, "at least one source"), ([Given([])], TypeError, "by name")):
@@ -705,11 +666,34 @@ def test_wrong_sources_are_refused_when_it_is_built(module):
         ({"sources": {3: Given([])}}, TypeError, "must be str, not 3"),
         ({"without": "b"}, TypeError, "write without="),
         ({"without": ["a"]}, ValueError, "without names .'a'., which is in the mix"),
+        ({"weights": {"a": -1, "b": 1}}, ValueError, "the weight of 'a' must be above 0"),
+        ({"weights": {"a": 1, "b": 0}}, ValueError, "the weight of 'b' must be above 0 and finite, not 0: leave out"),
+        ({"weights": [1, float("nan")]}, ValueError, "the weight of 'b' must be above 0 and finite"),
+        ({"weights": [float("inf"), 1]}, ValueError, "the weight of 'a' must be above 0 and finite"),
+        ({"weights": {"a": "1", "b": 1}}, TypeError, "the weight of 'a' must be a number"),
+        ({"weights": {"a": True, "b": 1}}, TypeError, "the weight of 'a' must be a number"),
+        ({"weights": {"a": None, "b": 1}}, TypeError, "the weight of 'a' must be a number"),
+        ({"weights": {"a": 1}}, ValueError, "no weight for 'b'"),
+        ({"weights": {"a": 1, "b": 1, "c": 1}}, ValueError, "a weight for an unknown source 'c'"),
+        ({"weights": [1]}, ValueError, "1 weights for 2 sources"),
+        ({"weights": "11"}, TypeError, "must be a dict or a list"),
+        ({"weights": 3}, TypeError, "must be a dict or a list"),
+        ({"schedule": {"a": 1, "b": 1}}, TypeError, "schedule must be a function"),
+        (
+            {"schedule": lambda n: {"a": 1}},
+            ValueError,
+            r"schedule\(0\) of mix\(\) returned .*: return a weight for each of 'a', 'b'",
+        ),
+        ({"schedule": lambda n: None}, ValueError, r"returned None: return a weight"),
+        ({"schedule": lambda n: {"a": 0, "b": 0}}, ValueError, "and one above 0"),
+        ({"schedule": lambda n: {"a": -1, "b": 2}}, ValueError, "at least 0"),
+        ({"schedule": lambda n: {"a": float("nan"), "b": 2}}, ValueError, "at least 0"),
+        ({"schedule": lambda n: {"a": "1", "b": 2}}, ValueError, "at least 0"),
     ],
 )
 def test_wrong_options_are_refused_when_it_is_built(options, error, message):
     with pytest.raises(error, match=message):
-        Mix(**{"sources": {"a": Given([])}, **options})
+        Mix(**{"sources": {"a": Given([]), "b": Given([])}, **options})
 
 
 def test_a_source_that_torch_distributes_is_refused(urls):
