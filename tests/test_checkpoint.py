@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import warm
 from pipelines import keys_of, loaded, samples, through_json
 from process_group import on_ranks
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -889,9 +888,3 @@ def test_a_foreign_dcp_state_is_refused(shards, content):
         wp.StateError, match=r"not what DCPState.state_dict\(\) gave|cannot load the distributed checkpoint"
     ):
         checkpoint.DCPState(make_loader(shards)).load_state_dict(content)
-
-
-def test_importing_is_light():
-    """torch.distributed.checkpoint is imported only when it is used."""
-    done = warm.run("import sys, wds_pipes.checkpoint; print('torch.distributed.checkpoint' in sys.modules)")
-    assert done.stdout == "False\n"

@@ -196,24 +196,6 @@ def test_transparent_colours_do_not_bleed():
     assert (found[5:15, :9] == (255, 0, 0, 255)).all()
 
 
-@pytest.mark.parametrize(
-    ("specs", "options", "message"),
-    [
-        (("rgb8",), {"size": 0}, "size must be at least 1"),
-        (("rgb8",), {"size": (1, 2, 3)}, r"size is one number, or \(height, width\)"),
-        (("rgb8",), {"size": (8, 8.5)}, "size must be an int, not 8.5"),
-        (("rgb8",), {"size": "224"}, "size must be an int"),
-        (("rgb8",), {"size": 1 << 20}, "size must be at most 65536"),
-        (("rgb8",), {"size": 8, "fit": "crop"}, "fit must be one of 'cover', 'contain', 'stretch'"),
-        (("rgb8",), {"fit": "contain"}, "also pass size="),
-        ((), {"size": 8}, "also name an image spec"),
-    ],
-)
-def test_wrong_sizes_are_refused_when_it_is_built(specs, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        DecodeByExt(Given([]), *specs, **options)
-
-
 def test_a_pipe_resizes_its_images_and_resumes_exactly(tmp_path):
     """An image of the size is not changed; the size of an image is decoded too."""
     [url] = make_shards(tmp_path, shards=1, samples=2, fields=("jpg", "cls"))

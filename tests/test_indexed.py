@@ -420,21 +420,35 @@ MEMBERS = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(names=st.lists(MEMBERS, max_size=12), key_split=st.sampled_from(["first-dot", "last-dot", "folder"]))
-@pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
-def test_any_names_give_the_samples_of_the_stream(names, key_split, tmp_path):
-    path = tmp_path / "a.tar"
-    members = ((name, b"%d" % number) for number, name in enumerate(names))
-    path.write_bytes(tar(members, format=tarfile.GNU_FORMAT))
+def outcome(call):
+    """What a call gives, or what its error tells."""
     try:
-        stream = list(wp.ShardList(path).open_shards().load_tar().group_by_key(key_split=key_split))
-        index_shards(path, offsets=True, key_split=key_split)
-    except (wp.ShardError, wp.SampleError):  # a key comes twice, or a field
-        return
-    data = wp.IndexedShards(path, key_split=key_split)
-    for _ in range(2):  # the names of fields are known then
-        assert [data[number] for number in range(len(data))] == stream
+        return call()
+    except wp.SampleError as error:
+        return (error.url, error.key, error.offset) if error.url else []  # there is no sample
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(
+    names=st.lists(MEMBERS, max_size=12),
+    key_split=st.sampled_from(["first-dot", "last-dot", "folder"]),
+    on_repeated_key=st.sampled_from(["raise", "ignore"]),
+)
+@pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
+def test_any_names_give_the_samples_of_the_stream(names, key_split, on_repeated_key, tmp_path):
+    """The index has their number, and what the stream refuses, since a key comes twice or a field,
+    is refused.
+    """
+    url, options = str(tmp_path / "a.tar"), {"key_split": key_split, "on_repeated_key": on_repeated_key}
+    members = ((name, b"%d" % number * 300) for number, name in enumerate(names))
+    (tmp_path / "a.tar").write_bytes(tar(members, format=tarfile.GNU_FORMAT))
+    stream = outcome(lambda: list(wp.ShardList(url).open_shards().load_tar().group_by_key(**options)))
+    indexed = outcome(lambda: index_shards(url, offsets=True, **options)[url].samples)
+    assert indexed == (len(stream) if isinstance(stream, list) else stream)
+    if isinstance(stream, list):
+        data = wp.IndexedShards(url, key_split=key_split)
+        for _ in range(2):  # the names of fields are known then
+            assert [data[number] for number in range(len(data))] == stream
 
 
 # Remote shards

@@ -196,7 +196,7 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
         first = make()
         assert advance(first, cut, see_end=see_end) == whole[:cut]
         state = pickle.dumps(first.state_dict())
-        for step in (0, 5) if slow(graph) else (0, 1, 4):
+        for step in (0, 5) if slow(graph) else (0, 3):
             second = make()
             second.load_state_dict(pickle.loads(state))
             assert advance(second, step) == whole[cut : cut + step], (cut, see_end, step)

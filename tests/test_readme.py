@@ -18,7 +18,7 @@ def data(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def here(data, tmp_path, monkeypatch):
     """A working directory with a copy of the data."""
     shutil.copytree(data, tmp_path, dirs_exist_ok=True)
@@ -29,6 +29,7 @@ LOOP = next(number for number, snippet in enumerate(snippets()) if "run.pt" in s
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("number", range(len(snippets())))
 def test_each_snippet_runs_when_it_is_pasted_into_python_and_prints(number, capsys):
     """Where an empty line ends a class or a function."""
@@ -42,6 +43,7 @@ def test_each_snippet_runs_when_it_is_pasted_into_python_and_prints(number, caps
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("here")
 def test_the_training_loop_goes_on_after_it_is_killed():
     """With workers that are not forked, as from Python 3.14 on, and on other systems."""
     snippet = snippets()[LOOP]
@@ -55,6 +57,7 @@ def test_the_training_loop_goes_on_after_it_is_killed():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("here")
 def test_the_snippet_with_torchdata_prints_no_warning():
     [snippet] = [snippet for snippet in snippets() if "StatefulDataLoader(" in snippet]
     Path("script.py").write_text(snippet)

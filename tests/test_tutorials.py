@@ -12,6 +12,7 @@ import re
 import sys
 import tempfile
 import tomllib
+from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
@@ -183,6 +184,9 @@ def installed_by(text):
     return {re.sub(r"[-_.]+", "-", name).lower() for name in names}
 
 
+packages_distributions = cache(importlib.metadata.packages_distributions)  # which takes a second
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_it_imports_only_what_it_installs(path):
@@ -194,7 +198,7 @@ def test_it_imports_only_what_it_installs(path):
     assert "**You need**" in head
     assert "What to read next" in notebook.cells[-1].source
     allowed = installed_by(head) | {"ipython"}
-    owners = importlib.metadata.packages_distributions()
+    owners = packages_distributions()
     source = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     programs = [
         (FOLDER / name).read_text() for name in re.findall(r"\"(\w+\.py)\"", source) if (FOLDER / name).exists()

@@ -199,13 +199,6 @@ def test_what_is_hostile_is_text_and_audio_plays(page, served):
 
 
 @on(PHONE)
-def test_a_broken_shard(page, served):
-    page.goto(f"{served}shard-2-1.html")
-    assert page.locator("li.card").count() > 2
-    assert "broken.tar" in page.get_by_role("alert").inner_text()
-
-
-@on(PHONE)
 def test_training_order(page, served, pages):
     page.goto(served)
     page.get_by_role("link", name="Training order").click()

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -17,7 +16,6 @@ import pytest
 from commands import assert_readable, outputs, run_command
 from scripts import run_proof
 from tars import samples
-from waiting import wait_for
 
 import wds_pipes as wp
 from wds_pipes.io.compression import compress_bytes
@@ -83,13 +81,6 @@ def test_files_of_one_name_are_a_sample(source, whole, tmp_path):
     indexed = wp.IndexedShards(str(tmp_path / "index.json"))
     assert [indexed[number]["__key__"] for number in range(60)] == found
     assert indexed.by_key(found[33])["__key__"] == found[33]
-
-
-def test_shares_write_the_same_bytes(source, whole, tmp_path):
-    """In any order."""
-    for share in (2, 0, 1):
-        run(source, tmp_path, "--max-samples", 7, "--tasks", 3, "--task", share)
-    assert outputs(tmp_path) == whole
 
 
 def test_a_random_order_depends_on_the_seed_and_the_keys(source, tmp_path):
@@ -500,18 +491,6 @@ def test_a_killed_command_goes_on(tmp_path):
     done = run_proof("kill_jobs.py", "--only", "create", "--rounds", 1, "--kills", 3, "--samples", 1200, "--seed", 4)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "commands=1 kills=3" in done.stdout
-
-
-def test_sigterm_discards_what_is_being_written(source, tmp_path):
-    """As schedulers send it; the next run writes what is missing."""
-    command = [sys.executable, "-m", "wds_pipes", "create", source, tmp_path / "out", "--max-samples", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_for((tmp_path / "out/.wds-pipes/plan.json").exists)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (128 + signal.SIGTERM, "")
-    assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".partial")]
-    assert "60 shards, 60 samples" in run(source, tmp_path / "out", "--max-samples", 1).stdout
 
 
 def test_closed_streams_are_not_written_to(source, whole, tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import outputs, refused, stored
+from commands import outputs, refused
 from commands import run_command as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -300,25 +300,6 @@ def test_compressed_shards(name, source, made, tmp_path):
     told = run(command, *given, tmp_path, *options, code=0 if in_order else 2).stderr
     assert outputs(tmp_path) == (outputs(made / name) if in_order else {})
     assert in_order or "is compressed, so its samples cannot be read in any order: write unc" in told
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["reshard", "shuffle", "sort"])
-def test_from_a_store_to_a_store(name, source, made, s3):
-    for path in source.glob("*.tar*"):
-        s3.put(f"source/{path.name}", path.read_bytes())
-    place = f"made[1]/{name}"
-    call(name, f"{s3.url}/source", f"{s3.url}/{place}", "--storage-options", json.dumps(s3.storage_options))
-    assert stored(s3, place) == outputs(made / name)
-
-
-def test_no_secret_of_a_url_is_written(source, web, tmp_path):
-    web.put("in.tar", (source / "in-0.tar").read_bytes())
-    told = run("reshard", f"{web.url}/in.tar?version=1&hidden", tmp_path)
-    assert "hidden" not in told.output
-    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(written) > 4
-    assert b"hidden" not in b"".join(written)
 
 
 def test_a_shard_that_was_changed_is_indexed_again(source, expected, tmp_path):

@@ -82,7 +82,7 @@ def test_without_both(run):
 
 
 def test_methods_without_datapipes(run):
-    """Help, TAB completion, a user's own step, and what replaces a step of torch's."""
+    """Help, TAB completion, a user's own step, what replaces a step of torch's, what nodes need."""
     code = """
         import wds_pipes as wp
 
@@ -96,26 +96,16 @@ def test_methods_without_datapipes(run):
         assert {"add_one", "shuffle_buffer"} <= set(dir(pipe))
         assert "how many samples are held" in pipe.shuffle_buffer.__doc__
         assert list(pipe.map_samples(lambda ref: len(ref.url)).add_one()) == [len(url) + 1 for url in sys.argv[1:]]
-        for call in (lambda: pipe.map(len), lambda: pipe.shufle_buffer(3)):
+        for call in (lambda: pipe.map(len), lambda: pipe.shufle_buffer(3), lambda: wp.nodes):
             try:
                 call()
-            except (NotImplementedError, AttributeError) as error:
+            except (NotImplementedError, AttributeError, ModuleNotFoundError) as error:
                 print(error)
+        import wds_pipes.checkpoint
+        print("torch.distributed.checkpoint" in sys.modules)
     """
-    said = run(NO_DATAPIPES, code).splitlines()
+    said = run(NO_DATAPIPES, NO_TORCHDATA, code).splitlines()
     assert said[0] == "this step was torch's, and this torch has no DataPipes any more: use map_samples()"
     assert "shuffle_buffer" in said[1]
-
-
-def test_nodes_say_what_to_install(run):
-    code = """
-        import wds_pipes as wp
-        try:
-            wp.nodes
-        except ModuleNotFoundError as error:
-            print(error)
-    """
-    assert (
-        run(NO_TORCHDATA, code)
-        == "wds_pipes.nodes needs torchdata (No module named 'torchdata'): pip install torchdata\n"
-    )
+    assert said[2] == "wds_pipes.nodes needs torchdata (No module named 'torchdata'): pip install torchdata"
+    assert said[3] == "False", "it takes a while to import, and is imported when it is used"

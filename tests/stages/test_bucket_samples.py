@@ -1,6 +1,5 @@
 """BucketSamples: batches of samples of like length."""
 
-import itertools
 import json
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import flat, loaded, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -129,20 +127,6 @@ def test_a_state_is_small():
 def tokens_of(sample):
     number = int(sample["__key__"])
     return {"__key__": sample["__key__"], "tokens": [number] * (1 + number * 5 % 7)}
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 4, "boundaries": [3]}, {"budget": 20}], ids=str)
-def test_each_sample_comes_once_on_changing_numbers_of_lanes(options, tmp_path):
-    urls = make_shards(tmp_path, shards=6, samples=6, fields=("txt",))
-    keys, state = [], None
-    for lanes, cut in ((1, 2), (3, 3), (2, None)):
-        pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key()
-        pipe = pipe.map_samples(tokens_of).bucket_samples("tokens", window=5, **options)
-        loader = wp.PipeLoader(pipe, lanes=lanes, epoch_end="exact")
-        loader = loader if state is None else loaded(loader, state)
-        keys += flat(batch["__key__"] for batch in itertools.islice(loader, cut))
-        state = through_json(loader.state_dict())
-    assert sorted(map(int, keys)) == list(range(36))
 
 
 def test_an_epoch_is_cut_in_batches_only(tmp_path):

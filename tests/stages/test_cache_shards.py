@@ -28,6 +28,7 @@ def stored(store, shards):
     return urls
 
 
+@pytest.mark.parametrize("remote", ["s3"], indirect=True)
 def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     urls = stored(remote, shards)
     pipe = (
@@ -42,31 +43,6 @@ def test_the_second_epoch_comes_from_the_disk(remote, shards, tmp_path):
     assert asked >= 3
     assert keys_of(pipe) == first == keys_of(wp.ShardList(shards).open_shards().load_tar().group_by_key())
     assert len(remote.faults.stats(remote.reads)) == asked
-
-
-def test_a_resume_reads_from_its_position_and_does_not_cache_that_shard(web, tmp_path):
-    [shard] = make_shards(
-        tmp_path / "local", shards=1, samples=50, fields={"bin": lambda rng, _: rng.randbytes(20_000)}
-    )
-    [url] = stored(web, [shard])
-
-    def make(cache):
-        return wp.ShardList(url).cache_shards(tmp_path / cache, max_bytes="1GB").open_shards().load_tar().group_by_key()
-
-    pipe = make("cache")
-    items = iter(pipe)
-    for _ in range(40):
-        next(items)
-    state = pipe.state_dict()
-    rest = keys_of(items)
-    web.faults.clear()
-    again = make("another cache")
-    again.load_state_dict(state)
-    assert keys_of(again) == rest
-    assert [
-        int(request.range.removeprefix("bytes=").partition("-")[0]) > 700_000 for request in web.faults.stats(web.reads)
-    ] == [True]
-    assert not (tmp_path / "another cache").exists()
 
 
 def test_resume_is_exact(shards, tmp_path):

@@ -68,11 +68,6 @@ def test_each_field_is_decoded_and_the_rest_of_the_sample_stays():
     assert sample == before
 
 
-def test_decoders_of_the_caller_come_first():
-    samples = numbered(b"abc", field="seg.png")
-    assert [sample["seg.png"] for sample in decoded(samples, "rgb8", {"png": len, "seg.png": bytes.decode})] == ["abc"]
-
-
 def keys_seen(seen, handles=()):
     def handler(key, data):
         seen.append((key, data))
@@ -115,11 +110,6 @@ def test_an_error_of_a_function_of_the_caller_is_a_decode_error(spec):
         list(decoded(numbered(b"", field="png"), spec))
     assert (caught.value.url, caught.value.key, caught.value.field) == ("https://host/x.tar", "0", "png")
     assert list(decoded(numbered(b"", field="png"), spec, on_error="skip")) == []
-
-
-def test_an_extension_may_name_several():
-    [one, two] = decoded([{"jpg": b"1"}, {"a.png": b"22"}], {"jpg;png": len})
-    assert (one, two) == ({"jpg": 1}, {"a.png": 2})
 
 
 def test_only_the_named_fields_are_decoded():
@@ -178,14 +168,7 @@ def test_an_error_of_text_in_place_of_an_integer_names_both_ways_out():
     assert [sample["a.cls"] for sample in decoded(cat, {"a.cls": bytes.decode})] == ["cat"]
 
 
-def test_keys_and_fields_of_any_bytes_can_be_printed():
-    """A name that is not UTF-8 does not break the message."""
-    with pytest.raises(wp.DecodeError) as caught:
-        list(decoded([{"__key__": "\udcff", "\udcfe.cls": b"x"}]))
-    str(caught.value).encode()
-
-
-@pytest.mark.parametrize("field", ["pkl", "pickle", "pyd", "a.pkl", "pkl.gz", "PKL"])
+@pytest.mark.parametrize("field", ["pkl", "a.PKL.gz"])
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_a_refused_field_always_raises_and_nothing_runs(field, on_error, tmp_path):
     """The caller's choice refuses it, not bad data, so it is not skipped."""

@@ -85,6 +85,23 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: pipe.filter_samples("cls"), TypeError, "filter_samples.* needs a function, not 'cls'"),
         (lambda pipe: pipe.map_samples(str, max_errors=-1), ValueError, "max_errors"),
         (lambda pipe: pipe.map_samples(str, on_error=ValueError), TypeError, "a dict such as {DecodeError: 'skip'}"),
+        (lambda pipe: pipe.map_samples(str, on_error="ignore"), ValueError, "must be one of 'raise', 'skip', not 'ig"),
+        (lambda pipe: pipe.map_samples(str, on_error=3), TypeError, "on_error must be 'raise', 'skip', a dict such"),
+        (
+            lambda pipe: pipe.map_samples(str, on_error={"DecodeError": "skip"}),
+            TypeError,
+            "takes classes of errors, as {DecodeError: 'skip'}, not 'DecodeError'",
+        ),
+        (lambda pipe: pipe.map_samples(str, on_error={int: "skip"}), TypeError, "takes classes of errors"),
+        (
+            lambda pipe: pipe.map_samples(str, on_error={ValueError: "drop"}),
+            ValueError,
+            r"on_error\[ValueError\] must be one of 'raise', 'skip', not 'drop'",
+        ),
+        *(
+            (lambda pipe, fn=fn: pipe.map_samples(fn), TypeError, "map_samples")
+            for fn in (None, "name", 3, lambda: 1, lambda one, two, three: 1, lambda sample, *, rng: 1)
+        ),
         (lambda pipe: pipe.map_samples(str, threads=-1), ValueError, "threads must be"),
         (lambda pipe: pipe.decode_by_ext(threads=True), TypeError, "threads must be"),
         (lambda pipe: pipe.map_samples(str, seed_all=True, threads=2), ValueError, "let the function draw from rng"),
@@ -95,6 +112,10 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: wp.ShardList("x").open_shards(storage_options="anon"), TypeError, "storage_options"),
         (lambda pipe: wp.ShardList("x").open_shards(buffer_bytes=0), ValueError, "buffer_bytes"),
         (lambda pipe: wp.ShardList("x").open_shards(on_error="warn"), ValueError, "on_error"),
+        *(
+            (lambda pipe, bad=bad: wp.ShardList("x").open_shards().load_tar(**bad), ValueError, next(iter(bad)))
+            for bad in ({"max_member_bytes": 0}, {"on_truncated": "skip"}, {"on_error": "warn"}, {"max_errors": -1})
+        ),
         (lambda pipe: members().group_by_key(fields="jpg cls"), TypeError, r"write fields=\['jpg', 'cls'\]"),
         (lambda pipe: members().group_by_key(fields=[]), ValueError, "fields is empty"),
         (lambda pipe: members().group_by_key(key_split="middle"), ValueError, "key_split must be one of"),
@@ -137,6 +158,18 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: pipe.then(3), TypeError, "needs a function"),
         (lambda pipe: pipe.then(lambda: None), TypeError, r"needs fn\(items\).*functools.partial"),
         (lambda pipe: pipe.decode_by_ext("rgb9"), ValueError, "unknown spec 'rgb9'"),
+        (lambda pipe: pipe.decode_by_ext("rgb8", size=0), ValueError, "size must be at least 1"),
+        (
+            lambda pipe: pipe.decode_by_ext("rgb8", size=(1, 2, 3)),
+            (TypeError, ValueError),
+            r"size is one number, or \(height, width\)",
+        ),
+        (lambda pipe: pipe.decode_by_ext("rgb8", size=(8, 8.5)), TypeError, "size must be an int, not 8.5"),
+        (lambda pipe: pipe.decode_by_ext("rgb8", size="224"), TypeError, "size must be an int"),
+        (lambda pipe: pipe.decode_by_ext("rgb8", size=1 << 20), ValueError, "size must be at most 65536"),
+        (lambda pipe: pipe.decode_by_ext("rgb8", size=8, fit="crop"), ValueError, "fit must be one of 'cover', 'con"),
+        (lambda pipe: pipe.decode_by_ext("rgb8", fit="contain"), ValueError, "also pass size="),
+        (lambda pipe: pipe.decode_by_ext(size=8), ValueError, "also name an image spec"),
         (lambda pipe: pipe.decode_by_ext("rgb", "pil"), ValueError, "images cannot be both"),
         (lambda pipe: pipe.decode_by_ext(max_image_pixels=0), ValueError, "max_image_pixels must be at least 1"),
         (lambda pipe: pipe.decode_by_ext(len), TypeError, r"fn\(key, data\).*\{'ext': fn\}"),

@@ -140,7 +140,6 @@ def test_any_keys_may_be_missing_anywhere(rows, on_missing, rng, tmp_path_factor
 
 HOSTS = {
     "pipe": lambda pipe: pipe,
-    "dataset": lambda pipe: pipe.as_dataset(),
     "node": lambda pipe: NodeLoader(pipe.as_node()),
     "loader": lambda pipe: wp.PipeLoader(pipe, batch_size=2, collate="list", lanes=2, epoch_end="exact"),
 }
@@ -167,9 +166,7 @@ JOINS = {
         ("pipe", "counted"),
         ("node", "skip"),
         ("loader", "skip"),
-        *(pytest.param(host, made, marks=pytest.mark.slow) for host in HOSTS for made in ("both", "none")),
-        *(pytest.param("pipe", made, marks=pytest.mark.slow) for made in ("steps", "interleaved")),
-        pytest.param("dataset", "skip", marks=pytest.mark.slow),
+        *(pytest.param("pipe", made, marks=pytest.mark.slow) for made in ("both", "none", "steps", "interleaved")),
     ],
 )
 def test_every_cut(host, made, three):
@@ -261,24 +258,6 @@ def test_samples_say_whether_they_fill_up_an_epoch(three):
     pipe = JOINS["counted"](three)
     got = flat(wp.PipeLoader(pipe, batch_size=4, collate="list", lanes=2, epoch_end="pad"))
     assert Counter(sample["__padding__"] for sample in got) == {False: 6, True: 2}
-
-
-@pytest.mark.slow
-def test_workers_and_ranks(three):
-    """Worker processes; two ranks are continued on three."""
-    make = lambda **options: wp.PipeLoader(all_three(three, "skip"), batch_size=1, epoch_end="exact", **options)  # noqa: E731
-    expected = Counter(flat(sample["__key__"] for sample in make(num_workers=0)))
-    assert Counter(flat(sample["__key__"] for sample in make(num_workers=2))) == expected
-    got, states = [], []
-    for rank in range(2):
-        loader = make(num_workers=2, rank=rank, world_size=2)
-        got += [key for sample in itertools.islice(loader, 1) for key in sample["__key__"]]
-        states.append(through_json(loader.state_dict()))
-        loader.close()
-    for rank in range(3):
-        loader = loaded(make(rank=rank, world_size=3), wp.merge_states(states))
-        got += [key for sample in loader for key in sample["__key__"]]
-    assert Counter(got) == expected
 
 
 def refused(sources, **options):

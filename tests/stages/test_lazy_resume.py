@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import FIFTY, after, draw, flat, keys_of, resumed, samples, through_json
-from remote import content, put_all, settle
+from remote import content
 from tars import pairs, put, tar
 
 import wds_pipes as wp
@@ -236,24 +236,6 @@ def test_parts_of_a_shard(large, counted):
     stats = loader.stats()
     read = stats["bytes_per_second"] * stats["samples"] / stats["samples_per_second"]
     assert read <= 1.02 * 8 * half
-
-
-def test_from_stores(remote, tmp_path):
-    """S3, GCS and HTTP: exact, and a request for each sample that was held."""
-    local = make_shards(tmp_path, shards=3, samples=[40, 60, 50])
-    index_shards(local, tmp_path / "index.json", offsets=True)
-    urls = put_all(remote, local)
-    put_all(remote, [f"{url}.idx" for url in local])
-    index = remote.put("d/index.json", (tmp_path / "index.json").read_bytes())
-    options = {"storage_options": remote.storage_options}
-    whole = keys_of(shuffled(local, 10))
-    for place in (index, True):
-        _, again = resumed(lambda place=place: shuffled(urls, 10, index=place, **options), 70)
-        settle(remote)
-        remote.faults.clear()
-        assert keys_of(again) == whole[70:]
-        indexes = [request for request in remote.faults.stats() if ".idx" in request.path and request.method == "GET"]
-        assert len({request.path for request in indexes}) >= 2
 
 
 def test_a_remote_shard_with_more_samples_than_its_index(tmp_path):

@@ -85,12 +85,6 @@ def test_functions_of_a_sample_and_a_generator(fn):
     assert list(Stream(MapSamples(Given([3]), fn))) == [(3, "Generator")]
 
 
-@pytest.mark.parametrize("fn", [None, "name", 3, lambda: 1, lambda one, two, three: 1, lambda sample, *, rng: 1])
-def test_what_cannot_be_called_so_is_refused_when_it_is_built(fn):
-    with pytest.raises(TypeError, match="map_samples"):
-        MapSamples(Given([3]), fn)
-
-
 # What is drawn
 
 

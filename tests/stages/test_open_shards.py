@@ -6,7 +6,6 @@ import logging
 import os
 import warnings
 
-import fsspec
 import pytest
 from pipelines import keys_of, through_json
 from tars import group, load, pairs, put, tar
@@ -132,15 +131,6 @@ def test_files_are_closed_when_a_pass_ends_or_is_given_up(tmp_path):
             for _ in range(steps):
                 next(iterator)
             stream.close()
-
-
-def test_storage_options_and_buffers(tmp_path):
-    """Storage options reach fsspec; the buffer is what is read at once."""
-    fsspec.filesystem("memory").pipe("/o/x.tar", tar(pairs(2)))
-    chain = LoadTar(
-        OpenShards(ShardList("memory://o/x.tar"), storage_options={"skip_instance_cache": True}, buffer_bytes=512)
-    )
-    assert len(list(Stream(chain))) == 4
 
 
 def test_reads_are_large(tmp_path, counted):

@@ -56,12 +56,6 @@ def test_the_order_is_a_function_of_seed_epoch_and_place(seed, epoch, block, ind
     assert list(pipe) == [stream[order.number_at(place)] for place in range(50)]
 
 
-@pytest.mark.parametrize("block", [1, 4])
-def test_resumes_at_every_cut(block, indexed):
-    """Other chains are in tests/test_resume.py."""
-    check_resume(lambda: fetched(indexed[:2], block_samples=block).batch_samples(3, collate="list"))
-
-
 def test_the_state_is_one_number(indexed):
     _, again = resumed(lambda: fetched(indexed), 33)
     state = again.state_dict()

@@ -2,7 +2,6 @@
 
 import contextlib
 import cProfile
-import itertools
 import json
 import os
 import re
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory import memory_below
-from pipelines import keys_of
 from tars import put
 
 import wds_pipes as wp
@@ -21,8 +19,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import ShardList
 from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.tar import index_shards
-from wds_pipes.testing import check_resume, make_shards
+from wds_pipes.testing import check_resume
 
 URLS = [f"x-{number}.tar" for number in range(7)]
 
@@ -88,16 +85,6 @@ def test_the_state_names_the_next_shard_for_people(tmp_path):
 def test_wrong_arguments(options, error):
     with pytest.raises(error, match=next(iter(options)) if "seed" in options else "empty"):
         ShardList(**{"urls": URLS, **options})
-
-
-def test_patterns_are_expanded(tmp_path):
-    for name in "ba":
-        put(tmp_path / f"{name}.tar", b"")
-    assert (
-        order(ShardList(tmp_path / "*.tar"))
-        == order(ShardList(tmp_path))
-        == [str(tmp_path / "a.tar"), str(tmp_path / "b.tar")]
-    )
 
 
 def test_weights_of_resampled_shards():
@@ -393,15 +380,6 @@ def test_other_names_in_a_remote_index_stay_in_its_store(name, url):
     assert list(ShardList("memory://bucket/data/index.json").urls) == [url]
 
 
-def test_a_remote_index_cannot_read_a_local_file(tmp_path):
-    """To its end: the samples of a shard on this disk."""
-    (path,) = make_shards(tmp_path, shards=1, samples=1)
-    for name in (path, f"file://{path}", f"simplecache::file://{path}", f"dir://{path}", f"memory://x::file://{path}"):
-        fsspec.filesystem("memory").pipe("/bucket/index.json", listing(name))
-        with pytest.raises((ValueError, wp.ShardError)):
-            list(wp.ShardList("memory://bucket/index.json").open_shards().load_tar())
-
-
 def test_an_index_given_as_a_chain_names_what_lies_beside_it():
     fsspec.filesystem("memory").pipe("/chained/index.json", listing("x.tar"))
     assert list(ShardList("simplecache::memory://chained/index.json").urls) == ["simplecache::memory://chained/x.tar"]
@@ -615,43 +593,6 @@ def test_shards_carry_what_is_known(tmp_path):
     counted_only = ShardList(["x-0.tar"], index=put(tmp_path / "s.json", b'{"x-0.tar": 4}'))
     assert refs(counted_only) == [ShardRef("x-0.tar", start=0, stop=4, of=4)]
     assert refs(ShardList("x.tar")) == refs(ShardList("x.tar"), shards=((0, 0, -1),)) == [ShardRef("x.tar")]
-
-
-def test_states_are_the_same_with_an_index_and_by_hand(tmp_path):
-    """But for the MD5s. They are loaded by each other, in the middle of a lane too."""
-    urls = make_shards(tmp_path, shards=5, samples=[3, 0, 7, 2, 9])
-    index_shards(urls, tmp_path / "index.json")
-
-    def loader(*of, **options):
-        pipe = wp.ShardList(*of, shuffle=True, seed=3, **options).open_shards().load_tar().group_by_key()
-        return wp.PipeLoader(pipe.shuffle_buffer(4), batch_size=2, collate=keys_of, lanes=2, epoch_end="drop")
-
-    makers = [
-        lambda: loader(urls, samples_per_shard=[3, 0, 7, 2, 9]),
-        lambda: loader(urls, index=True),
-        lambda: loader(tmp_path / "index.json"),
-    ]
-    whole = list(makers[0]())
-    assert len(whole) == 10
-    states = []
-    for make in makers:
-        running = make()
-        assert list(itertools.islice(running, 4)) == whole[:4]
-        state = running.state_dict()
-        states.append({**state, "data": state["data"][:8]})
-    assert states[0] == states[1] == states[2]
-    for make in makers:
-        running = make()
-        running.load_state_dict(states[0])
-        assert list(running) == whole[4:]
-
-
-def test_an_index_that_counts_wrong_is_an_error_when_the_shard_is_read(tmp_path):
-    urls = make_shards(tmp_path, shards=2, samples=4)
-    for count, message in ((3, "more samples than the 3"), (5, "only 4 samples")):
-        index = put(tmp_path / "i.json", json.dumps({"shard-000000.tar": 4, "shard-000001.tar": count}).encode())
-        with pytest.raises(wp.ShardError, match=message):
-            list(wp.ShardList(urls, index=index).open_shards().load_tar().group_by_key())
 
 
 @pytest.mark.parametrize("form", ["relative", "index"])

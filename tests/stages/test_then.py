@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import after, key_of, keys_of, resumed, samples, shuffled, through_json
+from pipelines import after, key_of, keys_of, resumed, samples, through_json
 from sources import Given
 
 import wds_pipes as wp
@@ -111,8 +111,6 @@ def called_again(fn, items):
 def test_resumes_exactly(name, urls):
     fn = FUNCTIONS[name]
     assert check_resume(lambda: samples(urls).then(fn))[0] == called_again(fn, samples(urls))
-    check_resume(lambda: shuffled(urls).then(fn).shuffle_buffer(2))
-    check_resume(lambda: shuffled(urls).then(each).then(fn).batch_samples(3, collate="list"))
 
 
 def of_table(table, *values):

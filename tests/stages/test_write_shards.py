@@ -1,7 +1,6 @@
 """write_shards: the shards of a run that was interrupted are those of one that was not."""
 
 import os
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -192,9 +191,3 @@ def test_a_state_that_does_not_fit_is_refused(urls, tmp_path):
     state["lanes"]["0"]["position"][-1]["delivered"] = 9
     with pytest.raises(wp.StateError, match="1 shard cannot have 9 samples"):
         writing(urls, tmp_path / "out").load_state_dict(state)
-
-
-def test_samples_are_written_to_compressed_shards(urls, tmp_path):
-    [shard] = samples(urls).write_shards(tmp_path / "%d.tar.gz")
-    with tarfile.open(shard, "r:gz") as archive:
-        assert len(archive.getnames()) == 28

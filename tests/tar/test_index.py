@@ -15,8 +15,6 @@ from pathlib import Path
 import fsspec
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from memory import memory_below
 from remote import content
 from tars import fill, pairs, put, samples, tar
@@ -80,37 +78,6 @@ def test_all_stored_bytes_count(options, tmp_path):
     data = tar(pairs(2)) + tar([("b.txt", b"")]) + bytes(6000 * 512) if options else gzip.compress(tar(pairs(3)))
     url = put(tmp_path / "a.tar", data)
     assert index_shards(url, **options)[url] == (3, len(data), hashlib.md5(data).hexdigest())
-
-
-NAMES = st.builds(
-    "{}{}{}".format,
-    st.sampled_from(["", "d/", "d.e/", "./", "__meta__/", "."]),
-    st.sampled_from(["a", "b", "c"]),
-    st.sampled_from(["", ".", ".x", ".X", ".y", ".x.y"]),
-)
-
-
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(NAMES, max_size=12),
-    st.sampled_from(["first-dot", "last-dot", "folder"]),
-    st.sampled_from(["raise", "ignore"]),
-)
-@pytest.mark.filterwarnings("ignore:.*none makes a sample:wds_pipes.ShardWarning")
-def test_it_counts_as_the_pipeline_does(tmp_path, names, key_split, on_repeated_key):
-    """Whatever the names; and what the pipeline refuses is refused."""
-    url = put(tmp_path / "a.tar", tar((name, b"data" * 300) for name in names))
-    options = {"key_split": key_split, "on_repeated_key": on_repeated_key}
-    by_pipeline = outcome(lambda: len(samples([url], **options)))
-    assert outcome(lambda: index_shards(url, **options)[url].samples) == by_pipeline
-
-
-def outcome(call):
-    """What a call gives, or what its error tells."""
-    try:
-        return call()
-    except SampleError as error:  # without a place: there is no sample
-        return (error.url, error.key, error.offset) if error.url else 0
 
 
 def test_a_large_member_takes_no_memory(tmp_path):
