@@ -6,8 +6,9 @@
 # run that is killed continues with the next batch.
 #
 # **You need** `pip install wds_pipes accelerate transformers`. The recipes for TorchTitan, Megatron,
-# torchft and Ray Train are shown as text. That for TorchTitan was run with its checkpoint manager
-# (0.3.0); the others are tested against a copy of the part of their protocol that is used here.
+# torchft and Ray Train are shown as text. Those for torchft and Ray Train are tests with the
+# library, that for TorchTitan was run with its checkpoint manager (0.3.0), and that for Megatron with
+# Megatron-Core's groups of ranks (0.16.1) and the function of Megatron-Bridge (0.3.1) that saves.
 #
 # In all of them:
 #
@@ -371,8 +372,11 @@ for name, run, every in (
 #
 # ## Ray Train
 #
-# Ray's workers are ranks of torch.distributed, which `PipeLoader` finds. Each reports a directory,
-# and Ray merges those of all ranks into one checkpoint. (`14_clusters` decodes on other machines.)
+# `pip install "ray[train]"`. The workers of a `TorchTrainer` are ranks of torch.distributed, which
+# `PipeLoader` finds. Each reports a directory, and Ray merges those of all ranks into one checkpoint.
+# With `RunConfig(failure_config=FailureConfig(max_failures=3))`, Ray starts all workers again if one
+# fails. It takes note of reports every two seconds: if a worker fails sooner than that after a
+# report, they continue from the checkpoint before. (`14_clusters` decodes on other machines.)
 #
 # ```python
 # import os

@@ -1,25 +1,24 @@
-"""The recipes of the tutorial for other trainers, which are shown as text: each is stopped, or
-killed between two of its steps, and goes on twice. TorchTitan's runs with the library if it is
-there, the others with the part of its protocol that the recipe uses.
+"""The recipes of the tutorial for other trainers: each is stopped, or killed between two of its
+steps, and goes on twice. TorchTitan's runs with the library if it is there, and Megatron's with the
+part of its protocol that the recipe uses. Ray Train's is in tests/on_ray.
 """
 
-import contextlib
 import itertools
 import json
 import multiprocessing
 import os
-import random
-import shutil
 import signal
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.util import find_spec
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from documents import ROOT
-from your_trainer import class_of, function_of, shown_under
+from waiting import wait_for
+from your_trainer import defined, shown_under
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -127,63 +126,89 @@ def test_megatron(urls, tmp_path):
     assert len(given) == len({*given}) == 24  # of the first epoch, which has 48
 
 
-class Manager:
-    """What torchft's Manager does for the recipe, with all replicas in this process: an allreduce
-    of those that take part, by the mean.
+def replica(loader, directory, lighthouse, dies, together):
+    """One of three replicas, which may be killed before the others reduce or before it saves."""
+    from torch.distributed import TCPStore
+    from torchft import Manager, ProcessGroupGloo
+
+    number, limit = loader.rank.number, timedelta(seconds=20)
+    data = shown_under("torchft", {})["ReplicaData"](loader, str(directory / f"{number}.json"))
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        ProcessGroupGloo(timeout=timedelta(seconds=2)), data.load_state_dict, data.state_dict, min_replica_size=2,
+        rank=0, world_size=1, store_addr="localhost", store_port=store.port, lighthouse_addr=lighthouse,
+        replica_id=f"replica_{number}", hostname="localhost", timeout=limit, quorum_timeout=limit,
+    )  # fmt: skip
+    if together is not None:
+        together.wait()
+    while True:
+        manager.start_quorum()
+        batch = numbers(data.next())
+        if dies == ("step", manager.current_step()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        data.took_part(manager)
+        step = manager.current_step()
+        note(directory / f"batches-{number}", step, batch)
+        if manager.should_commit():
+            note(directory / "parts", step, data.part.tolist())
+            if dies == ("commit", step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            data.committed()
+
+
+def note(path, *what):
+    with open(path, "a") as file:
+        file.write(json.dumps(what) + "\n")
+
+
+def noted(path):
+    """The last note of each step."""
+    return dict(map(json.loads, path.read_text().splitlines()))
+
+
+def lighthouse(addresses):
+    from torchft.coordination import LighthouseServer
+
+    server = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=10_000, heartbeat_timeout_ms=1000)
+    addresses.put(server.address())
+    signal.pause()
+
+
+@pytest.mark.slow
+def test_torchft(urls, tmp_path):
+    """Of three replicas, one is killed before the others reduce, and one between a commit and its
+    save; both come back. Each trains its own batches, each once, in all steps that were committed.
     """
+    pytest.importorskip("torchft", reason="needs torchft")
+    fork = multiprocessing.get_context("fork")
+    server = fork.Process(target=lighthouse, args=(addresses := fork.SimpleQueue(),))
+    server.start()
+    address, barrier = addresses.get(), fork.Barrier(3)
 
-    def __init__(self):
-        self.parts = []
+    def start(number, dies=None, together=None):
+        loader = make_loader(urls, rank=number, world_size=3)
+        process = fork.Process(target=replica, args=(loader, tmp_path, address, dies, together))
+        process.start()
+        return process
 
-    def allreduce(self, tensor):
-        self.parts.append(tensor)
-        return SimpleNamespace(wait=lambda: None)
-
-    def reduce(self, live):
-        mean = sum(part.clone() for part in self.parts) / len(live)
-        for part in self.parts:
-            part.copy_(mean)
-        self.parts.clear()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_torchft(seed, urls, tmp_path):
-    """Three replicas, of which some are killed before a commit, or between a commit and their save,
-    or do not commit; they come back some steps later, with the others' state. Each trains its own
-    batches, each once.
-    """
-    kind = shown_under("torchft", {})["ReplicaData"]
-    rng, manager = random.Random(seed), Manager()
-
-    def start(number):
-        return kind(make_loader(urls, rank=number, world_size=3), str(tmp_path / f"{number}.json"))
-
-    live, trained = {number: start(number) for number in range(3)}, {number: [] for number in range(3)}
-    for _ in range(16):
-        for number in sorted({0, 1, 2} - live.keys()):
-            if rng.random() < 0.5:
-                back = start(number)
-                back.load_state_dict(next(iter(live.values())).state_dict())
-                live[number] = back
-        batches = {number: data.next() for number, data in live.items()}
-        if len(live) > 1 and rng.random() < 0.2:  # killed before the others reduce
-            lost = rng.choice(sorted(live))
-            del live[lost], batches[lost]
-        for data in live.values():
-            data.took_part(manager)
-        manager.reduce(live)
-        if rng.random() < 0.2:
-            continue  # should_commit() is false on all
-        for number, batch in batches.items():
-            trained[number].append(numbers(batch))
-        late = rng.choice(sorted(live)) if len(live) > 1 and rng.random() < 0.3 else None
-        for number in sorted(live):
-            if number != late:
-                live[number].committed()
-        live.pop(late, None)  # killed after the commit, before its save
-    assert sum(map(len, trained.values())) > 10
-    for number, batches in trained.items():
-        assert batches == expected(urls, len(batches), rank=number, world_size=3)
+    running = [start(0, None, barrier), start(1, ("step", 3), barrier), start(2, ("commit", 5), barrier)]
+    try:
+        for number in (1, 2):
+            running[number].join(100)
+            assert running[number].exitcode == -signal.SIGKILL
+            running[number] = start(number)
+        wait_for(lambda: any(step > 8 and all(part) for step, part in noted(tmp_path / "parts").items()))
+    finally:
+        for process in (*running, server):
+            process.kill()
+            process.join()
+    parts = noted(tmp_path / "parts")
+    assert sorted(parts) == [*range(len(parts))]
+    for number in range(3):
+        batches = noted(tmp_path / f"batches-{number}")
+        trained = [batches[step] for step, part in sorted(parts.items()) if part[number]]
+        assert trained == expected(urls, len(trained), rank=number, world_size=3)
+        assert len(trained) > 4
 
 
 def train_and_die(urls, directory, dies, saved=None, **options):
@@ -202,28 +227,30 @@ def train_and_die(urls, directory, dies, saved=None, **options):
                 os.kill(os.getpid(), signal.SIGKILL)
             return {"loss": self.layer(cls.float()[:, None]).mean()}
 
-    seen, names = [], {"Trainer": Trainer, "checkpoint": checkpoint, "os": os}
+    seen, tutorial = [], defined("PipeTrainer", "newest", Trainer=Trainer, checkpoint=checkpoint, os=os)
     arguments = TrainingArguments(
         str(saved or directory / "saved"), max_steps=20, save_steps=3, save_total_limit=1, remove_unused_columns=False,
         report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=True, dataloader_pin_memory=False,
     )  # fmt: skip
     os.makedirs(arguments.output_dir, exist_ok=True)
-    trainer = class_of("PipeTrainer", names)(Model(), arguments, loader=batches(urls, **options))
-    trainer.train(function_of("newest", names)(arguments.output_dir))
+    trainer = tutorial.PipeTrainer(Model(), arguments, loader=batches(urls, **options))
+    trainer.train(tutorial.newest(arguments.output_dir))
 
 
-def batches(urls, **options):
-    """Uncounted: 36 of 48 samples are kept."""
-    pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key()
-    pipe = pipe.filter_samples(lambda sample: int(sample["__key__"]) % 4).shuffle_buffer(5).decode_by_ext()
-    return wp.PipeLoader(pipe, batch_size=4, **options)
+def batches(urls, *, epoch_end, **options):
+    """Uncounted, where 36 of 48 samples are kept, unless the end of an epoch needs the number."""
+    counted = {"samples_per_shard": 4} if epoch_end == "drop" else {}
+    pipe = wp.ShardList(urls, shuffle=True, seed=3, **counted).open_shards().load_tar().group_by_key()
+    if not counted:
+        pipe = pipe.filter_samples(lambda sample: int(sample["__key__"]) % 4)
+    return wp.PipeLoader(pipe.shuffle_buffer(5).decode_by_ext(), batch_size=4, epoch_end=epoch_end, **options)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epoch_end", ["loop", "exact"])
+@pytest.mark.parametrize("epoch_end", ["loop", "exact", "drop"])
 def test_the_trainer_of_transformers_killed_twice(epoch_end, urls, tmp_path):
     """By SIGKILL two and one step after a checkpoint, the second time in the second epoch; and with
-    one checkpoint at a time, of samples that are not counted.
+    one checkpoint at a time, of samples that are not counted, or are.
     """
     pytest.importorskip("transformers.trainer")
     fork = multiprocessing.get_context("fork")
@@ -287,45 +314,6 @@ def test_two_ranks_of_the_trainer_of_transformers_killed_twice(urls, tmp_path):
         assert second[:11] == whole[3:14]
         assert third == whole[12:20]
         assert first[:3] + second[:9] + third == whole
-
-
-class Killed(Exception):
-    pass
-
-
-def test_ray_train(urls, tmp_path, monkeypatch):
-    """Killed twice between two reports; a copy of Ray's way with directories."""
-    kept, seen = tmp_path / "kept", []
-
-    class Checkpoint:
-        @classmethod
-        def from_directory(cls, directory):
-            shutil.copytree(directory, kept, dirs_exist_ok=True)
-
-        def as_directory(self):
-            return contextlib.nullcontext(str(kept))
-
-    names = {
-        "report": lambda metrics, checkpoint: None,
-        "get_checkpoint": lambda: Checkpoint() if kept.exists() else None,
-        "Checkpoint": Checkpoint,
-    }
-    module(monkeypatch, "ray.train", **names)
-
-    def train(batch):
-        if len(runs[-1]) == 5:
-            raise Killed
-        runs[-1].append(numbers(batch))
-
-    known = {"make_pipe": lambda: make_pipe(urls), "train": train}
-    train_func, runs = shown_under("Ray Train", known)["train_func"], seen
-    for _ in range(2):
-        runs.append([])
-        with pytest.raises(Killed):
-            train_func({"batch_size": 2, "every": 3, "steps": 10})
-    runs.append([])
-    train_func({"batch_size": 2, "every": 3, "steps": 10})
-    assert runs == [expected(urls, 10)[begin:end] for begin, end in ((0, 5), (3, 8), (6, 10))]
 
 
 def test_grain(tmp_path, monkeypatch):

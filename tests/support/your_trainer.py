@@ -1,22 +1,20 @@
-"""The recipes of tutorials/16_your_trainer.py: its classes, and the code that it shows as text."""
+"""What tutorials/16_your_trainer.py defines, and the code that it shows as text."""
 
 import ast
 import re
+from types import SimpleNamespace
 
 from documents import ROOT
 
 CHAPTER = (ROOT / "tutorials" / "16_your_trainer.py").read_text()
 
 
-def class_of(name, names):
-    """A class or a function that the tutorial defines, where these names are known."""
+def defined(*wanted, **names):
+    """Functions and classes that the tutorial defines, where these names are known."""
     kinds = (ast.ClassDef, ast.FunctionDef)
-    [found] = [node for node in ast.parse(CHAPTER).body if isinstance(node, kinds) and node.name == name]
-    exec(compile(ast.Module([found], []), name, "exec"), names)
-    return names[name]
-
-
-function_of = class_of
+    found = [node for node in ast.parse(CHAPTER).body if isinstance(node, kinds) and node.name in wanted]
+    exec(compile(ast.Module(found, []), "16_your_trainer.py", "exec"), names)
+    return SimpleNamespace(**names)
 
 
 def shown_under(heading, names, chapter=CHAPTER):
