@@ -33,8 +33,8 @@ def samples(urls, **options):
     return wp.ShardList(urls, **options).open_shards(on_error="skip").load_tar().group_by_key()
 
 
-def mixed(urls, step):
-    parts = {"a": samples(urls[::2]), "b": samples(urls[1::2])}
+def mixed(urls, step, before=lambda pipe: pipe):
+    parts = {"a": before(samples(urls[::2])), "b": before(samples(urls[1::2]))}
     return step(wp.mix(parts, weights={"a": 1, "b": 1}, exhausted="drop"))
 
 
@@ -68,6 +68,7 @@ wp.register_stage(TwiceUnlessNear)
 STEPS = {
     "lookback": lambda pipe: pipe.twice_unless_near(letters=2),
     "shuffle": lambda pipe: pipe.shuffle_buffer(4),
+    "shuffle twice": lambda pipe: pipe.shuffle_buffer(3).map_samples(unchanged).shuffle_buffer(3),
     "unbatch": lambda pipe: pipe.batch_samples(3, collate="list").unbatch_samples(),
     "explode": lambda pipe: pipe.explode_records("jsonl"),
     "then": lambda pipe: pipe.then(late),
@@ -78,6 +79,7 @@ PIPES = {
     "threads": lambda urls, step: step(samples(urls).map_samples(unchanged, threads=2)),
     "interleaved": lambda urls, step: step(samples(urls).interleave_shards(2)),
     "mixed": mixed,
+    "mixed, shuffled before": lambda urls, step: mixed(urls, step, lambda pipe: pipe.shuffle_buffer(3)),
     "lanes": lambda urls, step: wp.PipeLoader(step(samples(urls)), lanes=2),
     "counted lanes": lambda urls, step: wp.PipeLoader(step(samples(urls, samples_per_shard=2)), lanes=2),
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar, cast
 
-from wds_pipes.core.chain import Chain
+from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.counts import logger
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.running import END, Mark, Out
@@ -84,7 +84,7 @@ class ReadsAgain(Stage[Out]):
     def _skips(self, mark: Mark | None) -> int:
         """Return how much the steps before had skipped at a position of the source."""
         counts = self._before.counts(mark, 0)
-        return sum(counts.get(name, 0) for name in _SKIPPED)
+        return sum(counts.get(name, 0) for name in _SKIPPED) + _skips_since(self._before, mark)
 
     def mark(self) -> Mark:
         if self._again is None and self._happened != Tolerant.happened:  # else nothing was skipped
@@ -93,6 +93,22 @@ class ReadsAgain(Stage[Out]):
                 self._counted = earlier, self._skips(earlier)
             self.at.skips = 0 if earlier is None else self._skips(self.source.mark()) - self._counted[1]
         return super().mark()
+
+
+def _skips_since(chain: Chain, mark: Mark | None) -> int:
+    """Return how much was skipped before ``mark``, and after the earlier positions in it from which
+    stages of the chain read again: their counts are those at these positions.
+    """
+    skips = 0
+    for step in reversed(chain.placed):
+        own, before = mark or ((), None)
+        if isinstance(step, ReadsAgain) and own:
+            skips += step._at(own).skips
+        if isinstance(step, Composite):
+            parts = ((step.chain_of(part), part.mark) for part in before or ())
+            return skips + sum(_skips_since(inner, at) for inner, at in parts if inner is not None)
+        mark = before
+    return skips
 
 
 class PutBackIterator(Iterator[In]):
