@@ -22,6 +22,7 @@ the error has both, ``mend`` and ``mend_cli``, and so have errors of Python and 
 
 from __future__ import annotations
 
+import shlex
 import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -63,6 +64,14 @@ def for_commands(error: BaseException) -> str:
     """Return the message of an error or a warning, with its remedy in words of the command line."""
     mend = getattr(error, "mend_cli", None)
     return str(error) if mend is None else sentence(error.what, mend, error.where)  # type: ignore[attr-defined]
+
+
+def how_to_repair(error: BaseException) -> str:
+    """How the command line keeps the samples before damage, and after it; empty for another error."""
+    url = getattr(error, "url", None)
+    if not isinstance(error, DamagedShardError) or not error.offset or url in (None, "-"):
+        return ""
+    return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', url, 'NEW'])}"
 
 
 def parts(

@@ -182,6 +182,8 @@ def bad_inputs(tmp_path_factory):
         ("verify dotted.tar", "Read with --key-split last-dot, or write keys"),
         ("info pipe:cat", "would run a shell command: read the command's output from '-'."),
         ("info cut.tar --all", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
+        ("sort cut.tar out", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
+        ("export cut.tar out --to jsonl", "To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
         (
             "head d --fields cap",
             "had none of the fields 'cap'; they have 'json', 'txt'. Correct the names of --fields",
