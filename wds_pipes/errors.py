@@ -67,7 +67,7 @@ def for_commands(error: BaseException) -> str:
 
 
 def how_to_repair(error: BaseException) -> str:
-    """How the command line keeps the samples before damage, and after it; empty for another error."""
+    """How the command line keeps the samples before damage and after it; empty for other errors."""
     url = getattr(error, "url", None)
     if not isinstance(error, DamagedShardError) or not error.offset or url in (None, "-"):
         return ""

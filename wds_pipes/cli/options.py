@@ -29,7 +29,14 @@ from click.core import ParameterSource
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.words import plain, plain_json
-from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, StateError, WdsError, for_commands, how_to_repair
+from wds_pipes.errors import (
+    ShardError,
+    ShardWarning,
+    StateError,
+    WdsError,
+    for_commands,
+    how_to_repair,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE, CLOSED = 1, 2, 141
