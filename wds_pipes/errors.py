@@ -66,12 +66,17 @@ def for_commands(error: BaseException) -> str:
     return str(error) if mend is None else sentence(error.what, mend, error.where)  # type: ignore[attr-defined]
 
 
+def as_argument(url: str) -> str:
+    """Return a shard as the argument of a command, which does not begin as an option does."""
+    return f"./{url}" if url.startswith("-") else url
+
+
 def how_to_repair(error: BaseException) -> str:
     """How the command line keeps the samples before damage and after it; empty for other errors."""
     url = getattr(error, "url", None)
     if not isinstance(error, DamagedShardError) or not error.offset or url in (None, "-"):
         return ""
-    return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', url, 'NEW'])}"
+    return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', as_argument(url), 'NEW'])}"
 
 
 def parts(
