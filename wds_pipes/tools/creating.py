@@ -503,7 +503,7 @@ def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
 
 
 def _next_row(table: csv.DictReader[str]) -> Row | None:
-    """The next row of a table, or None. The limit of ``csv``, of the whole process, stays as it is."""
+    """The next row of a table, or None. The limit of ``csv`` in the process stays as it is."""
     limit = csv.field_size_limit(_MOST_OF_FIELD)
     try:
         return next(table, None)
