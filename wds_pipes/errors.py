@@ -74,7 +74,7 @@ def as_argument(url: str) -> str:
 def how_to_repair(error: BaseException) -> str:
     """How the command line keeps the samples before damage and after it; empty for other errors."""
     url = getattr(error, "url", None)
-    if not isinstance(error, DamagedShardError) or not error.offset or url in (None, "-"):
+    if not isinstance(error, DamagedShardError) or not getattr(error, "offset", None) or url in (None, "-"):
         return ""
     return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', as_argument(url), 'NEW'])}"
 
