@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import shlex
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
@@ -66,9 +66,11 @@ def for_commands(error: BaseException) -> str:
     return str(error) if mend is None else sentence(error.what, mend, error.where)  # type: ignore[attr-defined]
 
 
-def as_argument(url: str) -> str:
-    """Return a shard as the argument of a command, which does not begin as an option does."""
-    return f"./{url}" if url.startswith("-") else url
+def command_over(command: str, shards: Iterable[str], *arguments: str) -> str:
+    """Return a command over shards as a shell takes it: none of them looks like an option."""
+    return shlex.join(
+        ["wds-pipes", command, *(f"./{url}" if url.startswith("-") else url for url in shards), *arguments]
+    )
 
 
 def how_to_repair(error: BaseException) -> str:
@@ -76,7 +78,7 @@ def how_to_repair(error: BaseException) -> str:
     url = getattr(error, "url", None)
     if not isinstance(error, DamagedShardError) or not getattr(error, "offset", None) or url in (None, "-"):
         return ""
-    return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', as_argument(url), 'NEW'])}"
+    return f" To keep its whole samples: {command_over('repair', [url], 'NEW')}"
 
 
 def parts(

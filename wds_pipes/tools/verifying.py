@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
-import shlex
 import signal
 import threading
 from collections import Counter, deque
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError, as_argument, for_commands
+from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError, command_over, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
@@ -159,7 +158,7 @@ class Options(NamedTuple):
         """Return a command that mends ``shards``, whose credentials are left out."""
         split = ["--key-split", self.key_split] if self.key_split != "first-dot" else []
         joined = ["--concatenated"] if self.concatenated and command != "dedup" else []
-        return shlex.join(["wds-pipes", command, *map(as_argument, map(redact, shards)), *arguments, *split, *joined])
+        return command_over(command, map(redact, shards), *arguments, *split, *joined)
 
     def repairing(self) -> str:
         """Return the command that mends all that ``repair`` can, and writes to NEW."""
