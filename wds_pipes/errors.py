@@ -22,8 +22,9 @@ the error has both, ``mend`` and ``mend_cli``, and so have errors of Python and 
 
 from __future__ import annotations
 
+import shlex
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
@@ -63,6 +64,21 @@ def for_commands(error: BaseException) -> str:
     """Return the message of an error or a warning, with its remedy in words of the command line."""
     mend = getattr(error, "mend_cli", None)
     return str(error) if mend is None else sentence(error.what, mend, error.where)  # type: ignore[attr-defined]
+
+
+def command_over(command: str, shards: Iterable[str], *arguments: str) -> str:
+    """Return a command over shards as a shell takes it: none of them looks like an option."""
+    return shlex.join(
+        ["wds-pipes", command, *(f"./{url}" if url.startswith("-") else url for url in shards), *arguments]
+    )
+
+
+def how_to_repair(error: BaseException) -> str:
+    """How the command line keeps the samples before damage and after it; empty for other errors."""
+    url = getattr(error, "url", None)
+    if not isinstance(error, DamagedShardError) or not getattr(error, "offset", None) or url in (None, "-"):
+        return ""
+    return f" To keep its whole samples: {command_over('repair', [url], 'NEW')}"
 
 
 def parts(

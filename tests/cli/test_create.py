@@ -1,5 +1,6 @@
 """``wds-pipes create``: shards of files, lists and tables."""
 
+import csv
 import errno
 import itertools
 import json
@@ -223,6 +224,14 @@ def test_each_row_of_a_long_table_is_a_sample(tmp_path):
     run(tmp_path / "t.csv", tmp_path / "out", "--file", "path", "--value", "cls=n")
     found = [(fields["cls"], fields["txt"]) for fields in read(tmp_path / "out").values()]
     assert found == [(str(number).encode(),) * 2 for number in range(1100)]
+
+
+def test_a_long_cell_is_read_and_the_limit_of_the_process_stays(tmp_path):
+    limit = csv.field_size_limit()
+    fill(tmp_path, {"t.csv": f"v\n{'x' * (limit + 1)}\n"})
+    run(tmp_path / "t.csv", tmp_path / "out", "--value", "txt=v")
+    assert [len(fields["txt"]) for fields in read(tmp_path / "out").values()] == [limit + 1]
+    assert csv.field_size_limit() == limit
 
 
 def test_rows_in_groups_are_exploded_again(tmp_path):

@@ -266,10 +266,11 @@ def test_a_key_in_pieces_is_mended_by_a_command(tmp_path):
     assert "on_repeated_key" not in told
 
 
-def test_a_closed_pipe_ends_quietly_and_is_no_success(tmp_path):
+@pytest.mark.parametrize("command", ["--help", "verify"])
+def test_a_closed_pipe_ends_quietly_and_is_no_success(command, tmp_path):
     """As ``| head`` closes it. What would be found is not said: here that the end is missing."""
     path = put(tmp_path / "a.tar", tar([(f"{number:05d}.txt", b"x") for number in range(4)])[:4096])
-    command = [sys.executable, "-m", "wds_pipes", "verify", path]
+    command = [sys.executable, "-m", "wds_pipes", command, path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert (process.stderr.read(), process.wait(timeout=60)) == (b"", 141)

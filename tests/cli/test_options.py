@@ -150,7 +150,8 @@ def bad_inputs(tmp_path_factory):
     }
     for name, members in files.items():
         put(folder / f"{name}.tar", tar(members))
-    put(folder / "cut.tar", tar([(f"{number}.txt", b"x") for number in range(4)])[:1800])
+    for name in ("cut.tar", "-rf.tar"):
+        put(folder / name, tar([(f"{number}.txt", b"x") for number in range(4)])[:1800])
     put(folder / "joined.tar", 2 * tar([("a.txt", b"x")]))
     put(folder / "empty.json", b'{"shardlist": [], "wids_version": 1}')
     put(folder / "table.csv", b"key,text\n" + b"a,b\n" * 100)
@@ -182,6 +183,10 @@ def bad_inputs(tmp_path_factory):
         ("verify dotted.tar", "Read with --key-split last-dot, or write keys"),
         ("info pipe:cat", "would run a shell command: read the command's output from '-'."),
         ("info cut.tar --all", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
+        ("sort cut.tar out", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
+        ("sort -- -rf.tar out", "To keep its whole samples: wds-pipes repair ./-rf.tar NEW\n"),
+        ("verify -- -rf.tar", "wds-pipes repair ./-rf.tar NEW --drop-repeated\n"),
+        ("export cut.tar out --to jsonl", "To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
         (
             "head d --fields cap",
             "had none of the fields 'cap'; they have 'json', 'txt'. Correct the names of --fields",

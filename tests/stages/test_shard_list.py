@@ -290,6 +290,7 @@ MANY = "[" * 100_000
         (b"[1, 2]", "no known format"),
         (b"{}", "no known format"),
         (b'{"a": {"b": 1}}', "no known format"),
+        (b'{"\\ud800.tar": 1, "x-0.tar": 1}', "surrogates not allowed. Make one with"),
         (b'{"x-0.tar": -1}', "the number for 'x-0.tar' is -1"),
         (b'{"x-0.tar": 1.5}', "is 1.5, not a number"),
         (b'{"x-0.tar": true}', "is True, not a number"),

@@ -298,6 +298,8 @@ def test_what_is_there_is_not_replaced_unless_it_is_allowed(tmp_path):
         with pytest.raises(FileExistsError, match="overwrite=True"):
             call()
     writer.close()
+    with pytest.raises(FileExistsError, match="pass start=2 to append new samples after the shards that are there"):
+        ShardWriter(tmp_path / "s-%d.tar")
     assert (list(writer.shards), writer.samples) == ([str(tmp_path / "s-0.tar")], 1)
     assert contents(tmp_path) == older
     fill(ShardWriter(tmp_path / "s-%d.tar", max_samples=1, overwrite=True), HUNDRED[:2])

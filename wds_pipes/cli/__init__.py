@@ -67,6 +67,10 @@ class _Sections(click.Group):
     credentials in URLs, and without control characters.
     """
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        with in_one_line():  # --help and --version print here
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with interruptible(), in_one_line():

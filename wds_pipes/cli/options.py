@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import re
-import shlex
 import signal
 import sys
 import threading
@@ -30,7 +29,14 @@ from click.core import ParameterSource
 from wds_pipes.core.counts import NothingKeptError
 from wds_pipes.core.interrupts import Terminated
 from wds_pipes.core.words import plain, plain_json
-from wds_pipes.errors import DamagedShardError, ShardError, ShardWarning, StateError, WdsError, for_commands
+from wds_pipes.errors import (
+    ShardError,
+    ShardWarning,
+    StateError,
+    WdsError,
+    for_commands,
+    how_to_repair,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 FOUND, USAGE, CLOSED = 1, 2, 141
@@ -242,7 +248,7 @@ def in_one_line() -> Iterator[None]:
             sys.stdout.flush()
     except WdsError as error:
         usage = isinstance(error, (StateError, NothingKeptError)) or (isinstance(error, ShardError) and error.missing)
-        raise (Refused if usage else Damaged)(f"{for_commands(error)}{_whole_samples_of(error)}") from error
+        raise (Refused if usage else Damaged)(f"{for_commands(error)}{how_to_repair(error)}") from error
     except (ValueError, TypeError, LookupError, ModuleNotFoundError) as error:
         text = str(error.args[0]) if isinstance(error, KeyError) and error.args else for_commands(error)
         raise Refused(text) from error
@@ -254,14 +260,6 @@ def in_one_line() -> Iterator[None]:
             raise SystemExit(CLOSED) from None
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (Damaged if full else Refused)(_words(error)) from error
-
-
-def _whole_samples_of(error: WdsError) -> str:
-    """How to keep what is before damage, and after it."""
-    url = getattr(error, "url", None)
-    if not isinstance(error, DamagedShardError) or not getattr(error, "offset", None) or url in (None, "-"):
-        return ""
-    return f" To keep its whole samples: {shlex.join(['wds-pipes', 'repair', url, 'NEW'])}"
 
 
 def _terminate(*_: object) -> NoReturn:

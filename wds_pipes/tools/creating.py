@@ -484,13 +484,12 @@ def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
     """The rows of CSV or TSV. Spreadsheets separate columns by semicolons where commas are in
     numbers.
     """
-    csv.field_size_limit(_MOST_OF_FIELD)
     first = next(text, "")
     comma = "\t" if kind == "tsv" else ";" if ";" in first and "," not in first else ","
     table = csv.DictReader(chain([first], text), delimiter=comma, strict=True)
     try:
         check_columns(table.fieldnames or [], source)
-        for row in table:
+        for row in iter(partial(_next_row, table), None):
             wrong = None
             if None in row or None in row.values():
                 wrong = f"not as many columns as the first line, {len(table.fieldnames or [])}"
@@ -501,6 +500,15 @@ def _separated(text: Iterator[str], kind: str, source: str) -> Iterator[Row]:
             yield row
     except csv.Error as error:
         raise ValueError(f"line {table.reader.line_num} of {redact(source)} is no {kind.upper()}: {error}") from error
+
+
+def _next_row(table: csv.DictReader[str]) -> Row | None:
+    """The next row of a table, or None. The limit of ``csv`` in the process stays as it is."""
+    limit = csv.field_size_limit(_MOST_OF_FIELD)
+    try:
+        return next(table, None)
+    finally:
+        csv.field_size_limit(limit)
 
 
 @contextmanager

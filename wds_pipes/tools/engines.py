@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.errors import SampleError, StateError, WdsError, for_commands
+from wds_pipes.errors import SampleError, StateError, WdsError, for_commands, how_to_repair
 from wds_pipes.io.secret import hide, words
 
 _PATIENCE_SECONDS = 10.0  # in which a process must have discarded what it was writing
@@ -81,7 +81,7 @@ class Outcome:
     @classmethod
     def failed(cls, name: str, error: Exception) -> Outcome:
         """The outcome of a task that raised."""
-        told = words(error, for_commands)
+        told = words(error, for_commands) + how_to_repair(error)
         told = hide(told if isinstance(error, WdsError) else f"{type(error).__name__}: {told}")
         again = not isinstance(error, (SampleError, StateError, ValueError, TypeError, ImportError, LookupError))
         full = isinstance(error, OSError) and error.errno in FULL

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
-import shlex
 import signal
 import threading
 from collections import Counter, deque
@@ -26,7 +25,7 @@ import numpy.typing as npt
 
 from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
-from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError, for_commands
+from wds_pipes.errors import SampleError, ShardError, WdsError, WorkerError, command_over, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
@@ -155,16 +154,16 @@ class Options(NamedTuple):
     concatenated: bool
     urls: tuple[str, ...]
 
-    def mending(self, command: str, *arguments: str) -> str:
-        """Return a command that mends shards."""
+    def mending(self, command: str, shards: Iterable[str], *arguments: str) -> str:
+        """Return a command that mends ``shards``, whose credentials are left out."""
         split = ["--key-split", self.key_split] if self.key_split != "first-dot" else []
         joined = ["--concatenated"] if self.concatenated and command != "dedup" else []
-        return shlex.join(["wds-pipes", command, *arguments, *split, *joined])
+        return command_over(command, map(redact, shards), *arguments, *split, *joined)
 
     def repairing(self) -> str:
         """Return the command that mends all that ``repair`` can, and writes to NEW."""
         decode = ["--decode"] if self.decode else []
-        return self.mending("repair", *map(redact, self.urls), "NEW", "--drop-repeated", *decode)
+        return self.mending("repair", self.urls, "NEW", "--drop-repeated", *decode)
 
 
 def _not_there(shards: Iterable[str], options: Options) -> Iterator[Finding]:
@@ -250,7 +249,7 @@ def _duplicates(
                 f"{' and others' if len(others) > 3 else ''}. Rename one or, if they are the same sample, keep the "
                 "first"
             )
-            mend = options.mending("dedup", *map(redact, options.urls), "NEW")
+            mend = options.mending("dedup", options.urls, "NEW")
             findings.append(Finding("duplicate-key", text, shown, key, byte, mend))
         count += 1
     findings.sort(key=lambda finding: (finding.shard, finding.byte))
@@ -486,5 +485,5 @@ class _Check:
             return
         if not same:
             where = ["--offsets-to", "DIRECTORY"] if is_remote(self._url) else ["--offsets"]
-            mend = self._options.mending("index", self._shown, *where)
+            mend = self._options.mending("index", [self._url], *where)
             self._add("stale-index", f"index {redact(place)} is not of shard {self._shown}", mend=mend)

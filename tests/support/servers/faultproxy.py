@@ -155,7 +155,8 @@ class Proxy:
                     self.control(path, body, writer)
                     await writer.drain()
                     continue
-                faults = self.rules.faults(f"{method} {path}")
+                rules = self.rules  # those that hold it: a test may give others at any await
+                faults = rules.faults(f"{method} {path}")
                 await asyncio.sleep(0)  # who has closed other connections before is heard of
                 live = 1 + sum(map(self.is_live, self.seen))  # of those that are seen: a test before may have left some
                 entry = {
@@ -169,7 +170,7 @@ class Proxy:
                 entry |= {"started": time.time(), "ended": None, "live": live, "faults": list(faults)}
                 self.seen.append(entry)
                 try:
-                    await self.wait(self.rules, faults)
+                    await self.wait(rules, faults)
                     await Exchange(writer, entry, faults).run(
                         self.upstream, first, headers.without("expect", "connection"), body
                     )
