@@ -67,6 +67,11 @@ def shard(tmp_path_factory):
         ("info", 2, "pass --codecs"),
         ("info --codecs a.tar", 2, "leave out URLS"),
         ("index a.tar --offsets --force", 2, "--force is for -o"),
+        ("index no.tar -o i.json", 2, "Error: shard no.tar does not exist"),
+        ("index no-*.tar -o i.json", 2, "no shard matches"),
+        ("index a.tar", 2, "pass -o index.json, or --offsets"),
+        ("index a.tar -o to/b.tar", 2, "to/b.tar is the name of a shard: name the index, such as index.json"),
+        ("index", 2, "URLS"),
         ("ls a.tar --storage-options {", 2, "--storage-options is not JSON"),
         ("cat a.tar --slice 3", 2, "--slice takes"),
         ("cat a.tar --slice 3:1", 2, "--slice takes"),
@@ -87,6 +92,7 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path, shard, monkeypatch, *
     result = run(*arguments.split())
     assert result.exit_code == code
     assert message in result.stderr.splitlines()[-1]
+    assert sorted(os.listdir()) == ["a.tar", "dots.tar", "torn.tar"], "nothing is written"
 
 
 @pytest.mark.parametrize(

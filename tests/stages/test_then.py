@@ -145,7 +145,7 @@ def random_loop(numbers, table):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fn", [random_call, random_loop])
-@settings(max_examples=30, deadline=None, database=None)
+@settings(max_examples=15, deadline=None, database=None)
 @given(table=st.lists(st.integers(0, 50), min_size=1, max_size=6), size=st.integers(1, 60))
 def test_random_functions_resume_exactly(fn, table, size):
     fn = partial(fn, table=table)

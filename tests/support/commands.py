@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from wds_pipes.cli import main
 
 
-def run_command(*arguments, code=0):
+def run_command(*arguments, code=0, stdin=None):
     """Call it, which must end with a code, or with one of several; return click's result."""
-    result = CliRunner().invoke(main, list(map(str, arguments)))
+    result = CliRunner().invoke(main, list(map(str, arguments)), input=stdin)
     assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
     return result
 

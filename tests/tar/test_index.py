@@ -409,24 +409,6 @@ def test_shards_in_a_store(remote, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["no.tar", "-o", "i.json"], "Error: shard no.tar does not exist"),
-        (["*.tar", "-o", "i.json"], "no shard matches"),
-        (["a.tar"], "pass -o index.json, or --offsets"),
-        (["*.tar", "-o", "to/b.tar"], "to/b.tar is the name of a shard: name the index, such as index.json"),
-        ([], "URLS"),
-    ],
-)
-def test_the_command_says_what_is_wrong(arguments, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(main, ["index", *arguments])
-    assert result.exit_code == 2  # as of all commands that are not called rightly
-    assert message in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
     ("name", "data", "message", "code"),
     [
         ("a.tar.gz", gzip.compress(tar(pairs(2))), "is compressed, .* unpack it, for example with gunzip", 2),
