@@ -11,7 +11,8 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remote import bare, content, cut_at, first_bytes, loaded, put_all, samples, settle
+from pipelines import loaded
+from remote import bare, content, cut_at, first_bytes, put_all, samples, settle
 
 import wds_pipes as wp
 from wds_pipes import ShardError

@@ -8,7 +8,8 @@ import socket
 import traceback
 
 import pytest
-from remote import bare, content, cut_at, loaded, put_all, samples
+from pipelines import loaded
+from remote import bare, content, cut_at, put_all, samples
 from servers.process import free_port
 from torch.utils.data.datapipes.iter import IterableWrapper
 

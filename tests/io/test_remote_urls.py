@@ -8,7 +8,8 @@ import textwrap
 import fsspec
 import psutil
 import pytest
-from remote import bare, content, cut_at, loaded, put_all, samples
+from pipelines import loaded
+from remote import bare, content, cut_at, put_all, samples
 from serving import Quiet, Ranged, serving
 
 from wds_pipes import ShardError
