@@ -155,7 +155,7 @@ def test_an_object_that_changes_while_it_is_read(remote, local, other):
         pytest.skip("the imitation of GCS does not say what changes with the content")
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "skip": 1, "hold": True})
-    # a quarter of the timeout passes where the imitation of GCS has not answered a range after the end
+    # a quarter of it passes where the imitation of GCS does not answer a range after the end
     pipe = iter(samples(url, remote, timeout_seconds=20))
     got = [bare(next(pipe))]
     remote.put("d/shard-000000.tar", content(local[1])[: sizes[other]])
