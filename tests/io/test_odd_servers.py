@@ -3,7 +3,8 @@ answers that nobody can read; ETags that come and go.
 """
 
 import pytest
-from remote import bare, content, cut_at, loaded, put_all, samples
+from pipelines import loaded
+from remote import bare, content, cut_at, put_all, samples
 from serving import Ranged, serving
 
 import wds_pipes as wp

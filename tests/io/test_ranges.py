@@ -309,7 +309,7 @@ def test_a_changed_object_is_never_spliced(when, web, local):
     """
     reader, url = used_to(web, local[0])
     reader.forget()  # else no range may be of the other one
-    fault = {"latency": 1.5} if when == "before" else {"stall_after": 20_000, "stall": 1.5}
+    fault = {"latency": FOR_EVER} if when == "before" else {"stall_after": 20_000, "stall": 1.5}
     other = {"headers": {"ETag": '"other"'}, "flip": 3}
     web.faults.rules({"match": web.reads, "times": 1, **fault}, {"match": web.reads, "skip": 1, **other})
     [found], [first] = read(reader, url, 1), expected(local[0], 1)

@@ -9,7 +9,8 @@ import tracemalloc
 
 import psutil
 import pytest
-from remote import bare, content, cut_at, first_bytes, loaded, put_all, samples, settle
+from pipelines import loaded
+from remote import bare, content, cut_at, first_bytes, put_all, samples, settle
 from waiting import wait_for
 
 import wds_pipes as wp

@@ -8,7 +8,8 @@ import socket
 import traceback
 
 import pytest
-from remote import bare, content, cut_at, loaded, put_all, samples
+from pipelines import loaded
+from remote import bare, content, cut_at, put_all, samples
 from servers.process import free_port
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -154,7 +155,8 @@ def test_an_object_that_changes_while_it_is_read(remote, local, other):
         pytest.skip("the imitation of GCS does not say what changes with the content")
     (url,) = put_all(remote, local[:1])
     remote.faults.rules({"match": remote.reads, "skip": 1, "hold": True})
-    pipe = iter(samples(url, remote))
+    # a quarter of it passes where the imitation of GCS does not answer a range after the end
+    pipe = iter(samples(url, remote, timeout_seconds=20))
     got = [bare(next(pipe))]
     remote.put("d/shard-000000.tar", content(local[1])[: sizes[other]])
     remote.faults.rules()

@@ -76,7 +76,7 @@ def test_an_iterator_of_another_process(remote, local):
     pipe = samples(urls, remote, timeout_seconds=120)
     items = iter(pipe)
     got = [bare(next(items)) for _ in range(10)]
-    for _ in range(5):
+    for _ in range(2):
         assert "was opened in another process: iterate in the process that reads" in in_a_process("fork", go_on, items)
         assert in_a_process("fork", go_on_and_drop, items, pipe) == "dropped"
         got += [bare(next(items)) for _ in range(10)]
@@ -100,7 +100,7 @@ def frozen():
 def test_a_fork_that_drops_the_pipe(remote, local):
     """The parent's connections, which wait for the next epoch, are not the child's to close."""
     urls = put_all(remote, local[:2])
-    held = [samples(urls, remote, timeout_seconds=4)]
+    held = [samples(urls, remote, timeout_seconds=120)]  # a slow machine makes no request again
     for _ in range(3):
         found = [bare(sample) for sample in held[0]]
         assert found == [bare(sample) for sample in samples(local[:2])]

@@ -66,7 +66,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("cached", [False, True])
 def test_whatever_goes_wrong(server, caplog, tmp_path, workers, cached):
     caplog.set_level(logging.INFO, "wds_pipes")
@@ -131,7 +131,6 @@ COMMANDS = {
     "filter": "filter URL out --keep canary_functions:broken",
     "sort": "sort URL out --by nothing",
     "sort by text": "sort URL out --by txt",
-    "demo": "demo --data URL --workers 1",
     "info": "info --json URL",
     "ls": "ls --json URL",
     "get": "get nothing URL",
@@ -145,7 +144,13 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(pytest.param(command, id=name) for name, command in COMMANDS.items()),
+        pytest.param("demo --data URL --workers 1", id="demo", marks=pytest.mark.slow),
+    ],
+)
 def test_what_commands_print_and_write(web, tmp_path, monkeypatch, command):
     """Samples have the whole URL of their shard in memory, and functions put it into their
     errors.

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 
 import pytest
+from edit_histories import KINDS, use_shards
 from pipelines import after, flat, key_of, keys_of, loaded, samples, shuffled, through_json
 
 import wds_pipes as wp
@@ -167,61 +168,6 @@ def test_a_step_without_keys_says_where(urls):
         next(iter(pipe))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_lanes_leave_out_samples_over_any_ranks(urls, seed):
-    """Each sample that is left comes once, and the counts of the epoch add up."""
-    chance = random.Random(seed)
-    whole, found, out, states = list(keyed(urls)), [], [], None
-    for _ in range(4):
-        ranks = chance.choice([1, 2, 3])
-        loaders = [loader_of(keyed(urls), rank, ranks, epoch_end="exact") for rank in range(ranks)]
-        if states is not None:
-            out += chance.sample([key for key in whole if key not in {*found, *out}], 2)
-            for loader in loaders:
-                loader.load_state_dict(states, exclude=out)
-        found += step(loaders, 1)
-        states = [through_json(loader.state_dict()) for loader in loaders]
-    last = loaded(loader_of(keyed(urls), epoch_end="exact"), states, exclude=out)
-    with pytest.raises(ValueError, match=r"not known without reading them: load_state_dict\(exclude"):
-        last.find(0)
-    found += flat(last)
-    assert Counter(found) == Counter(set(whole) - set(out))
-    counts = last.counts()
-    assert 0 <= counts.pop("excluded", 0) <= len(out)  # those that were excluded before are in the partition
-    assert counts == {"delivered": len(found), "filtered": len(out), "skipped": 0, "dropped": 0}
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_sample_list_keeps_its_order_and_its_batches(urls, seed):
-    """Over any ranks and batch sizes, all batches are full, and the places that are left out are no
-    part of later epochs.
-    """
-    chance = random.Random(seed)
-    pipe, out, states, size = in_order(urls), [], None, 0
-    left, following = list(pipe), list(pipe)
-    for _ in range(4):
-        ranks, before, size = chance.choice([1, 2, 3]), size, chance.choice([1, 2])
-        loaders = [listed(urls, rank, ranks, batch_size=size) for rank in range(ranks)]
-        own = states is not None and ranks == len(states) and size == before
-        if states is not None:
-            out += chance.sample(following, 2)
-        for rank, loader in enumerate(loaders if states else ()):
-            loader.load_state_dict(states[rank] if own else states, exclude=out)
-        left = [key for key in left if key not in out]
-        assert step(loaders, 2) == left[: 2 * ranks * size]
-        left = left[2 * ranks * size :]
-        states = [through_json(loader.state_dict()) for loader in loaders]
-    last = loaded(listed(urls, batch_size=3, epoch_end="exact"), states, exclude=out)
-    assert last.remaining() == -(-len(left) // 3)
-    begin = last.state_dict()["step"]
-    batches = (last.plan(begin + number, keys=True) for number in range(last.remaining()))
-    assert [sample.key for sample in flat(batches)] == left
-    assert [last.find(key) for key in out] == [[]] * len(out)
-    assert flat(last) == left
-    assert flat(last) == [key for key in following if key not in out]
-    assert len(last) == -(-(len(following) - len(set(out))) // 3)
-
-
 @pytest.mark.parametrize("make", [listed, lambda urls, *ranks, **options: loader_of(keyed(urls), *ranks, **options)])
 def test_the_ledger_is_of_what_came(urls, make, tmp_path):
     """Before and after the edit. Such an epoch cannot be proved without the keys, which is said."""
@@ -326,35 +272,6 @@ def test_a_checkpoint_is_loaded_with_edits(urls, tmp_path):
 # Shards that were added
 
 
-@pytest.mark.parametrize("counted", [False, True])
-@pytest.mark.parametrize("ranks", [(2, 2, 2), (2, 3, 1)])
-def test_this_epoch_as_it_was_and_the_next_over_all(urls, counted, ranks):
-    """In the states that follow, too, and if the list grows twice."""
-
-    def make(count, rank, of):
-        options = {"samples_per_shard": SIZES[:count]} if counted else {}
-        return loader_of(keyed(urls[:count], **options), rank, of, epoch_end="exact")
-
-    whole = list(keyed(urls[:OLD]))
-    states, found = None, []
-    for count, of, added in zip((OLD, OLD + 2, len(urls)), ranks, (None, "append", "append"), strict=True):
-        loaders = [make(count, rank, of) for rank in range(of)]
-        for loader in loaders if states else ():
-            loader.load_state_dict(states, added=added)
-        found += step(loaders, 1)
-        states = [through_json(loader.state_dict()) for loader in loaders]
-    assert states[0]["grown"] == [[0, OLD]]
-    last = loaded(make(len(urls), 0, 1), states)  # the state knows
-    found += flat(last)
-    assert Counter(found) == Counter(whole)
-    assert f"up to epoch 0: the first {OLD} shards of the list" in wp.describe_state(states[0])
-    assert "grown" not in last.state_dict()
-    assert Counter(flat(last)) == Counter(keyed(urls))
-    if ranks == (2, 2, 2):  # the same lanes go on
-        alone = [make(OLD, rank, 2) for rank in range(2)]
-        assert found[:12] == step(alone, 3)
-
-
 @pytest.mark.parametrize("options", [{}, {"shuffle": False, "where": slice(None, None, 2)}, {"exclude": [3, 4, 6]}])
 def test_a_sample_list_has_the_order_that_it_had_and_then_one_of_all(urls, options):
     """On any ranks and batch sizes, if it grows twice, with samples that are left out; as a pipe,
@@ -376,6 +293,7 @@ def test_a_sample_list_has_the_order_that_it_had_and_then_one_of_all(urls, optio
         left = left[ranks * size :]
         states = [through_json(loader.state_dict()) for loader in loaders]
     assert states[0]["grown"] == [[0, OLD]]
+    assert f"up to epoch 0: the first {OLD} shards of the list" in wp.describe_state(states[0])
     last = loaded(loader_of(make(len(urls)), batch_size=3, epoch_end="pad"), states, exclude=out)
     pipe = make(len(urls))
     pipe.set_epoch(1)
@@ -447,22 +365,6 @@ def test_at_the_beginning_of_an_epoch_all_shards_are_read(urls):
     assert len(flat(again)) == sum(SIZES) - 2
 
 
-def test_with_loop_the_epochs_that_a_lane_has_begun_have_the_old_shards(urls):
-    """On other ranks, each sample comes once in each epoch of the data."""
-    loaders = [loader_of(keyed(urls[:OLD]), rank, 2, epoch_end="loop") for rank in range(2)]
-    found = step(loaders, 5)
-    while not any(lane["position"][0].get("epoch") for one in loaders for lane in one.state_dict()["lanes"].values()):
-        found += step(loaders, 1)
-    states = [through_json(loader.state_dict()) for loader in loaders]
-    loaders = [loaded(loader_of(keyed(urls), rank, 3, epoch_end="loop"), states, added="append") for rank in range(3)]
-    assert loaders[0].state_dict()["grown"] == [[1, OLD]]
-    old, rest = 2 * sum(SIZES[:OLD]), sum(SIZES)
-    found += step(loaders, -(-(old + rest - len(found)) // 6) + 8)
-    counts = Counter(found)
-    assert set(counts) == set(keyed(urls))
-    assert all(counts[key] >= 3 for key in keyed(urls[:OLD]))
-
-
 def test_what_cannot_grow(urls):
     state = samples(urls[:OLD]).state_dict()
     with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 8"):
@@ -503,22 +405,13 @@ def after_some(urls):
     return pipe.state_dict()
 
 
-def test_all_edits_together(urls):
-    """And a mix that has changed, with samples that are left out of all sources."""
+@pytest.fixture(scope="module")
+def _histories(tmp_path_factory):
+    use_shards(tmp_path_factory.mktemp("histories"))
 
-    def make(**weights):
-        return wp.mix({name: shuffled(urls, seed=ord(name)) for name in weights}, weights, exhausted="drop")
 
-    pipe = make(a=1, b=1)
-    given = keys_of(itertools.islice(pipe, 20))
-    state, whole = through_json(pipe.state_dict()), Counter(keys_of(make(a=1, b=1)))
-    out = keys_of(itertools.islice(loaded(make(a=1, b=1), state), 8))[::3]
-    with pytest.raises(wp.StateError, match=r"this mix has the weights 'a': 1, 'b': 3, and that of the state had"):
-        make(a=1, b=3).load_state_dict(state, exclude=out)
-    with pytest.raises(wp.StateError, match=r"this mix has 'c', which is not in the state"):
-        make(a=1, b=1, c=1).load_state_dict(state)
-    edited = loaded(make(a=1, b=3), state, exclude=out, mix="changed")
-    given += keys_of(edited)
-    assert Counter(given) == whole - Counter(dict.fromkeys(out, 2)) + Counter(
-        {key: min(given[:20].count(key), 2) for key in out}
-    )
+@pytest.mark.usefixtures("_histories")
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_histories_of_edits(kind):
+    """One of each kind of tests/proofs/edits.py, with ten edits."""
+    KINDS[kind](random.Random(kind))

@@ -39,15 +39,24 @@ def nothing(sample):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "host", ["DataLoader", "forkserver", "as_dataset", "StatefulDataLoader", "PipeLoader", "interleaved", "with_epoch"]
+    ("host", "workers"),
+    [
+        ("DataLoader", 2),
+        ("forkserver", 2),
+        ("as_dataset", 2),
+        ("StatefulDataLoader", 0),
+        ("StatefulDataLoader", 2),
+        ("PipeLoader", 2),
+        ("interleaved", 0),
+        ("with_epoch", 2),
+    ],
 )
 def test_no_sample_has_the_fields(host, workers, urls):
     make = {
         "DataLoader": lambda pipe: DataLoader(pipe, batch_size=None, num_workers=workers),
         "forkserver": lambda pipe: DataLoader(
-            pipe, batch_size=None, num_workers=workers, multiprocessing_context="forkserver" if workers else None
+            pipe, batch_size=None, num_workers=workers, multiprocessing_context="forkserver"
         ),
         "as_dataset": lambda pipe: DataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),
         "StatefulDataLoader": lambda pipe: StatefulDataLoader(pipe.as_dataset(), batch_size=None, num_workers=workers),

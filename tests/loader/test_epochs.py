@@ -100,7 +100,8 @@ def test_ranks_end_together_and_the_counts_add_up(end, ranks, batch_size, counte
 @pytest.mark.parametrize("end", ["drop", "pad", "exact"])
 def test_every_cut_resumes(end, lanes, counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end))
-    check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end, pipe_options={"resampled": True}))
+    if lanes == 1:
+        check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end, pipe_options={"resampled": True}))
 
 
 def test_ranks_without_numbers_of_samples_are_refused(counted_urls):

@@ -85,7 +85,7 @@ def test_cuts_with_workers_up_to_a_third_resume(tmp_path):
     )
     reference = make()
     epoch, following = list(reference), list(reference)
-    for first in (1, 3, len(epoch) - 1, len(epoch)):
+    for first in (3, len(epoch) - 1, len(epoch)):
         source, batches = make(), []
         for cut in (first, 2, 1, None):
             batches += itertools.islice(source, cut)

@@ -87,7 +87,7 @@ def test_order_in_each_lane_and_global_batches_are_the_same_on_any_number_of_ran
 @pytest.mark.parametrize("kind", ["ledger", "equal"])
 def test_random_histories_of_topologies(kind):
     """Random chains on changing numbers of ranks, lanes and workers: each sample once."""
-    run = run_proof("histories.py", "--rounds", 60, "--kind", kind)
+    run = run_proof("histories.py", "--rounds", 40, "--kind", kind)
     assert run.returncode == 0, run.stdout + run.stderr
 
 

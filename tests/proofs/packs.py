@@ -19,6 +19,7 @@ from functools import partial
 
 import numpy as np
 from amount import history_parser, run_histories
+from pipelines import epochs_of, through_json
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
@@ -93,7 +94,7 @@ class Run:
         return [tokens_of(pack) for items in self.items for pack in itertools.islice(items, steps)]
 
     def states(self):
-        states = json.loads(json.dumps([loader.state_dict() for loader in self.loaders]))
+        states = through_json([loader.state_dict() for loader in self.loaders])
         for loader in self.loaders:
             loader.close()
         return states
@@ -125,13 +126,6 @@ def history(chance, kind):
     assert sorted(itertools.chain.from_iterable(found)) == [*range(STARTS[-1])], packs
     if kind == "lanes":
         assert Counter(found) == Counter(Run(make(*options), None, 1, 0, **how).taken(None)), packs
-
-
-def epochs_of(states):
-    """How many epochs have ended, and the last one that a lane has begun."""
-    ahead = [(lane["position"] or [{}])[0].get("epoch", 0) for state in states for lane in state["lanes"].values()]
-    later = len((states[0].get("partition") or {}).get("later", []))
-    return states[0]["epoch"] + min(ahead), states[0]["epoch"] + max(later, *ahead)
 
 
 KINDS = {kind: partial(history, kind=kind) for kind in ("exact", "lanes", "loop")}

@@ -8,62 +8,14 @@ this is their only checkpoint. Each appends the keys that it has trained on to a
 no checkpoint is there, a process is left, or a sample was lost or came twice.
 """
 
-import os
 import random
 import signal
 import sys
 import tempfile
-import threading
 import time
 
 from amount import rounds
-from training import (
-    SAMPLES,
-    SHARDS,
-    STEP_SECONDS,
-    TOTAL,
-    command,
-    loader_of_rank,
-    logged,
-    mistakes,
-    new_folder,
-    resume,
-    start,
-)
-
-# What each rank runs
-
-
-def train(directory, urls):
-    """Resume from the checkpoint and train to the end of the epoch, or to SIGTERM."""
-    told = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: told.set())
-
-    import torch
-    import torch.distributed as dist
-
-    from wds_pipes import checkpoint
-
-    saved = f"{directory}/checkpoints"
-    own_log = f"{directory}/log-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}"
-    with loader_of_rank(urls) as loader, open(own_log, "a") as log:
-        if os.path.exists(saved):
-            checkpoint.load(saved, loader)
-        batches = iter(loader)
-        while True:
-            batch = next(batches, ())
-            going, stop = together = torch.tensor([float(bool(batch)), float(told.is_set())])
-            dist.all_reduce(together)
-            log.writelines(f"{key}\n" for key in batch)
-            log.flush()
-            if stop:
-                checkpoint.save(saved, loader)
-            if stop or not going:
-                break
-            time.sleep(STEP_SECONDS)
-
-
-# Who starts and ends them
+from training import SAMPLES, SHARDS, TOTAL, command, logged, mistakes, new_folder, resume, start
 
 
 def end(process, directory, target):
@@ -118,4 +70,4 @@ def main(options):
 
 
 if __name__ == "__main__":
-    command(__doc__, train, main, default=10)
+    command(__doc__, main, default=10, saves_each_step=False)

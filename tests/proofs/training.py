@@ -1,14 +1,16 @@
-"""Training on ranks that torchrun starts, for kill and preempt: what a rank runs around its own
-loop, and what its logs say.
+"""Training on ranks that torchrun starts, for kill and preempt: what a rank runs, and what its logs
+say.
 """
 
 import argparse
-import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 import warnings
 from collections import Counter
 
@@ -23,13 +25,20 @@ def keys_of(samples):
     return [sample["__key__"] for sample in samples]
 
 
-@contextlib.contextmanager
-def loader_of_rank(urls):
-    """The loader of a rank in its process group; a SampleList, where the shards have indexes."""
+def train(directory, urls, *, saves_each_step):
+    """Resume from the newest checkpoint, and train to the end of the epoch, or to SIGTERM.
+
+    Checkpoints are saved after each step, or at SIGTERM alone. Shards with indexes are read as a
+    SampleList.
+    """
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+
     import torch
     import torch.distributed as dist
 
     import wds_pipes as wp
+    from wds_pipes import checkpoint
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
@@ -39,10 +48,33 @@ def loader_of_rank(urls):
     else:
         pipe = wp.ShardList(urls, shuffle=True, seed=3).open_shards().load_tar().group_by_key().shuffle_buffer(50)
     loader = wp.PipeLoader(pipe, batch_size=SIZE, collate=keys_of, num_workers=2, epoch_end="exact")
-    yield loader
+    saved = f"{directory}/checkpoints"
+    os.makedirs(saved, exist_ok=True)
+    step = checkpoint.load(saved, loader) or 0
+    if dist.get_rank() == 0:
+        forget_after(directory, step)
+    dist.barrier()
+    with open(f"{directory}/log-{os.environ['WORLD_SIZE']}-{os.environ['RANK']}", "a") as log:
+        batches, going, stop = iter(loader), loader.epoch == 0, False
+        while going and not stop:
+            batch, step = next(batches, ()), step + 1
+            going, stop = together = torch.tensor([float(bool(batch)), float(told.is_set())])
+            dist.all_reduce(together)
+            log.writelines(f"{step} {key}\n" for key in batch)
+            log.flush()
+            if stop or saves_each_step:
+                checkpoint.save(saved, loader, step=step)
+            time.sleep(STEP_SECONDS)
     loader.close()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def forget_after(directory, step):
+    """Remove from the logs what was trained on after a step; a killed rank may have cut a line."""
+    for log in pathlib.Path(directory).glob("log-*"):
+        lines = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        log.write_text("".join(line for line in lines if int(line.split()[0]) <= step))
 
 
 def start(ranks, directory, urls, script):
@@ -66,7 +98,7 @@ def resume(ranks, directory, urls, script):
 
 def logged(directory):
     """The keys in all logs."""
-    return [key for log in pathlib.Path(directory).rglob("log-*") for key in log.read_text().split()]
+    return [key for log in directory.glob("log-*") for key in log.read_text().split()[1::2]]
 
 
 def mistakes(directory):
@@ -81,13 +113,13 @@ def new_folder(*parts):
     return folder
 
 
-def command(doc, train, main, default):
+def command(doc, main, default, *, saves_each_step):
     """The command line of a script, which torchrun also starts as a rank: with ``--train``."""
     known = parser(doc, default)
     known.add_argument("--forked", action="store_true", help="start torchrun and its ranks as forks")
     known.add_argument("--train", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = known.parse_args()
     if options.train:
-        train(options.train[0], options.train[1:])
+        train(options.train[0], options.train[1:], saves_each_step=saves_each_step)
     else:
         sys.exit(main(options))

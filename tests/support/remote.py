@@ -1,11 +1,11 @@
 """Pipes over remote shards, and the requests that they made."""
 
 import asyncio
-import json
 import os
 import time
 
 from fsspec.asyn import get_loop
+from pipelines import after, through_json
 from waiting import wait_for
 
 import wds_pipes as wp
@@ -55,16 +55,8 @@ def settle(remote):
 
 def cut_at(pipe, number):
     """The state of a pipe that was stopped after so many items, as JSON keeps it."""
-    items = iter(pipe)
-    for _ in range(number):
-        next(items)
-    return json.loads(json.dumps(pipe.state_dict()))
-
-
-def loaded(pipe, state):
-    """The pipe, which goes on from a state."""
-    pipe.load_state_dict(state)
-    return pipe
+    after(pipe, number)
+    return through_json(pipe.state_dict())
 
 
 def first_bytes(requests):

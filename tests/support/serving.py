@@ -69,6 +69,11 @@ class Ranged(Quiet):
         place = {"Content-Range": f"bytes {start}-{stop - 1}/{len(self.data)}", "Content-Length": stop - start}
         self.begin(206, place | headers)
 
+    def do_GET(self):
+        start, stop = self.requested()
+        self.begin_range(start, stop)
+        self.write(self.data[start:stop])
+
 
 @contextlib.contextmanager
 def serving(handler, *, tls=None, **attributes):
