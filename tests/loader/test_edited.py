@@ -265,7 +265,10 @@ def test_a_checkpoint_is_loaded_with_edits(urls, tmp_path):
     rest = flat(loaded(loader_of(keyed(urls[:OLD]), lanes=1), loader.state_dict()))
     again = loader_of(keyed(urls), lanes=1)
     assert checkpoint.load(tmp_path, again, exclude=rest[:1], added="append") == 3
+    with pytest.raises(ValueError, match=r"not known without reading them: load_state_dict\(exclude"):
+        again.find(0)
     assert flat(again) == rest[1:]
+    assert (again.counts()["delivered"], again.counts()["filtered"]) == (sum(SIZES[:OLD]) - 1, 1)
     assert len(flat(again)) == sum(SIZES) - 1
 
 
@@ -304,6 +307,7 @@ def test_a_sample_list_has_the_order_that_it_had_and_then_one_of_all(urls, optio
     assert [sample.key for sample in planned if not sample.padding] == left
     assert sum(sample.padding for sample in planned) == 3 * steps - len(left)
     assert len(last.find(key)) == (key in left)
+    assert [last.find(each) for each in out] == [[]] * len(out)
     assert [visit.epoch for visit in last.find(key, epoch=1)] == [1]
     assert flat(last)[: len(left)] == left
     assert flat(last)[: len(following)] == following
