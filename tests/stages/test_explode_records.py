@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from itertools import islice
 
 import cbor2
@@ -146,6 +147,12 @@ def test_the_rest_of_a_bad_field_is_skipped_and_counted():
     assert again.counts() == {"delivered": 4, "filtered": 0, "skipped": 3, "dropped": 0}
     with pytest.raises(wp.SampleError, match="'b'.*has no field"):
         explode(BAD, "jsonl", on_error="skip", max_errors=1)
+
+
+def test_a_missing_package_is_not_skipped(monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    with pytest.raises(wp.DecodeError, match="pip install msgpack"):
+        explode([sample("k", msgpack=b"x")], "msgpack", on_error="skip")
 
 
 VALUES = st.recursive(
