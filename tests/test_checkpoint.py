@@ -834,7 +834,7 @@ STATEFUL = {
 
 
 @pytest.mark.parametrize("kind", STATEFUL)
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:'set_vital' is deprecated")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_dcp_refuses_a_state_that_it_could_not_load(kind, shards, tmp_path):
     """All of these have state_dict() and load_state_dict(), which is all that torch looks for."""
     import torch.distributed.checkpoint as dcp

@@ -34,10 +34,10 @@ def requests(store):
     return store.faults.stats(store.reads)
 
 
-def apart(url, count=None, size=1000, step=100 * KIB):
+def apart(url, count=None, size=1000):
     """Ranges that are too far from each other for one request; without ``count`` for ever."""
     numbers = itertools.islice(itertools.cycle(range(15)), count)
-    return (Range(url, number * step, number * step + size) for number in numbers)
+    return (Range(url, start, start + size) for start in (number * 100 * KIB for number in numbers))
 
 
 def test_any_ranges_in_any_order(web, local):

@@ -23,14 +23,14 @@ def read_all(pipe, queue):
     queue.put([bare(sample) for sample in pipe])
 
 
-def in_a_process(method, function, *arguments, seconds=300):
+def in_a_process(method, function, *arguments):
     """What a function puts into its last argument, a queue, in another process."""
     context = multiprocessing.get_context(method)
     queue = context.Queue()
     process = context.Process(target=function, args=(*arguments, queue), daemon=True)
     process.start()
     try:
-        return queue.get(timeout=seconds)
+        return queue.get(timeout=300)
     finally:
         process.join(120)
         hung = process.is_alive()

@@ -936,12 +936,12 @@ def even_urls(tmp_path_factory):
     return make_shards(tmp_path_factory.mktemp("even"), shards=6, samples=4)
 
 
-def ranks_of(urls, world_size, cut=1, **options):
-    """The states of all ranks after ``count`` batches."""
+def ranks_of(urls, world_size):
+    """The states of all ranks after a batch."""
     states = []
     for rank in range(world_size):
-        source = loader(urls, rank=rank, world_size=world_size, **options)
-        after(source, cut)
+        source = loader(urls, rank=rank, world_size=world_size)
+        after(source, 1)
         states.append(through_json(source.state_dict()))
     return states
 

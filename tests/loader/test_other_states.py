@@ -14,9 +14,7 @@ from wds_pipes.testing import make_shards
 SAMPLES = [6, 1, 7, 0, 4, 8, 2, 5]
 KEYS = [f"{number:08d}" for number in range(sum(SAMPLES))]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:'set_vital' is deprecated", "ignore:This DataLoader will create 3 worker processes"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,7 @@ import wds_pipes as wp
 from wds_pipes.core.order import order_of_samples
 from wds_pipes.testing import check_resume
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),  # torchdata calls it
-    pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 N = 23
 
 

@@ -127,15 +127,15 @@ class Ledger(NamedTuple):
         return Ledger(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-def play(directory, urls, chance, runs, worlds=(1, 2, 3, 4)):
+def play(directory, urls, chance, runs):
     """One history: training that is killed in each run but the last; its ledger."""
-    seed, steps, ranks = chance.randrange(100), 0, worlds[chance.randrange(4) // 2 * 2 + 1] if len(worlds) > 2 else 2
+    seed, steps, ranks = chance.randrange(100), 0, chance.choice([2, 4])
     (pathlib.Path(directory) / "data").mkdir()
     kept, kills, changes = defaultdict(list), 0, 0
     for run in range(runs):
         last = run == runs - 1
         if run and (chance.random() < 0.6 or last):
-            new = chance.choice([count for count in worlds if count != ranks])
+            new = chance.choice([count for count in (1, 2, 3, 4) if count != ranks])
             ranks, changes = new, changes + 1
         goal = steps + chance.randrange(2 * EVERY, 40)
         arguments = (ranks, str(directory), run, urls, chance.choice([0, 0, 1, 2]), seed, goal if last else 10**9)

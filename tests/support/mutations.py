@@ -88,12 +88,12 @@ def pipeline(name, make, make_states=None, cuts=(0, 1, 4, 9, 60)):
     return Subject(name, make_states or (lambda: states_of(make, cuts)), load)
 
 
-def merged(name, make, ranks, cuts=(0, 2, 60)):
+def merged(name, make, ranks):
     """A PipeLoader that loads the states of all ranks as a list."""
     options = {"lanes": None, "epoch_end": "exact", "world_size": ranks}
 
     def make_states():
-        of_ranks = [states_of(lambda rank=rank: make(rank=rank, **options), cuts) for rank in range(ranks)]
+        of_ranks = [states_of(lambda rank=rank: make(rank=rank, **options), (0, 2, 60)) for rank in range(ranks)]
         return [list(each) for each in zip(*of_ranks)]
 
     return pipeline(name, lambda: make(lanes=None, epoch_end="exact"), make_states)

@@ -17,9 +17,9 @@ def wait_for(condition, seconds=120):
         time.sleep(0.01)
 
 
-def in_time(call, seconds=60):
+def in_time(call):
     """What ``call()`` returns or raises in another thread, which must end in time."""
-    return DaemonThreads(1).submit(call).result(seconds)
+    return DaemonThreads(1).submit(call).result(60)
 
 
 def calls(function):
