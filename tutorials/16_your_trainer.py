@@ -6,9 +6,8 @@
 # run that is killed continues with the next batch.
 #
 # **You need** `pip install wds_pipes accelerate transformers`. The recipes for TorchTitan, Megatron,
-# torchft and Ray Train are shown as text. Those for torchft and Ray Train are tests with the
-# library, that for TorchTitan was run with its checkpoint manager (0.3.0), and that for Megatron with
-# Megatron-Core's groups of ranks (0.16.1) and the function of Megatron-Bridge (0.3.1) that saves.
+# torchft and Ray Train are shown as text. They are tested with these libraries; that for
+# Megatron with Megatron-Core, of which the training loop is no part.
 #
 # In all of them:
 #

@@ -1,6 +1,5 @@
-"""The recipes of the tutorial for other trainers: each is stopped, or killed between two of its
-steps, and goes on twice. TorchTitan's runs with the library if it is there, and Megatron's with the
-part of its protocol that the recipe uses. Ray Train's is in tests/on_ray.
+"""The recipes of the tutorial for other trainers, with the libraries: each is stopped, or killed
+between two of its steps, and goes on twice. Ray Train's is in tests/on_ray.
 """
 
 import itertools
@@ -8,11 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
-from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -54,31 +50,12 @@ def expected(urls, count, **options):
     return [numbers(batch) for batch in itertools.islice(make_loader(urls, **options), count)]
 
 
-def module(monkeypatch, name, **names):
-    """Put a module with these names there, and those that it is in."""
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), made := ModuleType(parts[end - 1]))
-        if end > 1:
-            setattr(sys.modules[".".join(parts[: end - 1])], parts[end - 1], made)
-    vars(made).update(names)
-
-
-class BaseDataLoader:
-    """As of TorchTitan 0.3: its Config builds the class that it is in."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config:
-        dataset: str = ""
-        dataset_path: str | None = None
-
-
-def test_torchtitan(urls, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_torchtitan(urls, tmp_path):
     """Ten steps against five, save, load and five; and once more."""
+    pytest.importorskip("torchtitan", reason="needs torchtitan")
     import torch.distributed.checkpoint as dcp  # not when tests are collected: it takes a second
 
-    if find_spec("torchtitan") is None:
-        module(monkeypatch, "torchtitan.components.dataloader", BaseDataLoader=BaseDataLoader)
     kind = shown_under("TorchTitan", {"make_pipe": make_pipe})["PipeDataLoader"]
 
     def build():
@@ -99,31 +76,56 @@ def test_torchtitan(urls, tmp_path, monkeypatch):
     assert given == expected(urls, 15)
 
 
-def test_megatron(urls, tmp_path):
-    """Its files are written by a copy of its lines; two ranks, then two, then three of them."""
-    provider = shown_under("Megatron-LM and Megatron-Bridge", {"make_pipe": lambda: make_pipe(urls)})[
-        "train_valid_test_datasets_provider"
-    ]
+def megatron(urls, directory, of, begin, dies):
+    """A rank of a training of eight iterations, which saves after each third one."""
+    from megatron.core import parallel_state as mpu
 
-    def run(ranks, begin, end):
-        found = []
-        for rank in range(ranks):
-            mpu = SimpleNamespace(get_data_parallel_rank=lambda: rank, get_data_parallel_world_size=lambda: ranks)  # noqa: B023
-            args = SimpleNamespace(micro_batch_size=2, num_workers=0, dataloader_save=str(tmp_path), iteration=begin)
-            iterable, *_ = provider(mpu, args)
-            found.append([numbers(batch) for batch in itertools.islice(iterable, end - begin)])
-            folder = tmp_path / f"iter_{end:07d}" / "mp_rank_00"
+    rank, ranks = of
+    place = f"file://{directory}/group-{begin}"
+    torch.distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=ranks)
+    mpu.initialize_model_parallel()
+    names = shown_under("Megatron-LM and Megatron-Bridge", {"make_pipe": lambda: make_pipe(urls)})
+    args = SimpleNamespace(micro_batch_size=2, num_workers=0, dataloader_save=str(directory), iteration=begin)
+    batches, *_ = names["train_valid_test_datasets_provider"](mpu, args)
+    for iteration in range(begin + 1, 9):
+        note(directory / f"from-{begin}-{rank}", iteration, numbers(next(batches)))
+        if iteration % 3 == 0:  # the files that Megatron-LM and Megatron-Bridge write
+            folder = directory / f"iter_{iteration:07d}" / "mp_rank_00"
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(
-                {"dataloader_state_dict": iterable.save_state()}, folder / f"train_dataloader_dprank{rank:03d}.pt"
+                {"dataloader_state_dict": batches.save_state()}, folder / f"train_dataloader_dprank{rank:03d}.pt"
             )
-        return found
+        torch.distributed.barrier()
+        if rank == 1 and iteration == dies:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    first, second, third = run(2, 0, 2), run(2, 2, 3), run(3, 3, 5)
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Transformer Engine and Apex")
+def test_megatron(urls, tmp_path):
+    """Two ranks, of which one is killed, twice, and then three, as Megatron-Core numbers them."""
+    pytest.importorskip("megatron.core", reason="needs megatron-core")
+    fork, runs = multiprocessing.get_context("fork"), []
+    for ranks, begin, dies in ((2, 0, 5), (2, 3, 7), (3, 6, 0)):
+        processes = [
+            fork.Process(target=megatron, args=(urls, tmp_path, (rank, ranks), begin, dies)) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes[-1:] if dies else processes:
+            process.join(100)
+            assert process.exitcode == (-signal.SIGKILL if dies else 0)
+        for process in processes:
+            process.kill()
+            process.join()
+        runs.append([[*noted(tmp_path / f"from-{begin}-{rank}").values()] for rank in range(ranks)])
+    first, second, third = runs
     for rank in range(2):
-        assert first[rank] + second[rank] == expected(urls, 3, rank=rank, world_size=2)
-    given = [number for rank in (*first, *second, *third) for batch in rank for number in batch]
-    assert len(given) == len({*given}) == 24  # of the first epoch, which has 48
+        whole = expected(urls, 7, rank=rank, world_size=2)
+        assert (first[rank][:5], second[rank][:4]) == (whole[:5], whole[3:7])
+    given = [batches[:3] for batches in (*first, *second, *third)]
+    given = [number for batches in given for batch in batches for number in batch]
+    assert len(given) == len({*given}) == 36  # of the first epoch, which has 48
 
 
 def replica(loader, directory, lighthouse, dies, together):
