@@ -20,8 +20,7 @@ from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
-from wds_pipes.io.secret import clean, hide, options_for
-from wds_pipes.io.urls import at_home, local_path, redact, with_variables
+from wds_pipes.io.urls import at_home, clean, hide, local_path, options_for, redact, with_variables
 from wds_pipes.io.verified import Verified
 
 if TYPE_CHECKING:

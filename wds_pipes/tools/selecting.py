@@ -25,8 +25,7 @@ from wds_pipes.core.words import listed, plural
 from wds_pipes.errors import ShardError, WdsError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
-from wds_pipes.tar.index import make_opener, path_of
-from wds_pipes.tar.listing import exists, list_shards
+from wds_pipes.tar.index import exists, list_shards, make_opener, path_of
 
 _AT_ONCE = 8  # tables
 ENDINGS = (".parquet", ".jsonl")
@@ -279,5 +278,7 @@ def _quoted(text: str, mark: str = "'") -> str:
 
 
 def _told(error: Exception) -> str:
-    """What DuckDB says, without the place in the statement that follows it."""
+    """What DuckDB says, to show it: nothing is decided by it. After its first line comes the place
+    in a statement that the caller did not write.
+    """
     return str(error).partition("\n")[0][:300]
