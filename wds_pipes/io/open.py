@@ -157,9 +157,9 @@ class Opener:
             )
         else:
             message = f"cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}"
-        problem = ShardError(message, where=f"shard {shown}", url=shown)
-        problem.missing = isinstance(error, FileNotFoundError)
-        problem.of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
+        of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
+        missing = isinstance(error, FileNotFoundError)
+        problem = ShardError(message, where=f"shard {shown}", url=shown, missing=missing, of_data=of_data)
         problem.__cause__ = clean(error, url, options)
         return problem
 

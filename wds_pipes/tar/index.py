@@ -215,9 +215,8 @@ def _read(url: str, opener: Opener, written: list[tuple[Any, Any, Any]] | None =
             _parse(index, stream)
     except ShardError as error:
         where = error.where and f"index {shown}"
-        renamed = ShardError(error.what, where=where, mend=error.mend, mend_cli=error.mend_cli, url=shown)
-        renamed.missing = error.missing
-        raise renamed from error
+        mend, mend_cli, missing = error.mend, error.mend_cli, error.missing
+        raise ShardError(error.what, where=where, mend=mend, mend_cli=mend_cli, url=shown, missing=missing) from error
     except OSError as error:
         raise ShardError(
             f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a "

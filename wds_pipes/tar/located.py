@@ -684,9 +684,8 @@ def read_keys(url: str, opener: Opener) -> list[str]:
         if not error.missing:
             raise
         shown = redact(url)
-        missing = ShardError(f"the list of keys {shown} does not exist: name a file with a key on each line", url=shown)
-        missing.missing = True
-        raise missing from error
+        what = f"the list of keys {shown} does not exist: name a file with a key on each line"
+        raise ShardError(what, url=shown, missing=True) from error
     keys = [line for line in text.replace("\r\n", "\n").split("\n") if line]
     if not keys:
         raise ValueError(f"the list of keys {redact(url)!r} is empty: it has a key on each line")

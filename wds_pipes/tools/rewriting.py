@@ -407,9 +407,8 @@ def _with_tables(
     urls = find_tables([shard.url for shard in shards], metadata, storage_options, names if apart else None)
     for url in urls:
         if not exists(url, storage_options):
-            error = ShardError(f"table {redact(url)} does not exist: write it, or pass --metadata", url=redact(url))
-            error.missing = True
-            raise error
+            shown = redact(url)
+            raise ShardError(f"table {shown} does not exist: write it, or pass --metadata", url=shown, missing=True)
     found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
     with keys_where(where, urls, make_opener(storage_options)) as keys_of:
         if not any(keys_of(url) for url in urls):

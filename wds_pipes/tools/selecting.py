@@ -242,13 +242,12 @@ def find_tables(
     ending = next((ending for ending in ENDINGS if exists(paths[0] + ending, storage_options)), None)
     if ending is None:
         shown, either = redact(urls[0]), " or ".join(redact(paths[0] + each) for each in ENDINGS)
-        error = ShardError(
+        raise ShardError(
             f"shard {shown} has no table of metadata: there is no {either}. Pass --metadata, a table with a column "
             "'key', or the directory of the tables",
             url=shown,
+            missing=True,
         )
-        error.missing = True
-        raise error
     return [path + ending for path in paths]
 
 

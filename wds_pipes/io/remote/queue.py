@@ -702,8 +702,8 @@ class Block:
                 mend_cli=mend and f"{mend}{public[1]}.{hint}",
                 url=shown,
                 offset=at or None,
+                missing=verdict.missing,
             )
-            error.missing = verdict.missing
         error.of_data = verdict.of_data
         error.__cause__ = clean(cause, url, options)
         return error
