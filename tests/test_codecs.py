@@ -30,11 +30,10 @@ from memory import memory_below
 from pickles import Creates
 from PIL import Image, features
 
-from wds_pipes.codecs import arrays, decoding
+from wds_pipes.codecs import arrays, table
 from wds_pipes.codecs.codec import NotAllowedError
-from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.images import IMAGE_SPECS
-from wds_pipes.codecs.table import ROWS, TABLE, encode
+from wds_pipes.codecs.table import ROWS, TABLE, Decoding, encode
 from wds_pipes.testing import same
 
 PACK = {
@@ -335,7 +334,7 @@ def test_a_bomb_is_an_error_and_does_not_take_the_memory(field, monkeypatch):
     """Not a MemoryError, which would not be skipped, nor Pillow's own warning. xz alone takes a
     dictionary of 8 MiB.
     """
-    monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 1 << 20)
+    monkeypatch.setattr(table, "MAX_DECODED_BYTES", 1 << 20)
     monkeypatch.setattr(arrays, "MAX_DECODED_BYTES", 10 << 20)
     make, message = BOMBS[field]
     data = make()
@@ -345,7 +344,7 @@ def test_a_bomb_is_an_error_and_does_not_take_the_memory(field, monkeypatch):
 
 @pytest.mark.parametrize("kind", PACK)
 def test_as_many_bytes_as_the_limit_are_unpacked(kind, monkeypatch):
-    monkeypatch.setattr(decoding, "MAX_DECODED_BYTES", 1 << 20)
+    monkeypatch.setattr(table, "MAX_DECODED_BYTES", 1 << 20)
     assert len(decode(f"bin.{kind}", PACK[kind](bytes(1 << 20)))) == 1 << 20
 
 

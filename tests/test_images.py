@@ -19,9 +19,9 @@ from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.codecs import images
-from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.images import decoders_in_use
 from wds_pipes.codecs.resizing import Resize, read_resize
+from wds_pipes.codecs.table import Decoding
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import DecodeByExt
 from wds_pipes.testing import check_resume, make_shards, same

@@ -16,8 +16,7 @@ import wds_pipes as wp
 from wds_pipes import stages
 from wds_pipes.core import chain
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import Ended
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Ended, Stage
 from wds_pipes.core.stream import Stream
 from wds_pipes.testing import _check_lanes, check_resume, make_shards, same
 

@@ -64,9 +64,9 @@ if _TYPE_CHECKING:
     from wds_pipes.loader.stats import describe_stats
     from wds_pipes.stages.map_samples import DROP
     from wds_pipes.stages.sample_list import SampleRef
-    from wds_pipes.stages.shard_ref import ShardRef
+    from wds_pipes.stages.shard_source import ShardRef
     from wds_pipes.tar import ShardWriter, TarWriter
-    from wds_pipes.tar.views import split_by_key
+    from wds_pipes.tar.located import split_by_key
 
 __all__ = [
     "DROP",
@@ -134,7 +134,7 @@ _MODULE_OF = {
     "ShardCache": "io.cache.shard_cache",
     "ShardError": "errors",
     "ShardList": "datapipes",
-    "ShardRef": "stages.shard_ref",
+    "ShardRef": "stages.shard_source",
     "ShardWarning": "errors",
     "ShardWriter": "tar",
     "Stage": "core.stage",
@@ -156,7 +156,7 @@ _MODULE_OF = {
     "rank": "loader.ranks",
     "register_codec": "codecs.table",
     "register_stage": "datapipes",
-    "split_by_key": "tar.views",
+    "split_by_key": "tar.located",
     "state_dict": "datapipes",
     "video": "codecs.media",
 }
@@ -167,7 +167,7 @@ if not _TYPE_CHECKING:  # type checkers see only the names above
         if name not in _MODULE_OF:
             from importlib.util import find_spec
 
-            from wds_pipes.core.suggest import unknown
+            from wds_pipes.core.options import unknown
 
             if name.isidentifier() and not name.startswith("_") and find_spec(f"wds_pipes.{name}") is not None:
                 return _import_module(f"wds_pipes.{name}")

@@ -37,9 +37,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from wds_pipes.core.options import check_count
+from wds_pipes.core.options import check_count, checks_options
 from wds_pipes.core.stage import State
-from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import (
     FORMAT,
@@ -66,9 +65,8 @@ from wds_pipes.loader.checkpoint_ranks import (
     place_in,
     read_alone,
 )
-from wds_pipes.loader.other_states import datasets_of, place_of_workers
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.restoring import merge_states
+from wds_pipes.loader.restoring import datasets_of, merge_states, place_of_workers
 from wds_pipes.stages.edits import Edits
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds

@@ -16,12 +16,11 @@ from torch.utils.data import IterableDataset
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.hosts import stage_of
-from wds_pipes.core.options import check_count
+from wds_pipes.core.options import check_count, checks_options
 from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
-from wds_pipes.core.suggest import checks_options
 from wds_pipes.errors import StateError
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info

@@ -11,30 +11,26 @@ from typing import TYPE_CHECKING, Any, overload
 
 from torch.utils.data import Dataset
 
-from wds_pipes.core.options import check_count, check_storage_options
-from wds_pipes.core.suggest import checks_options
+from wds_pipes.core.options import check_count, check_storage_options, checks_options
 from wds_pipes.errors import SampleError
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import LARGE, Part, Range, RangeReader
-from wds_pipes.io.secret import origins_of, with_origins
-from wds_pipes.io.urls import Urls, redact
+from wds_pipes.io.urls import Urls, origins_of, redact, with_origins
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import read_names
-from wds_pipes.tar.index import known_version
+from wds_pipes.tar.index import known_version, list_indexed
 from wds_pipes.tar.keys import KeySplit, check_key_split
-from wds_pipes.tar.listing import list_indexed
-from wds_pipes.tar.located import Located
+from wds_pipes.tar.located import Located, Selection, Selector, by_numbers, split_by_key
 from wds_pipes.tar.samples import AFTER, SampleParser
-from wds_pipes.tar.views import Selection, Selector, by_numbers, split_by_key
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from wds_pipes.codecs.resizing import Fit, Size
     from wds_pipes.io.cache.shard_cache import ShardCache
-    from wds_pipes.tar.views import Numbers
+    from wds_pipes.tar.located import Numbers
 
 
 class IndexedShards(Dataset[dict[str, Any]]):

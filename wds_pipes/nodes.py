@@ -33,10 +33,9 @@ from wds_pipes import stages
 from wds_pipes.core.hosts import build, make_skin, reads_several, remade, stages_of
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Data
-from wds_pipes.core.running import Mark, begin, own_copy, running_copy
-from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name
+from wds_pipes.core.options import unknown
+from wds_pipes.core.stage import Mark, Source, Stage, State, begin, find_stage, functional_name, own_copy, running_copy
 from wds_pipes.core.stream import Stream, StreamIterator
-from wds_pipes.core.suggest import unknown
 from wds_pipes.errors import StateError, WdsError
 from wds_pipes.loader.lengths import Countable
 from wds_pipes.loader.ranks import warn_of_ranks

@@ -17,10 +17,19 @@ import numpy as np
 
 from wds_pipes.codecs.codec import Codec
 from wds_pipes.core.chain import Chain, Composite
-from wds_pipes.core.given import Given, run_over
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Reports, Source, Stage, functional_name, is_built_in, shown_signature
+from wds_pipes.core.stage import (
+    END,
+    Given,
+    Mark,
+    Reports,
+    Source,
+    Stage,
+    functional_name,
+    is_built_in,
+    run_over,
+    shown_signature,
+)
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from wds_pipes.browse import findings
-from wds_pipes.browse.findings import Checks, of_sample
+from wds_pipes.browse import data as browsed
+from wds_pipes.browse.data import DataSet, findings_at
 from wds_pipes.testing import make_shards
 from wds_pipes.tools.reading import Found, Member
 
@@ -24,18 +24,18 @@ def urls(tmp_path):
 
 
 def test_a_small_shard_is_checked_when_it_is_looked_at(urls):
-    checks = Checks(urls)
+    checks = DataSet(urls)
     assert checks.report(0).findings == []
     report = checks.report(1)
     assert {one.kind for one in report.findings} == {"damage"}
     found = report.findings[0]
-    assert of_sample(report, at("other", found.byte, found.byte + 1)) == [found]
-    assert of_sample(report, at("other", found.byte + 1, found.byte + 2)) == []
+    assert findings_at(report, at("other", found.byte, found.byte + 1)) == [found]
+    assert findings_at(report, at("other", found.byte + 1, found.byte + 2)) == []
 
 
 def test_a_large_shard_is_checked_when_that_is_asked_for(urls, monkeypatch):
-    monkeypatch.setattr(findings, "AT_ONCE", 100)
-    checks = Checks(urls)
+    monkeypatch.setattr(browsed, "AT_ONCE", 100)
+    checks = DataSet(urls)
     assert checks.report(1) is None
     report = checks.report(1, now=True)
     assert checks.report(1) is report
@@ -49,6 +49,6 @@ def test_findings_of_a_key_are_at_its_sample(tmp_path):
     urls = make_shards(tmp_path, shards=1, samples=3, fields=("txt",))
     data = Path(urls[0]).read_bytes()
     Path(urls[0]).write_bytes(data[: 3 * 1024] + data[:1024] + data[3 * 1024 :])  # the first sample comes again
-    report = Checks(urls).report(0)
-    assert [one.kind for one in of_sample(report, at("00000000", 0, 1024))] == ["sample"]
-    assert not of_sample(report, at("00000001", 1024, 2048))
+    report = DataSet(urls).report(0)
+    assert [one.kind for one in findings_at(report, at("00000000", 0, 1024))] == ["sample"]
+    assert not findings_at(report, at("00000001", 1024, 2048))

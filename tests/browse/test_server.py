@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tars import put, tar
 
-from wds_pipes.browse.data import DataSet
+from wds_pipes.browse.data import DataSet, Unpacked, Window
 from wds_pipes.browse.pages import Pages
-from wds_pipes.browse.windows import Unpacked, Window
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
@@ -268,8 +267,8 @@ def test_remote_shards_are_read_where_they_are_looked_at(tmp_path, counted):
         counted.clear()
         data = DataSet(urls)
         with data.look(1, 24) as view:
-            assert [sample.key for sample in view.samples.found] == [f"{number:08d}" for number in range(84, 108)]
-            assert view.read(view.samples.found[3].members[1]) == b"text 87"
+            assert [sample.key for sample in view.found] == [f"{number:08d}" for number in range(84, 108)]
+            assert view.read(view.found[3].members[1]) == b"text 87"
         assert (bool(data.note), data.total, data.count(0)) == (total is None, total, total and 60)
         index_shards(paths, offsets=True)
     large = [size for _, size in counted if size > 10_000]
@@ -363,9 +362,9 @@ def test_samples_before_the_cut_of_a_compressed_shard_are_shown(tmp_path):
     packed = gzip.compress(tar(members), 1)
     url = put(tmp_path / "a.tar.gz", packed[: len(packed) // 2])
     with DataSet([str(url)]).look(0, 0) as view:
-        assert len(view.samples.found) in (13, 14)
-        assert "cut short" in view.samples.problem
-        assert all(len(view.read(sample.members[0])) == 3000 for sample in view.samples.found)
+        assert len(view.found) in (13, 14)
+        assert "cut short" in view.problem
+        assert all(len(view.read(sample.members[0])) == 3000 for sample in view.found)
 
 
 def test_a_download_ends_where_its_shard_has_become_shorter(tmp_path, caplog):

@@ -22,8 +22,8 @@ from tars import samples
 from wds_pipes.errors import SampleError
 from wds_pipes.tar.encoded import check_name
 from wds_pipes.tools import convert
-from wds_pipes.tools.records import framed, packed, tensor_protos
 from wds_pipes.tools.rows import columns_of, sample_of
+from wds_pipes.tools.sources import framed, packed, tensor_protos
 
 arrow, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 lmdb = pytest.importorskip("lmdb")

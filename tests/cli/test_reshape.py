@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tars import put, samples, tar
 
 import wds_pipes as wp
-from wds_pipes.io.partial import PartialFile
+from wds_pipes.io.outputs import PartialFile
 from wds_pipes.tar.writer import whole
 from wds_pipes.tools import jobs as running
 from wds_pipes.tools import write_shard

@@ -21,10 +21,10 @@ from tars import filled, put, samples, tar
 
 from wds_pipes import SampleError, ShardError, ShardWarning
 from wds_pipes.cli import main
+from wds_pipes.cli.look import KINDS
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 from wds_pipes.tools import verify
-from wds_pipes.tools.findings import KINDS
 
 
 def run(*arguments):

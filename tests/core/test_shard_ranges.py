@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wds_pipes.core.shard_ranges import ShardRanges, joined
+from wds_pipes.core.lane import ShardRanges, joined
 
 COUNTS = st.lists(st.one_of(st.integers(0, 5), st.just(1 << 40)), max_size=6)
 RANGES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(3, 9)), max_size=6)

@@ -96,7 +96,7 @@ class Endless(Quiet):
 @pytest.mark.parametrize("concatenated", [False, True])
 def test_a_shard_that_goes_on_for_ever(after, concatenated, local, monkeypatch):
     """It is an error, and with on_error="skip" the search for another header ends."""
-    monkeypatch.setattr("wds_pipes.tar.damage._MOST_ZEROS", 1 << 23)
+    monkeypatch.setattr("wds_pipes.tar.reader._MOST_ZEROS", 1 << 23)
     monkeypatch.setattr("wds_pipes.tar.reader.LEAST_SEARCHED", 1 << 23)
     options = {"concatenated": concatenated, "max_member_bytes": 1 << 20}
     with serving(Endless, data=content(local[0]), after=after) as address:

@@ -13,7 +13,7 @@ from serving import Site, serving
 
 import wds_pipes as wp
 from wds_pipes.cli import main
-from wds_pipes.io.secret import hide
+from wds_pipes.io.urls import hide
 from wds_pipes.tar import TarWriter, index_shards
 from wds_pipes.testing import make_shards
 

@@ -27,7 +27,7 @@ from tars import END, header, padded, pax, tar
 
 from wds_pipes import ShardError, ShardWarning
 from wds_pipes.tar import TarReader
-from wds_pipes.tar.members import pass_link
+from wds_pipes.tar.reader import pass_link
 
 MOST = 1 << 16  # max_member_bytes
 KINDS = [b"0", b"\0", b"7", b"S", b"x", b"g", b"L", b"K", b"1", b"2", b"5", b"Z", b"V"]

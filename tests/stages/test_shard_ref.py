@@ -10,7 +10,7 @@ from pipelines import keys_of
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
-from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.shard_source import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.testing import make_shards
 

@@ -116,10 +116,10 @@ from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.urls import Urls
 from wds_pipes.stages.open_shards import Shard
 from wds_pipes.stages.sample_list import SampleRef
-from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.shard_source import ShardRef
 from wds_pipes.tar import TarMember
 from wds_pipes.tar.keys import KeySplit
-from wds_pipes.tar.views import Selection
+from wds_pipes.tar.located import Selection
 
 T_co = TypeVar("T_co", covariant=True, default=Any)
 

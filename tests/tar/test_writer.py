@@ -329,7 +329,7 @@ def interrupted(number, call):
 
     def at_call(frame, *_):
         name = frame.f_globals.get("__name__")
-        frame.f_trace_opcodes = name in ("wds_pipes.io.locks", "wds_pipes.io.partial")
+        frame.f_trace_opcodes = name in ("wds_pipes.io.locks", "wds_pipes.io.outputs")
         return step if frame.f_trace_opcodes and frame.f_code.co_name not in ("__del__", "_remove_unused") else None
 
     before = sys.gettrace()

@@ -13,7 +13,7 @@ import wds_pipes as wp
 from wds_pipes.errors import StateError
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
-from wds_pipes.tools.upcoming import MOST_READ, order_of_loader, order_of_state
+from wds_pipes.tools.training import MOST_READ, order_of_loader, order_of_state
 
 MADE = []  # what ``loader`` returns
 PIPES = {
@@ -50,7 +50,7 @@ def names(samples):
 
 
 def said(batches, keys):
-    return [[one.key or keys[one.url, one.number] for one in batch.samples] for batch in batches]
+    return [[one.key or keys[one.url, one.number] for one in samples] for samples in batches.values()]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_the_files_of_a_training_do_not_change(urls, tmp_path):
 
     MADE[:] = [make]
     order = order_of_loader(f"{__name__}:loader")
-    found = [[one.key for one in batch.samples] for batch in order.batches(0, 100)]
+    found = [[one.key for one in samples] for samples in order.batches(0, 100).values()]
     assert not path.exists()
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
     trained = make()

@@ -1,12 +1,11 @@
 """``wds-pipes browse``: the samples of shards as pages of a local server, or as files.
 
-- ``data``: the shards, and ranges of their samples; ``windows``: reads parts of a shard again and
-  again, in bounded memory.
+- ``data``: the shards, and ranges of their samples, read in parts, in bounded memory.
 - ``fields``: one field for a page: its text, picture or player.
-- ``pages``: the pages as HTML; ``templates`` and ``static`` have their templates, style and script.
-- ``findings``: what ``verify`` finds; ``histograms``: over a random part of the data.
-- ``training``: the pages about what a training gets next.
-- ``server``: the pages over HTTP, and who may read them; ``exporting``: the pages as files.
+- ``pages``: the pages as HTML, also as files; ``templates`` and ``static`` have their templates,
+  style and script.
+- ``histograms``: over a random part of the data; ``training``: what a training gets next.
+- ``server``: the pages over HTTP, and who may read them.
 
 Rules:
 1. Nothing in a sample is trusted. Text is escaped by the templates, images are decoded and encoded

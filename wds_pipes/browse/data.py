@@ -1,47 +1,148 @@
-"""The shards of a data set, and ranges of their samples, by numbers."""
+"""The shards of a data set, and ranges of their samples, by numbers. A shard is read in parts, back
+and forth, in bounded memory.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, TypeVar
 
-from wds_pipes.browse.findings import Checks
-from wds_pipes.browse.windows import Files, Window, version_here
 from wds_pipes.errors import ShardError, WdsError, for_commands
+from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
+from wds_pipes.io.open import is_remote
+from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import Version, version_of
-from wds_pipes.tar.index import Facts
-from wds_pipes.tar.listing import find_facts, list_shards
+from wds_pipes.tar.index import Facts, MissingIndexError, find_facts, list_shards
 from wds_pipes.tar.located import ShardOffsets
-from wds_pipes.tar.members import pass_link
-from wds_pipes.tar.offsets import MissingIndexError
+from wds_pipes.tar.reader import pass_link
 from wds_pipes.tar.samples import AFTER
 from wds_pipes.tools.reading import Found, Member, ShardWalk, is_stream
+from wds_pipes.tools.verifying import Finding, VerifyReport, verify
 
+_LEAST, _MOST = 1 << 16, 1 << 21  # bytes that are read at once: more each time if they follow each other
+_WHOLE = 1 << 24  # bytes that are read at once where it is known that they are needed
+_HELD = 1 << 25  # bytes that stay in memory
+_REQUESTS = 8  # requests at once
+
+Read = Callable[[int, int], tuple[Any, int]]  # at, size: bytes, and the place of the first one
+
+
+class Window(io.RawIOBase):
+    """The content of a shard, decompressed, as a stream that can seek back.
+
+    The bytes that were read last, at most 32 MiB, stay in memory, so that what stands between
+    headers that were just read is not requested again.
+
+    Args:
+        read: reads some bytes at a place; fewer only at the end.
+        expected: where the bytes start and end that will all be needed; they are read at once if
+            they are at most 16 MiB.
+    """
+
+    def __init__(self, read: Read, expected: tuple[int, int] = (0, 0)) -> None:
+        self._read, self._expected = read, expected
+        self._held: list[tuple[int, bytes]] = []
+        self._at, self._last, self._size = 0, 0, _LEAST
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_END:
+            raise io.UnsupportedOperation("the end is not known")
+        self._at = offset + (self._at if whence == os.SEEK_CUR else 0)
+        return self._at
+
+    def close(self) -> None:
+        """It stays open: several streams read it, one after another. ``Files`` closes the shard."""
+
+    def readinto(self, buffer: Any) -> int:
+        at = self._at
+        start, held = next(
+            ((start, held) for start, held in self._held if start <= at < start + len(held)), None
+        ) or self._fetch(at)
+        data = memoryview(held)[at - start : at - start + len(buffer)]
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def _fetch(self, at: int) -> tuple[int, bytes]:
+        """Read bytes from a place on, and hold them."""
+        self._size = min(2 * self._size, _MOST) if at == self._last else _LEAST
+        first, end = self._expected
+        size = end - at if first <= at < end <= first + _WHOLE else self._size
+        data, base = self._read(at, size)
+        found = at, bytes(data[at - base : at - base + size])
+        self._last = at + len(found[1])
+        self._held.append(found)
+        while sum(len(held) for _, held in self._held) > _HELD and len(self._held) > 1:
+            self._held.pop(0)
+        return found
+
+
+class Unpacked:
+    """Reads a compressed shard, which can only be read in order: from its beginning for what stands
+    before the last byte that was read.
+    """
+
+    def __init__(self, open_it: Callable[[], BinaryIO], kind: str) -> None:
+        self._open, self._kind = open_it, kind
+        self._file: BinaryIO | None = None
+        self._stream: Any = io.BytesIO()
+        self._at = 0
+
+    def read(self, at: int, size: int) -> tuple[bytes, int]:
+        """Return some bytes at a place of what it unpacks to, and the place."""
+        if self._file is None or at < self._at:
+            self.close()
+            self._file = self._open()
+            self._stream, self._at = decompress(self._file, self._kind), 0
+        while self._at < at and self._some(min(at - self._at, _MOST)):
+            pass
+        data = bytearray()
+        try:
+            while len(data) < size and (more := self._some(size - len(data))):
+                data += more
+        except unreadable():
+            if not data:  # else the next read says so: what stands before the damage is shown
+                raise
+        return bytes(data), at
+
+    def _some(self, most: int) -> bytes:
+        data: bytes = self._stream.read1(most)
+        self._at += len(data)
+        return data
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def version_here(url: str) -> Version:
+    """Return the version of a local shard. Nothing is known of a remote one, which is not asked for
+    it with each page.
+    """
+    return Version() if is_remote(url) else version_of(url, None)
+
+
+T = TypeVar("T")
 SAMPLES = 24  # of a page
 _BUFFER = 1 << 13  # bytes
 _CONNECTIONS = 16
 _KNOWN = 10_000  # places and counts that are remembered of shards without an index
-
-
-class Samples(NamedTuple):
-    """Samples of a shard that follow each other.
-
-    Attributes:
-        found: the samples; the data of their members was not read.
-        more: whether there is another one after them.
-        problem: why the reader stopped after them, or why the index cannot be used; "": nothing
-            is wrong.
-    """
-
-    found: list[Found]
-    more: bool
-    problem: str
+AT_ONCE = 64 << 20  # bytes of a local shard that is checked when it is looked at
+_REPORTS = 16  # of shards that were checked, which stay
 
 
 class DataSet:
@@ -73,7 +174,7 @@ class DataSet:
         if streams := [url for url in self.shards if is_stream(url)]:
             raise ValueError(f"{redact(streams[0])} can be read only once: write it to a file, and browse that")
         self.note, self._options, self._key_split = "", storage_options, key_split
-        self.files = Files(storage_options)
+        self._ranges, self._kinds = RangeReader(storage_options, _REQUESTS), dict[tuple[str, Version], str]()
         if key_split != "first-dot":
             self.note, facts = f"Indexes are not used with another rule of keys ({key_split}).", None
         elif facts is None:
@@ -89,6 +190,7 @@ class DataSet:
         self._starts: dict[tuple[int, Version, int], int] = {}
         self._counts: dict[tuple[int, Version], int] = {}
         self._seen: dict[int, Version] = {}  # the versions of which the indexes were read
+        self._reports: dict[tuple[int, Version], VerifyReport] = {}
         self._lock = threading.Lock()  # of the starts and the counts
 
     def check(self) -> None:
@@ -131,9 +233,34 @@ class DataSet:
             return None
         return offsets[number] if offsets is not None and number < len(offsets) - 1 else None
 
-    def checks(self) -> Checks:
-        """Return what checks the shards."""
-        return Checks(self.shards, storage_options=self._options, key_split=self._key_split)
+    def report(self, shard: int, *, now: bool = False) -> VerifyReport | None:
+        """Return what ``verify`` finds in a shard, without decoding its fields; None: it was not
+        checked.
+
+        A local shard of at most 64 MiB is checked when it is looked at, and again if it has
+        changed, unless it is compressed; any other one when that is requested, since it is read to
+        its end.
+
+        Args:
+            shard: the number of the shard.
+            now: check it in any case.
+
+        Raises:
+            ShardError: the shard does not exist.
+        """
+        url = self.shards[shard]
+        place = shard, version_here(url)
+        report = self._reports.get(place)
+        if now or (report is None and self._is_small(*place)):
+            report = verify(url, storage_options=self._options, key_split=self._key_split)
+            self._remember(self._reports, place, report, _REPORTS)
+        return report
+
+    def _is_small(self, shard: int, version: Version) -> bool:
+        if version.size is None or not 0 < version.size <= AT_ONCE:
+            return False
+        with self._ranges.opener.open(self.shards[shard]) as stream:
+            return not detect(stream.read(MAGIC_BYTES))  # it could unpack to a thousand times as much
 
     def shown(self, shard: int) -> str:
         """Return the URL of a shard, without credentials."""
@@ -166,12 +293,32 @@ class DataSet:
         expected = (0, 0)
         if whole and offsets is not None and number < len(offsets) - 1:
             expected = offsets[number], offsets[min(number + count, len(offsets) - 1)] + AFTER
-        with self.files.open(self.shards[shard], expected) as window:
+        with self._open(self.shards[shard], version, expected) as window:
             view = ShardView(self, shard, version, window)
             begin = self._begin(view, number) if offsets is None else (number, offsets[min(number, len(offsets) - 1)])
-            found = self._walk(view, begin, range(number, number + count))
-            view.samples = found._replace(problem=found.problem or problem)
+            view.problem = self._walk(view, begin, range(number, number + count)) or problem
             yield view
+
+    @contextlib.contextmanager
+    def _open(self, url: str, version: Version, expected: tuple[int, int]) -> Iterator[Window]:
+        """Open a window on a shard, which is decompressed if it is compressed. ``expected``: as of
+        ``Window``, of an uncompressed shard.
+        """
+        opener = self._ranges.opener
+
+        def read(at: int, size: int) -> tuple[Any, int]:
+            if is_remote(url):
+                return self._ranges.read_one(url, at, at + size)
+            with opener.open(url) as stream:
+                stream.seek(at)
+                return stream.read(size), at
+
+        kind = self._kinds.get((url, version))
+        if kind is None:
+            kind = detect(Window(read, (0, MAGIC_BYTES)).read(MAGIC_BYTES) or b"")
+            self._remember(self._kinds, (url, version), kind)
+        with contextlib.closing(Unpacked(lambda: opener.open(url), kind)) as unpacked:
+            yield Window(unpacked.read) if kind else Window(read, expected)
 
     def _begin(self, view: ShardView, number: int) -> tuple[int, int]:
         """Return the last sample up to a number whose start is known, and this start."""
@@ -180,26 +327,26 @@ class DataSet:
             known = [(of[2], start) for of, start in self._starts.items() if of[:2] == place and of[2] <= number]
         return max(known, default=(0, 0))
 
-    def _walk(self, view: ShardView, begin: tuple[int, int], wanted: range) -> Samples:
-        """Return samples of a shard. ``begin``: the number of the sample where reading begins, and
-        the byte where it starts.
+    def _walk(self, view: ShardView, begin: tuple[int, int], wanted: range) -> str:
+        """Find samples of a shard, and return why the reader stopped. ``begin``: the number of the
+        sample where reading begins, and the byte where it starts.
         """
         at, start = begin
-        found: list[Found] = []
         walk = ShardWalk(view, self.shards[view.shard], self._key_split, start=start, on_link=pass_link)
         try:
             for sample in walk.samples():
                 if not at % SAMPLES:
                     self._remember(self._starts, (view.shard, view.version, at), sample.start)
-                if at == wanted.stop:
-                    return Samples(found, True, "")
+                view.more = at == wanted.stop
+                if view.more:
+                    return ""
                 if at in wanted:
-                    found.append(sample._replace(number=at))
+                    view.found.append(sample._replace(number=at))
                 at += 1
             self._remember(self._counts, (view.shard, view.version), at)
         except WdsError as error:
-            return Samples(found, False, for_commands(error))
-        return Samples(found, False, "")
+            return for_commands(error)
+        return ""
 
     def find(self, text: str, shard: int | None) -> tuple[int, int]:
         """Return the shard and the number in it of the sample with a number or a key.
@@ -256,12 +403,22 @@ class DataSet:
             left -= count
         raise LookupError(f"there is no sample {number:,}: there are {self.total:,}, from 0 on")
 
-    def _remember(self, known: dict[Any, int], name: Any, value: int) -> None:
+    def _remember(self, known: dict[Any, T], name: Any, value: T, most: int = _KNOWN) -> None:
         """Keep a value, and forget the oldest one if there are many."""
         with self._lock:
-            if len(known) >= _KNOWN:
+            if len(known) >= most:
                 known.pop(next(iter(known)))
             known[name] = value
+
+
+def findings_at(report: VerifyReport | None, sample: Found) -> list[Finding]:
+    """Return what was found at a sample: by its key, or at its bytes."""
+    found = [] if report is None else report.findings
+    return [
+        one
+        for one in found
+        if one.key == sample.key or (one.byte is not None and sample.start <= one.byte < sample.end)
+    ]
 
 
 class ShardView:
@@ -271,13 +428,15 @@ class ShardView:
         data: the data set.
         shard: the number of the shard.
         version: its version before it was read.
-        samples: the samples.
+        found: the samples, which follow each other; the data of their members was not read.
+        more: whether there is another one after them.
+        problem: why the reader stopped after them, or why the index cannot be used; "": nothing
+            is wrong.
     """
-
-    samples: Samples
 
     def __init__(self, data: DataSet, shard: int, version: Version, window: Window) -> None:
         self.data, self.shard, self.version, self._window = data, shard, version, window
+        self.found, self.more, self.problem = list[Found](), False, ""
 
     def open(self, url: str, start: int = 0) -> BinaryIO:
         """Return a stream of the shard from a byte on, as ``ShardWalk`` opens it."""

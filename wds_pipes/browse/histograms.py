@@ -82,15 +82,13 @@ class Seen:
                 self._note(name, "width in pixels", image.width)
                 self._note(name, "height in pixels", image.height)
             elif len(data) == size:
-                self._look(name, self._decoded(name, data))
+                self._look(name, data)
 
-    def _decoded(self, name: str, data: bytes) -> Any:
+    def _look(self, name: str, data: bytes) -> None:
         try:
-            return self._decoders.decode(name, data)
+            value = self._decoders.decode(name, data)
         except Exception:  # whatever a decoder raises for damaged data; the page of the sample shows it
-            return None
-
-    def _look(self, name: str, value: Any) -> None:
+            return
         if isinstance(value, str):
             self._note(name, "characters", len(value))
         elif isinstance(value, (int, float)):
@@ -194,7 +192,7 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
     def look(place: tuple[int, int, int]) -> None:
         try:
             with data.look(*place) as view:
-                for sample in view.samples.found if seen.bytes < _BUDGET else ():
+                for sample in view.found if seen.bytes < _BUDGET else ():
                     heads = [
                         (
                             cut(one.field, MOST_NAME),
@@ -205,7 +203,7 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
                     ]
                     with lock:
                         seen.add(heads)
-                seen.problem = seen.problem or view.samples.problem
+                seen.problem = seen.problem or view.problem
         except OSError as error:
             seen.problem = seen.problem or str(error)
 

@@ -1,30 +1,31 @@
-"""The pages as HTML. All links are relative, and name shards, samples and fields by numbers, so
-that the same pages are served and exported.
+"""The pages as HTML, and as files. All links are relative, and name shards, samples and fields by
+numbers, so that the same pages are served and exported.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib.resources import files
+from typing import Any, TypeAlias
 
-from wds_pipes.browse.data import SAMPLES, DataSet
+from wds_pipes.browse.data import SAMPLES, DataSet, findings_at
 from wds_pipes.browse.fields import MOST_NAME, Fields
-from wds_pipes.browse.findings import of_sample
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
 from wds_pipes.display.pictures import LARGE
 from wds_pipes.display.text import cut
 from wds_pipes.errors import WdsError, for_commands
-from wds_pipes.tools.findings import VerifyReport
+from wds_pipes.tools.verifying import VerifyReport
 
 SHARDS = 100  # of a page
 _CARD = 8  # fields of a sample in a grid
 _FIELDS = 100  # fields on a page of a sample
-STATIC = ("browse.css", "browse.js")
 _NUMBER = r"(\d{1,15})"
 
 Render = Callable[..., str]
+Section: TypeAlias = "Callable[[Pages], object]"  # adds pages
 
 
 class Pages:
@@ -32,6 +33,7 @@ class Pages:
 
     Args:
         data: the data set.
+        sections: functions that add other pages.
         exported: the names of the pages that are written as files: only they are linked. None: the
             pages are served.
 
@@ -42,9 +44,11 @@ class Pages:
         ModuleNotFoundError: jinja2 is not installed.
     """
 
-    def __init__(self, data: DataSet, *, exported: Collection[str] | None = None) -> None:
+    def __init__(
+        self, data: DataSet, sections: Iterable[Section] = (), *, exported: Collection[str] | None = None
+    ) -> None:
         jinja2 = library("jinja2", "jinja2", "wds-pipes browse", extra="browse")
-        self.data, self._exported, self._checks = data, exported, data.checks()
+        self.data, self._exported = data, exported
         self.navigation = [("shards-1.html", "Shards")]
         self._routes: list[tuple[re.Pattern[str], Render]] = []
         self._templates = jinja2.Environment(
@@ -57,10 +61,16 @@ class Pages:
             finalize=lambda value: plain(value) if type(value) is str else value,
         )
         self._templates.filters |= {"plural": plural, "size": _size}
-        self._templates.globals |= {"served": exported is None, "linked": self._is_linked, "rows_of_page": SHARDS}
+        self._templates.globals |= {
+            "served": exported is None,
+            "linked": lambda name: exported is None or name in exported,
+            "rows_of_page": SHARDS,
+        }
         self.add(rf"shards-{_NUMBER}\.html", self._shards)
         self.add(rf"shard-{_NUMBER}-{_NUMBER}\.html", self._grid)
         self.add(rf"sample-{_NUMBER}-{_NUMBER}\.html", self._sample)
+        for section in sections:
+            section(self)
 
     def add(self, pattern: str, render: Render, title: str = "") -> None:
         """Add a kind of pages.
@@ -99,9 +109,6 @@ class Pages:
         """Return a page that says what is wrong."""
         return self.render("error.html", message=message, shard=shard)
 
-    def _is_linked(self, name: str) -> bool:
-        return self._exported is None or name in self._exported
-
     def _shards(self, page: int, query: Mapping[str, str]) -> str:
         data, first = self.data, (page - 1) * SHARDS
         numbers = range(len(data.shards))[max(first, 0) : first + SHARDS]
@@ -128,24 +135,24 @@ class Pages:
         """
         try:
             with self.data.look(shard, 0, 1, whole=False) as view:
-                found = view.samples.found
+                found = view.found
                 names = [cut(member.field, MOST_NAME) for member in found[0].members[:_FIELDS]] if found else []
-                return names, view.samples.problem
+                return names, view.problem
         except WdsError as error:
             return [], for_commands(error)
 
     def _grid(self, shard: int, page: int, query: Mapping[str, str]) -> str:
         first = max(page - 1, 0) * SAMPLES
         with self.data.look(shard, first) as view:
-            samples, fields, report = view.samples, Fields(view), self._report(shard, query)
+            fields, report = Fields(view), self._report(shard, query)
             cards = [
                 {
                     "sample": sample._replace(key=cut(sample.key, MOST_NAME)),
                     "fields": fields.of(sample, range(len(sample.members))[:_CARD]),
-                    "findings": of_sample(report, sample),
+                    "findings": findings_at(report, sample),
                     "left": max(0, len(sample.members) - _CARD),
                 }
-                for sample in samples.found
+                for sample in view.found
             ]
         count = self.data.count(shard)
         return self.render(
@@ -157,21 +164,21 @@ class Pages:
             first=first,
             count=count,
             cards=cards,
-            more=samples.more,
-            problem=samples.problem,
+            more=view.more,
+            problem=view.problem,
             report=report,
         )
 
     def _report(self, shard: int, query: Mapping[str, str]) -> VerifyReport | None:
         """Return what ``verify`` finds in a shard; None: it is not checked."""
         try:
-            return self._checks.report(shard, now=self._exported is None and query.get("verify") == "1")
+            return self.data.report(shard, now=self._exported is None and query.get("verify") == "1")
         except OSError:  # the page says why it cannot be read
             return None
 
     def _sample(self, shard: int, number: int, query: Mapping[str, str]) -> str:
         with self.data.look(shard, number, 1) as view:
-            found, more, problem = view.samples
+            found, more, problem = view.found, view.more, view.problem
             if not found:
                 if problem:
                     return self.error(problem, shard)
@@ -180,7 +187,7 @@ class Pages:
             first = int(query["fields"]) if re.fullmatch(_NUMBER, query.get("fields", ""), re.ASCII) else 0
             numbers = range(len(sample.members))[first : first + _FIELDS]
             fields = Fields(view, LARGE).of(sample, numbers)
-            findings = of_sample(self._report(shard, query), sample)
+            findings = findings_at(self._report(shard, query), sample)
         return self.render(
             "sample.html",
             shard=shard,
@@ -199,3 +206,68 @@ class Pages:
 
 def _size(value: int | None) -> str:
     return "unknown" if value is None else bytes_shown(value)
+
+
+def static_files() -> dict[str, bytes]:
+    """Return the style and the script of the pages, by their names."""
+    folder = files("wds_pipes.browse") / "static"
+    return {name: (folder / name).read_bytes() for name in ("browse.css", "browse.js")}
+
+
+def export(data: DataSet, folder: str, most: int, sections: Iterable[Section]) -> tuple[int, int]:
+    """Write pages as files: of the shards, and of the first samples, with their pictures. Audio,
+    video and downloads are left out. ``index.html`` is the first page.
+
+    Args:
+        data: the data set.
+        folder: the directory to write to; it is made if it does not exist.
+        most: how many samples. Whole pages of a grid are written, so there may be a few more.
+        sections: as of ``Pages``; their pages in the navigation are also written.
+
+    Returns:
+        How many samples were written, and how many pages.
+
+    Raises:
+        ValueError: the directory has files.
+        OSError: a file cannot be written. What cannot be read is said on its page.
+    """
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise ValueError(f"directory {folder} has files: name another one, or remove them")
+    names, samples = _plan(data, most)
+    pages = Pages(data, sections, exported=names)
+    names.update(name for name, _ in pages.navigation)
+    os.makedirs(folder, exist_ok=True)
+    for name in sorted(names):
+        try:
+            text = pages.page(name)
+        except WdsError as error:
+            text = pages.error(str(error))
+        _write(folder, name, text.encode())
+    _write(folder, "index.html", pages.page("shards-1.html").encode())
+    for name, content in static_files().items():
+        _write(folder, name, content)
+    return samples, len(names)
+
+
+def _plan(data: DataSet, most: int) -> tuple[set[str], int]:
+    """Return the names of the pages to write, and how many samples they have."""
+    names, samples = {"shards-1.html"}, 0
+    for shard in range(len(data.shards)):
+        page, more = 0, True
+        while more and samples < most:
+            try:
+                with data.look(shard, page * SAMPLES, whole=False) as view:
+                    found, more = view.found, view.more
+            except WdsError:  # the page says why
+                found, more = [], False
+            names |= {f"sample-{shard}-{sample.number}.html" for sample in found}
+            page, samples = page + 1, samples + len(found)
+            names |= {f"shard-{shard}-{page}.html", f"shards-{shard // SHARDS + 1}.html"}
+        if samples >= most:
+            break
+    return names, samples
+
+
+def _write(folder: str, name: str, content: bytes) -> None:
+    with open(os.path.join(folder, name), "xb") as file:
+        file.write(content)

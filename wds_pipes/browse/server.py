@@ -21,13 +21,12 @@ import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.resources import files
 from typing import TypeVar
 
 from aiohttp import web
 
 from wds_pipes.browse.fields import MEDIA
-from wds_pipes.browse.pages import STATIC, Pages
+from wds_pipes.browse.pages import Pages, static_files
 from wds_pipes.errors import WdsError, for_commands
 from wds_pipes.io.compression import unreadable
 from wds_pipes.tools.reading import Member
@@ -64,8 +63,7 @@ class Server:
         self.pages, self.token = pages, token or secrets.token_urlsafe(18)
         # One thread renders, so that there is one page in memory at a time. Others send media.
         self._renderer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(4)
-        static = files("wds_pipes.browse") / "static"
-        self._static = {name: (static / name).read_bytes() for name in STATIC}
+        self._static = static_files()
         self.app = web.Application(middlewares=[self._guard])
         self.app.on_response_prepare.append(_add_headers)
         self.app.on_cleanup.append(self._close)
@@ -126,9 +124,9 @@ class Server:
         with contextlib.ExitStack() as stack:
             look = self.pages.data.look(shard, number, 1, whole=False)
             view = await self._run(self._readers, lambda: stack.enter_context(look))
-            if not view.samples.found or field >= len(view.samples.found[0].members):
+            if not view.found or field >= len(view.found[0].members):
                 raise LookupError("there is no such field")
-            member = view.samples.found[0].members[field]
+            member = view.found[0].members[field]
             part = _range(request, member.size)
             if part is None:
                 return web.Response(status=416, headers={"Content-Range": f"bytes */{member.size}"})

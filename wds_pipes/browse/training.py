@@ -16,9 +16,9 @@ from wds_pipes.browse.pages import Pages
 from wds_pipes.display.text import cut
 from wds_pipes.errors import WdsError
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.secret import hide
+from wds_pipes.io.urls import hide
 from wds_pipes.tools.states import diff_states, read_states
-from wds_pipes.tools.upcoming import MOST_READ, Batch, Coming, Order, order_of_loader, order_of_state
+from wds_pipes.tools.training import MOST_READ, Coming, Order, order_of_loader, order_of_state
 
 BATCHES = 4  # of a page
 _CARDS = 8  # samples of a batch that are shown
@@ -60,20 +60,20 @@ class TrainingPages:
             "order.html",
             order=order,
             step=step,
-            batches=[self._batch(batch) for batch in batches[:BATCHES]],
+            batches=[self._batch(*batch) for batch in list(batches.items())[:BATCHES]],
             most_read=MOST_READ,
             position=position,
             before=max(order.step, step - BATCHES) if step > order.step else None,
             after=step + BATCHES if len(batches) > BATCHES else None,
         )
 
-    def _batch(self, batch: Batch) -> dict[str, Any]:
+    def _batch(self, step: int, samples: list[Coming]) -> dict[str, Any]:
         """Return a batch for the template: its first samples as cards, and all in rows."""
-        listed = batch.samples[:_LISTED]
+        listed = samples[:_LISTED]
         with ThreadPoolExecutor(_CARDS) as pool:
             cards = list(pool.map(self._card, listed[:_CARDS]))
         rows = [self._row(one, card) for one, card in zip_longest(listed, cards)]
-        return {"step": batch.step, "count": len(batch.samples), "cards": list(filter(None, cards)), "rows": rows}
+        return {"step": step, "count": len(samples), "cards": list(filter(None, cards)), "rows": rows}
 
     def _row(self, one: Coming, card: dict[str, Any] | None) -> dict[str, Any]:
         data, shard = self._pages.data, self._numbers.get(one.url)
@@ -97,7 +97,7 @@ class TrainingPages:
             if found != shard or number is None:
                 return None
             with data.look(shard, number, 1) as view:
-                [sample] = view.samples.found
+                [sample] = view.found
                 return {
                     "shard": shard,
                     "where": f"{data.shown(shard).rpartition('/')[2]}, byte {sample.start:,}",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import webbrowser
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from wds_pipes.browse.data import DataSet
-from wds_pipes.browse.exporting import export
 from wds_pipes.browse.histograms import add_histograms
-from wds_pipes.browse.pages import Pages
+from wds_pipes.browse.pages import Pages, Section, export
 from wds_pipes.cli.options import echo, example, key_split, storage_options
 from wds_pipes.core.importing import library
 from wds_pipes.core.interrupts import end
@@ -81,15 +79,10 @@ def browse(
     if other_state is not None and file is None:
         raise click.UsageError("--other-state goes with --state")
     states = [state for state in (file, other_state) if state is not None]
-    data, add_training = _data(urls, named, states, world_size, options)
+    data, sections = _data(urls, named, states, world_size, options)
     data.check()
-
-    def add(pages: Pages) -> None:
-        add_histograms(pages)
-        add_training(pages)
-
     if folder is not None:
-        written, pages = export(data, folder, samples, add=add)
+        written, pages = export(data, folder, samples, sections)
         echo(f"{folder}: {plural(written, 'sample')}, {plural(pages, 'page')}, the first of which is index.html")
         return
     library("aiohttp", "aiohttp", "wds-pipes browse", extra="browse")
@@ -100,22 +93,21 @@ def browse(
         if opened:
             webbrowser.open(url)
 
-    served = Pages(data)
-    add(served)
     try:
-        asyncio.run(serve(Server(served), port, on_ready))
+        asyncio.run(serve(Server(Pages(data, sections)), port, on_ready))
     except KeyboardInterrupt:  # Python would wait for threads, such as one that checks a large shard
         end()
 
 
 def _data(
     urls: tuple[str, ...], named: str | None, states: list[str], world_size: int | None, options: dict[str, Any]
-) -> tuple[DataSet, Callable[[Pages], object]]:
-    """Return the data set, and what adds the pages of a training."""
+) -> tuple[DataSet, list[Section]]:
+    """Return the data set, and what adds pages."""
     if named is None and (world_size is not None or not urls):
         raise click.UsageError("--world-size goes with --order" if urls else "Missing argument 'URLS...'.")
     if named is None and not states:
-        return DataSet(urls, **options), lambda pages: None
+        return DataSet(urls, **options), [add_histograms]
     from wds_pipes.browse.training import training_of  # which needs torch, and that takes seconds
 
-    return training_of(urls, named=named, world_size=world_size, states=states, **options)
+    data, add_training = training_of(urls, named=named, world_size=world_size, states=states, **options)
+    return data, [add_histograms, add_training]

@@ -31,7 +31,20 @@ from wds_pipes.cli.options import (
     urls,
 )
 from wds_pipes.core.words import plural
-from wds_pipes.tools.findings import KINDS, Finding
+
+# The kinds of findings.
+KINDS = (
+    "damage",
+    "sample",
+    "reserved-name",
+    "link",
+    "duplicate-key",
+    "undecodable",
+    "some-fields",
+    "dotted-name",
+    "checksum",
+    "stale-index",
+)
 
 
 @click.command(
@@ -253,7 +266,7 @@ def verify(*, urls: tuple[str, ...], jobs: int, engine: str | None, as_json: boo
     rightly.
     """
 
-    def on_finding(finding: Finding) -> None:
+    def on_finding(finding: tools.Finding) -> None:
         if not as_json:
             echo(" ".join(f"{finding.kind}: {finding.text}".split()))
 

@@ -162,7 +162,7 @@ def storage_options(function: F) -> F:
 
     @functools.wraps(function)
     def with_options(**given: Any) -> Any:
-        from wds_pipes.io.secret import origins_of, with_origins
+        from wds_pipes.io.urls import origins_of, with_origins
 
         arguments = {
             each.name for each in click.get_current_context().command.params if isinstance(each, click.Argument)
@@ -223,7 +223,7 @@ def executor_of(engine: str | None) -> Iterator[Any]:
     if engine is None:
         yield None
         return
-    from wds_pipes.tools.engines import check_engine
+    from wds_pipes.tools.jobs import check_engine
     from wds_pipes.tools.ray_engine import RayExecutor
 
     context = click.get_current_context()

@@ -10,7 +10,7 @@ Rules:
 4. What a format's library says is valid is valid. The size of an image, an array or a zip is
    checked before memory is taken; for other formats the limits of their libraries hold.
 
-- ``table``: a row for each format, and which encoder a field has; ``decoding``: which decoder.
+- ``table``: a row for each format, and which encoder and which decoder a field has.
 - ``codec``: what a row is, the codecs of users, and what decoders and encoders share.
 - ``text``, ``arrays``, ``images``, ``media``: the formats; ``resizing``: images to one size.
 """

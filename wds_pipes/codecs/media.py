@@ -24,7 +24,7 @@ import numpy.typing as npt
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
-from wds_pipes.core.suggest import checks_options
+from wds_pipes.core.options import checks_options
 from wds_pipes.errors import mended
 
 _BLOCK = 1 << 16  # samples that are decoded or encoded at a time

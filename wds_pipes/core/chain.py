@@ -28,8 +28,18 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from wds_pipes.core.counts import COUNTED, DONE, Lack, Network, sum_counts
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import Ended, Mark, Out, begin, own_copy, running_copy
-from wds_pipes.core.stage import Reports, Source, Stage, functional_name
+from wds_pipes.core.stage import (
+    Ended,
+    Mark,
+    Out,
+    Reports,
+    Source,
+    Stage,
+    begin,
+    functional_name,
+    own_copy,
+    running_copy,
+)
 from wds_pipes.core.state import MOST, damaged, is_count, read_as, read_counts, read_dict, read_position
 from wds_pipes.core.words import shown
 

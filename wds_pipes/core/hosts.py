@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from wds_pipes.core.chain import Composite
+from wds_pipes.core.options import check_options
 from wds_pipes.core.stage import Source, Stage, shown_signature, unfinished
-from wds_pipes.core.suggest import check_options
 
 Skin = TypeVar("Skin")
 

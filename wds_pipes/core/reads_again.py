@@ -14,8 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.counts import logger
 from wds_pipes.core.lane import Lane
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError, WdsError

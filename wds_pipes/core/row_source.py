@@ -9,8 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END, Out
-from wds_pipes.core.stage import Source, find_stage, functional_name
+from wds_pipes.core.stage import END, Out, Source, find_stage, functional_name
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError

@@ -13,8 +13,7 @@ from wds_pipes.core.counts import error_of_nothing, public_counts, warn_of_unmet
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_recipe
-from wds_pipes.core.running import Ended, Mark, Out, close_running
-from wds_pipes.core.stage import Stage, State
+from wds_pipes.core.stage import Ended, Mark, Out, Stage, State, close_running
 from wds_pipes.core.state import MOST, STATE_VERSION, damaged, not_for_dcp
 from wds_pipes.core.words import some
 from wds_pipes.errors import SampleError, StateError

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import LIMITED, Lack, logger
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Reports, Source, Stage, functional_name
+from wds_pipes.core.stage import Out, Reports, Source, Stage, functional_name
 from wds_pipes.errors import SampleError, WdsError, causes
 
 LOGGED = 20  # how many skips are logged for each stage and epoch

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.hosts import add_pipes, build, reads_several, remade, stage_of, stages_of
 from wds_pipes.core.lane import Context
+from wds_pipes.core.options import checks_options, unknown
 from wds_pipes.core.stage import Source, Stage, State, find_stage, functional_name, is_built_in
 from wds_pipes.core.stream import Stream
-from wds_pipes.core.suggest import checks_options, unknown
 from wds_pipes.datapipes.base import IterDataPipe, torch_kinds
 from wds_pipes.datapipes.torch_steps import HOLD_NOTHING, TorchSource, torch_step, walk
 from wds_pipes.dataset import LaneEnds, WdsDataset, WorkerNews, as_dataset, warn_of_copies

@@ -19,7 +19,7 @@ from wds_pipes.core.hosts import is_pipe
 from wds_pipes.core.words import plain, plural
 from wds_pipes.display.pictures import Picture, as_numbers, of_array, of_image, of_pil, range_of
 from wds_pipes.display.text import cut, shape_of, shown
-from wds_pipes.io.secret import hide
+from wds_pipes.io.urls import hide
 
 MAX_PREVIEW = 300  # characters of a field
 MAX_FIELDS = 50

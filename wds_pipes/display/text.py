@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wds_pipes.io.secret import hide, is_secret
+from wds_pipes.io.urls import hide, is_secret
 
 MAX_TEXT = 80  # characters of a string in a call
 

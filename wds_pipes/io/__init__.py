@@ -1,14 +1,14 @@
 """Opening shards by URL. Nothing here needs torch."""
 
 # The modules:
-# - ``urls``: which objects URLs identify; ``expand`` and ``listing``: URLs that stand for several
-#   shards; ``packed``: many URLs in little memory; ``identity``: which store a URL leads to;
-#   ``secret``: what messages leave out.
+# - ``urls``: which objects URLs identify, and what messages leave out; ``expand`` and
+#   ``listing``: URLs that stand for several shards; ``packed``: many URLs in little memory;
+#   ``identity``: which store a URL leads to.
 # - ``open``: opens a shard. ``remote``: reads from stores ahead; ``cache``: keeps remote shards on
 #   a disk; ``compression``: compressed shards; ``versions``: whether a shard has changed;
 #   ``verified``: whether it has the MD5 of its index.
 # - ``ranges``: ranges of bytes of many files.
-# - ``outputs``, ``partial``: files that appear when they are complete; ``locks``: files that one
+# - ``outputs``: files that appear when they are complete; ``locks``: files that one
 #   process uses at a time.
 # - ``threads``: blocking calls that may never return.
 

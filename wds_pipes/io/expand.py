@@ -13,11 +13,11 @@ import braceexpand
 
 from wds_pipes.core.counts import logger
 from wds_pipes.io.compression import TAR_NAME
-from wds_pipes.io.secret import hide
 from wds_pipes.io.urls import (
     VARIABLE,
     Urls,
     at_home,
+    hide,
     links_of,
     local_path,
     redact,

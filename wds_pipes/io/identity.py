@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-from wds_pipes.io.secret import is_secret
-from wds_pipes.io.urls import identify, links_of
+from wds_pipes.io.urls import identify, is_secret, links_of
 
 # What fsspec's file systems call the ETag of an object: of Hugging Face and GitHub, that of git.
 OF_CONTENT = ("ETag", "etag", "blob_id", "sha")

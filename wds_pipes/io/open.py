@@ -20,8 +20,7 @@ from wds_pipes.io.identity import identify_store, protocols_of, user_of
 from wds_pipes.io.remote.budget import Client, Reading
 from wds_pipes.io.remote.file_systems import missing_package
 from wds_pipes.io.remote.queue import ReadQueue, RemoteShard
-from wds_pipes.io.secret import clean, hide, options_for
-from wds_pipes.io.urls import at_home, local_path, redact, with_variables
+from wds_pipes.io.urls import at_home, clean, hide, local_path, options_for, redact, with_variables
 from wds_pipes.io.verified import Verified
 
 if TYPE_CHECKING:
@@ -158,9 +157,9 @@ class Opener:
             )
         else:
             message = f"cannot be opened: {type(error).__name__}: {hide(str(error), url, options)}"
-        problem = ShardError(message, where=f"shard {shown}", url=shown)
-        problem.missing = isinstance(error, FileNotFoundError)
-        problem.of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
+        of_data = isinstance(error, OSError) and not isinstance(error, ConnectionError) and is_of_data(error)
+        missing = isinstance(error, FileNotFoundError)
+        problem = ShardError(message, where=f"shard {shown}", url=shown, missing=missing, of_data=of_data)
         problem.__cause__ = clean(error, url, options)
         return problem
 

@@ -50,9 +50,8 @@ def version_of(url: str, storage_options: dict[str, Any] | None) -> Version:
         return Version()
     if found.get("type") == "directory":
         shown = redact(url)
-        error = ShardError(f"{shown} is a directory: to read the shards in it, pass it with '/' at its end", url=shown)
-        error.missing = True
-        raise error
+        what = f"{shown} is a directory: to read the shards in it, pass it with '/' at its end"
+        raise ShardError(what, url=shown, missing=True)
     etag, size = next((str(found[name]) for name in OF_CONTENT if found.get(name)), ""), found.get("size")
     # a weak ETag is the same for another content that means the same
     return Version(size if isinstance(size, int) else None, etag or None, etag[:2] not in ("", "W/"))

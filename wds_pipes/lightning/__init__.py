@@ -26,7 +26,7 @@ Rules:
 """
 
 # ``data_module``: WdsDataModule; ``resumable``: ResumableData, its base, and a PipeLoader as the
-# Trainer sees it; ``stats``: StatsCallback; ``host``: which package of Lightning is used.
+# Trainer sees it, and which package of Lightning is used; ``stats``: StatsCallback.
 
 from wds_pipes.lightning.data_module import WdsDataModule
 from wds_pipes.lightning.resumable import ResumableData

@@ -10,10 +10,9 @@ from wds_pipes.codecs.resizing import Fit, Size
 from wds_pipes.core.hosts import is_pipe
 from wds_pipes.datapipes import ShardList, WdsPipe
 from wds_pipes.datapipes.base import IterDataPipe
-from wds_pipes.lightning.host import pl
-from wds_pipes.lightning.resumable import EvalLoader, ResumableData
+from wds_pipes.lightning.resumable import EvalLoader, ResumableData, pl
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.stages.shard_ref import ShardRef
+from wds_pipes.stages.shard_source import ShardRef
 from wds_pipes.tar.keys import is_metadata
 
 Source = Callable[[], Any] | IterDataPipe[Any] | list[str] | str | None

@@ -1,19 +1,42 @@
-"""ResumableData: loaders whose state is in the checkpoints of the Trainer."""
+"""ResumableData: loaders whose state is in the checkpoints of the Trainer; and which of the two
+packages of Lightning is used.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from wds_pipes.checkpoint import gather
 from wds_pipes.core.stage import State
-from wds_pipes.lightning.host import HOSTS
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
+
+__all__ = ["HOSTS", "pl"]
+
+HOSTS = ("lightning.pytorch", "pytorch_lightning")
+
+
+def _host() -> Any:
+    """Return the package whose Trainer will be used."""
+    for name in sorted(HOSTS, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name.partition(".")[0]:
+                raise
+    raise ModuleNotFoundError("wds_pipes.lightning needs Lightning: pip install 'wds_pipes[lightning]'")
+
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+else:
+    pl = _host()
 
 
 class ResumableData:

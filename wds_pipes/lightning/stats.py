@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wds_pipes.core.counts import logger
-from wds_pipes.lightning.host import pl
+from wds_pipes.lightning.resumable import pl
 from wds_pipes.loader.stats import describe_stats
 
 

@@ -11,8 +11,8 @@ cross).
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
   ``partition``: what they share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
   tries that.
-- ``restoring``: from the states of ranks to the place where a loader continues; ``edited``: the
-  same with edits; ``other_states``: from the state of a StatefulDataLoader.
+- ``restoring``: from the states of ranks, or of a StatefulDataLoader, to the place where a loader
+  continues; ``edited``: the same with edits.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
 - ``lookup``: which samples a rank gets at a step, and when a sample comes, without reading.
 - ``parent``: ties workers to their main process.

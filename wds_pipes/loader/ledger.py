@@ -26,8 +26,7 @@ from typing import Any
 
 from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.digest import DIGESTS, Shard, add, halves, of_halves, of_samples, of_shard
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name
 from wds_pipes.io.urls import identify
 from wds_pipes.stages.windowed import Windowed
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 
 from wds_pipes.core.counts import COUNTED
-from wds_pipes.core.lane import Lane, Slice
+from wds_pipes.core.lane import Lane, ShardRanges, Slice
 from wds_pipes.core.options import check_count
-from wds_pipes.core.shard_ranges import ShardRanges
 from wds_pipes.core.stage import Reorders, Stage, functional_name, is_built_in
 from wds_pipes.core.state import MOST
 from wds_pipes.core.words import plural

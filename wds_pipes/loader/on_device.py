@@ -11,11 +11,10 @@ from torch.utils.data import get_worker_info
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, open_image
 from wds_pipes.codecs.resizing import Fit, Resize, Size
 from wds_pipes.core.importing import library
-from wds_pipes.core.options import check_count
-from wds_pipes.core.suggest import checks_options
+from wds_pipes.core.options import check_count, checks_options
 from wds_pipes.core.words import listed
 from wds_pipes.errors import DecodeError
-from wds_pipes.io.secret import hide, words
+from wds_pipes.io.urls import hide, words
 from wds_pipes.stages.fields import identity, read_names
 
 _SPECS = [spec for spec, (mode, _, kind) in IMAGE_SPECS.items() if kind == "torch" and mode in ("L", "RGB")]

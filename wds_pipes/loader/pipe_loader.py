@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
-from wds_pipes.core.options import check_count, check_seconds
+from wds_pipes.core.options import check_count, check_seconds, checks_options
 from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
-from wds_pipes.core.suggest import checks_options
 from wds_pipes.display import graph
 from wds_pipes.loader.edited import Editable, find_place
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress

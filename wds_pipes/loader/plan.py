@@ -13,8 +13,7 @@ from wds_pipes.core.digest import NOTHING, Digest, add, as_counts, in_epoch, of_
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.recipe import Recipe
-from wds_pipes.core.running import close_running
-from wds_pipes.core.stage import Source, Stage, State, functional_name
+from wds_pipes.core.stage import Source, Stage, State, close_running, functional_name
 from wds_pipes.core.state import LEDGER, MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.errors import WdsError
@@ -123,6 +122,7 @@ class Plan:
             )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
         self.segments.scope = self.kind.scope
+        self.segments.pads, self.segments.loops = epoch_end == "pad", epoch_end == "loop"
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
         )
@@ -169,13 +169,10 @@ class Plan:
             )
         return rank
 
-    @cached_property
+    @property
     def mode(self) -> str:
         """How an epoch ends: ``"drop"``, ``"pad"``, ``"exact"`` or ``"loop"``."""
-        mode, segments = self._epoch_end or ("exact" if self.rank.of == 1 else "drop"), self.segments
-        segments.samples = None if self.source.sample_counts is None else sum(self.source.sample_counts)
-        segments.pads, segments.loops = mode == "pad", mode == "loop"
-        return mode
+        return self._epoch_end or ("exact" if self.rank.of == 1 else "drop")
 
     @property
     def endless(self) -> bool:
@@ -185,7 +182,6 @@ class Plan:
     @cached_property
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
-        self.mode  # noqa: B018 - sets options of Segments, which are part of the graph
         self.chain.root.check_resumable()
         return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
 

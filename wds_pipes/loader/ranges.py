@@ -33,8 +33,7 @@ from weakref import WeakKeyDictionary
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, logger, sum_counts, without_limited
-from wds_pipes.core.lane import Lane
-from wds_pipes.core.shard_ranges import ShardRanges, joined
+from wds_pipes.core.lane import Lane, ShardRanges, joined
 from wds_pipes.core.stage import Source
 from wds_pipes.core.state import (
     MOST_LANES,

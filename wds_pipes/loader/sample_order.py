@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DistributedSampler
 
-from wds_pipes.core.options import check_choice, check_count, check_seed
+from wds_pipes.core.options import check_choice, check_count, check_seed, checks_options
 from wds_pipes.core.order import MOST_SAMPLES, order_of_samples
 from wds_pipes.core.state import MOST, read_as, read_count
-from wds_pipes.core.suggest import checks_options
 from wds_pipes.core.words import plural, shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.ranks import Rank, find_rank

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.chain import Chain, Composite, Part
 from wds_pipes.core.counts import without_limited
 from wds_pipes.core.lane import Lane, LaneFacts
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import END, Mark, Out, Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import OfLane
@@ -76,10 +75,8 @@ class Segments(Composite[Out]):
 
     def __init__(self, source: Stage[Out]) -> None:
         super().__init__(source)
-        # Set by Plan: how many samples an epoch has (None: shards are partitioned, not samples),
-        # whether repeats fill it up, and whether the next epoch follows; and ``scope``, if all
-        # lanes have one order.
-        self.samples: int | None = None
+        # Set by Plan: whether repeats fill up an epoch, and whether the next one follows; and
+        # ``scope``, if all lanes have one order.
         self.pads = self.loops = False
         self.reading: LaneReading  # the lane to run: see ``with_lane``
         self._segments: OfLane = []
@@ -89,6 +86,12 @@ class Segments(Composite[Out]):
         self._resume: Mark | None = None
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples an epoch has; None: shards are partitioned, not samples."""
+        counts = Chain(self).root.sample_counts
+        return None if counts is None else sum(counts)
 
     def changes_count(self) -> str | None:
         chain = Chain(self.source)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import NO_NETWORK, Network
-from wds_pipes.core.running import Items
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Items, Stage
 from wds_pipes.io.remote.budget import Client
 
 # To read a clock costs as much as a tiny sample. While items come quickly (in less than

@@ -20,12 +20,11 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, LEFT_OUT, sum_counts
 from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
 from wds_pipes.core.order import hash64
-from wds_pipes.core.running import END, close_running
-from wds_pipes.core.stage import Stage, functional_name, is_built_in
+from wds_pipes.core.stage import END, Stage, close_running, functional_name, is_built_in
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
 from wds_pipes.io.remote.budget import Client
-from wds_pipes.io.secret import hide
+from wds_pipes.io.urls import hide
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
 from wds_pipes.loader.partition import LaneState, pack

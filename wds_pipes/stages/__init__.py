@@ -9,7 +9,7 @@ What several stages share: ``check_count`` and ``check_choice`` (``core.options`
 
 The other modules:
 
-- ``shard_source``: the base of ShardList and SampleList; ``shard_ref``: what ShardList yields.
+- ``shard_source``: the base of ShardList and SampleList, and what ShardList yields.
 - ``fields``: fields by name, and samples in messages; ``collating``: a batch as columns;
   ``threaded``: functions in threads; ``windowed``: the base of PackSamples and BucketSamples.
 - ``proportions``: the order of draws of Mix, and weights; ``edits``: what ``load_state_dict`` may

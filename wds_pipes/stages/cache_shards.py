@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Out, Stage, functional_name
 
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache

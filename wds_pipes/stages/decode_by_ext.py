@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from wds_pipes.codecs.codec import Codec, Decoder, Handler, NotAllowedError, registered_codecs
-from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.resizing import Fit, Size, read_resize
-from wds_pipes.codecs.table import ROWS
+from wds_pipes.codecs.table import ROWS, Decoding
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import DecodeError, mended, parts
-from wds_pipes.io.secret import hide, words
+from wds_pipes.io.urls import hide, words
 from wds_pipes.stages.fields import identity, read_names
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tar.keys import is_metadata

@@ -38,7 +38,7 @@ from wds_pipes.io.remote.budget import Reading
 from wds_pipes.stages.sample_list import SampleList
 from wds_pipes.stages.shard_list import ShardList
 from wds_pipes.stages.shard_source import ShardSource
-from wds_pipes.tar.views import read_keys
+from wds_pipes.tar.located import read_keys
 
 Keys = tuple[str, ...]
 _LABEL = re.compile(r"(?:exclude_samples|sample_list)\(.*excluded='([0-9]{1,15}) keys?, ([0-9a-f]{16})'\)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wds_pipes.codecs.codec import MAX_PACKED, PACKED
-from wds_pipes.codecs.decoding import unpack
+from wds_pipes.codecs.table import unpack
 from wds_pipes.codecs.text import RECORDS
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.reads_again import FlatMap

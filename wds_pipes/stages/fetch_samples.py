@@ -12,22 +12,19 @@ from typing import Any
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Mark
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Mark, Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import SampleError, ShardError
 from wds_pipes.io.cache.shard_cache import ShardCache
 from wds_pipes.io.ranges import Part, Range, RangeReader
-from wds_pipes.io.secret import with_origins
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import redact, with_origins
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.sample_list import SampleRef
 from wds_pipes.stages.shard_source import ShardSource, allowed_origins
-from wds_pipes.tar.index import known_version
+from wds_pipes.tar.index import known_version, unusable
 from wds_pipes.tar.keys import KeySplit, check_key_split
-from wds_pipes.tar.offsets import unusable
 from wds_pipes.tar.samples import AFTER, SampleParser
 
 Sample = dict[str, Any]

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Out, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed
 from wds_pipes.errors import MissingFieldError, SampleError

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Out, Stage
 from wds_pipes.stages.map_samples import DROP, MapSamples, takes_rng
 
 

@@ -11,19 +11,17 @@ from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
-from wds_pipes.core.options import check_choice
-from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Stage, functional_name
-from wds_pipes.core.suggest import nearest
+from wds_pipes.core.options import check_choice, nearest
+from wds_pipes.core.stage import END, Mark, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, mended
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
-from wds_pipes.stages.shard_ref import ShardRef, check_enough, check_more, same_shard
+from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
 from wds_pipes.tar.grouping import Grouping
 from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, wants
-from wds_pipes.tar.members import RepeatedKeyError, TarMember
+from wds_pipes.tar.reader import RepeatedKeyError, TarMember
 
 Sample = dict[str, Any]
 _MOST_SEEN = 200  # how many names of fields are kept for messages

@@ -8,11 +8,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import PARTS, Chain, Composite
-from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.lane import Lane, LaneFacts, ShardRange
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.shard_ranges import ShardRange
-from wds_pipes.core.stage import Stage, functional_name, is_built_in
+from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name, is_built_in
 from wds_pipes.core.state import damaged, read_as, read_count, read_dict
 from wds_pipes.core.words import shown
 from wds_pipes.stages.join import Join

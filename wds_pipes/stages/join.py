@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import PARTS, Chain, Composite
 from wds_pipes.core.counts import COUNTED, Lack, logger, sum_counts
-from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_choice
-from wds_pipes.core.running import END, Mark
-from wds_pipes.core.shard_ranges import ShardRange, ShardRanges
-from wds_pipes.core.stage import Source, Stage, functional_name
+from wds_pipes.core.stage import END, Mark, Source, Stage, functional_name
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import Tolerant, common_on_error
 from wds_pipes.core.words import shown

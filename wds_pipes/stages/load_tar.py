@@ -9,21 +9,18 @@ from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import END, Mark, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.compression import KINDS, unreadable
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.secret import hide
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import hide, redact
 from wds_pipes.stages.open_shards import Shard
-from wds_pipes.stages.shard_ref import ShardRef, ShardUrl, check_enough
+from wds_pipes.stages.shard_source import ShardRef, ShardUrl, check_enough
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.members import TarMember
-from wds_pipes.tar.offsets import stale_offset
-from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.index import stale_offset
+from wds_pipes.tar.reader import TarMember, TarReader
 
 OpenTar = tuple[ShardRef, Iterator[TarMember] | None, bool, int, int]  # see ``LoadTar.tars``
 

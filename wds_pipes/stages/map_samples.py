@@ -18,12 +18,10 @@ import numpy as np
 from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.order import hash64, hash_text
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Out, Stage, functional_name
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.io.secret import hide, words
-from wds_pipes.io.urls import identify
+from wds_pipes.io.urls import hide, identify, words
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.threaded import Threaded
 

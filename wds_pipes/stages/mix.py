@@ -12,8 +12,7 @@ from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
-from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Source, Stage
+from wds_pipes.core.stage import END, Mark, Source, Stage
 from wds_pipes.core.state import damaged
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown

@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Network
 from wds_pipes.core.options import check_count, check_storage_options
-from wds_pipes.core.running import END, Mark
-from wds_pipes.core.stage import Source, Stage
+from wds_pipes.core.stage import END, Mark, Source, Stage
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.secret import hide, with_origins
-from wds_pipes.io.urls import redact
+from wds_pipes.io.urls import hide, redact, with_origins
 from wds_pipes.stages.cache_shards import CacheShards, as_cache
 from wds_pipes.stages.shard_list import ShardList
-from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.stages.shard_source import allowed_origins
+from wds_pipes.stages.shard_source import ShardRef, allowed_origins
 from wds_pipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Any
 from wds_pipes.core.chain import Composite, Part
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import END, Mark, Out, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.errors import ShardError
 

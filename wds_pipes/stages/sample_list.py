@@ -12,23 +12,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from wds_pipes.core.lane import Lane, LaneFacts, Slice
+from wds_pipes.core.lane import Lane, LaneFacts, ShardRanges, Slice
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import MOST_SAMPLES, Permutation, order_of_samples
-from wds_pipes.core.shard_ranges import ShardRanges
 from wds_pipes.core.state import Grown, damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import listed, plural
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
-from wds_pipes.io.secret import origins_of, with_origins
-from wds_pipes.io.urls import Urls, redact
+from wds_pipes.io.urls import Urls, origins_of, redact, with_origins
 from wds_pipes.stages.shard_source import ShardSource, shortened_url
-from wds_pipes.tar.listing import list_indexed
-from wds_pipes.tar.located import Located
-from wds_pipes.tar.offsets import MissingIndexError
-from wds_pipes.tar.views import Selection, Selector, compact, described, numbers_at
+from wds_pipes.tar.index import MissingIndexError, list_indexed
+from wds_pipes.tar.located import Located, Selection, Selector, compact, described, numbers_at
 
 if TYPE_CHECKING:
     from wds_pipes.stages.shard_source import Numbers

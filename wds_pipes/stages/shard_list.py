@@ -10,22 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
-from wds_pipes.core.shard_ranges import ShardRange, ShardRanges
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
 from wds_pipes.io.expand import expand_each, in_sure_order
 from wds_pipes.io.packed import Packed
-from wds_pipes.io.secret import origins_of, with_origins
-from wds_pipes.io.urls import Urls, at_home, local_path, redact
+from wds_pipes.io.urls import Urls, at_home, local_path, origins_of, redact, with_origins
 from wds_pipes.stages.proportions import weigh
-from wds_pipes.stages.shard_ref import ShardRef
-from wds_pipes.stages.shard_source import ShardSource, shortened_url
-from wds_pipes.tar.index import Facts
-from wds_pipes.tar.listing import find_facts, is_index, joined, listed_shards
+from wds_pipes.stages.shard_source import ShardRef, ShardSource, shortened_url
+from wds_pipes.tar.index import Facts, find_facts, is_index, joined, listed_shards
 from wds_pipes.tar.located import ShardOffsets
 
 if TYPE_CHECKING:

@@ -14,14 +14,11 @@ import numpy as np
 
 from wds_pipes.core.chain import Chain, makes_one_of_each
 from wds_pipes.core.counts import NO_NETWORK, Network
-from wds_pipes.core.given import Given, run_over
-from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges, joined
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
-from wds_pipes.core.running import Ended, Mark, Out
-from wds_pipes.core.shard_ranges import ShardRange, ShardRanges, joined
-from wds_pipes.core.stage import Reorders, Reports, Stage
+from wds_pipes.core.stage import Ended, Given, Mark, Out, Reorders, Reports, Stage, run_over
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Out, Stage, functional_name
 from wds_pipes.core.state import MOST, damaged, read_count
 
 

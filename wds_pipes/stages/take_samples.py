@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Out, Stage
 from wds_pipes.stages.slice_samples import SliceSamples
 
 

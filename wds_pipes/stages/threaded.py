@@ -30,8 +30,7 @@ from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END, Mark, Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 
 NAME = "wds_pipes "  # how the names of the threads begin; the functional name of the step follows

@@ -13,8 +13,7 @@ import numpy as np
 
 from wds_pipes.core.options import check_count
 from wds_pipes.core.reads_again import ReadsAgain
-from wds_pipes.core.running import Out
-from wds_pipes.core.stage import Stage, functional_name
+from wds_pipes.core.stage import Out, Stage, functional_name
 from wds_pipes.errors import SampleError, StateError
 from wds_pipes.stages.fields import check_sample, field_of, identity
 

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.lane import LaneFacts
-from wds_pipes.core.running import Mark
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import Mark, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.words import plural
 from wds_pipes.stages.fields import check_sample
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec, Encoder
-    from wds_pipes.tar.shard_writer import ShardWriter
+    from wds_pipes.tar.writer import ShardWriter
 
 _LANE = "{lane}"
 
@@ -104,7 +103,7 @@ class WriteShards(Stage[str]):
         self._writer(0, 0, overwrite=True)  # its errors now
 
     def _writer(self, lane: int, start: int, *, overwrite: bool) -> ShardWriter:
-        from wds_pipes.tar.shard_writer import ShardWriter  # which imports what only writing needs
+        from wds_pipes.tar.writer import ShardWriter  # which imports what only writing needs
 
         return ShardWriter(
             self.pattern.replace(_LANE, f"{lane:03d}"), start=start, overwrite=overwrite, **self._options

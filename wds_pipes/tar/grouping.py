@@ -18,7 +18,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardWarning, mended
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.keys import KeySplit, is_metadata, splitter, why_outside
-from wds_pipes.tar.members import field_twice, repeated_key, reserved_name
+from wds_pipes.tar.reader import field_twice, repeated_key, reserved_name
 
 Member = tuple[str, str, Any, int]  # as a TarMember: url, name ("" for a gap), data, offset
 _MOST_NAMES = 4096  # so that hostile names do not fill the memory

@@ -1,6 +1,7 @@
-"""An index of shards, ``index.json``: its formats, and how it is written.
+"""The indexes of shards. ``index.json``: its formats, how it is written, and what it says of
+shards; and the indexes beside each shard.
 
-Rules:
+Rules of ``index.json``:
 1. The format is detected by content: wids ``index.json``, ``sizes.json`` (open_clip). It is
    JSON, never pickle, and at most ``MAX_INDEX_BYTES`` are read.
 2. An index may come from an untrusted place. The shards that it lists have the protocol of its own
@@ -10,6 +11,24 @@ Rules:
 3. An index that is written here is in the format of wids. Beside what wids knows, an entry says
    whether it is still right: ``version``, that of the shard when it was read, and ``idx_md5sum``
    and ``dali_md5sum``, the MD5s of the indexes that were written with it.
+4. A name in an index is relative to the place of the index. It means the shard whose path has the
+   longest end in common with it, at least the base name. If an entry could mean two shards, or a
+   shard two entries, that is an error.
+The indexes beside a shard say where each of its samples begins, and which key it has.
+``X.tar.idx`` beside ``X.tar`` holds n + 1 unsigned 64-bit little-endian integers: the byte of the
+first header of each sample, and the end of the last one. Megatron-Energon has the same file.
+``X.tar.keys`` finds a sample by its key: n hashes (unsigned, 64 bits, sorted), then the number of
+the sample of each (unsigned, 32 bits), both little-endian. Different keys may have one hash, so the
+key in the tar decides.
+
+Rules of the indexes beside a shard:
+1. Only uncompressed shards have offsets.
+2. A shard may have been written again after its index. So nothing here is trusted: sizes are
+   checked before memory is allocated, offsets before they are used, and what stands at an offset
+   is checked when it is read. The header after a sample must be of another sample, and the sample
+   before it must be whole and end where it begins, which takes reading the headers of that one. A
+   sample of a remote shard that is read by itself is not compared with the one before it, which
+   would double the bytes: there, an offset of a second member shows only when both are read.
 """
 
 from __future__ import annotations
@@ -19,19 +38,29 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
+from wds_pipes.core.order import hash_text
+from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.compression import TAR_NAME
-from wds_pipes.io.outputs import target_of, write_small
+from wds_pipes.io.expand import expand, urls_of
+from wds_pipes.io.outputs import info_of, read_small, remove, size_of, target_of, write_small
 from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
-from wds_pipes.io.urls import at_home, identify, links_of, local_path, plain, redact, with_variables
+from wds_pipes.io.urls import Urls, at_home, identify, links_of, local_path, plain, redact, with_variables
+from wds_pipes.tar.headers import BLOCK
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from wds_pipes.io.open import Opener
+
+    Keys = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]  # of a shard: sorted hashes, numbers of samples
 
 MAX_INDEX_BYTES = 1 << 30  # enough for 6 million shards
 _MOST_AT_ONCE = 64 << 20  # bytes that are parsed at once, which take ten to twenty times that
@@ -186,9 +215,8 @@ def _read(url: str, opener: Opener, written: list[tuple[Any, Any, Any]] | None =
             _parse(index, stream)
     except ShardError as error:
         where = error.where and f"index {shown}"
-        renamed = ShardError(error.what, where=where, mend=error.mend, mend_cli=error.mend_cli, url=shown)
-        renamed.missing = error.missing
-        raise renamed from error
+        mend, mend_cli, missing = error.mend, error.mend_cli, error.missing
+        raise ShardError(error.what, where=where, mend=mend, mend_cli=mend_cli, url=shown, missing=missing) from error
     except OSError as error:
         raise ShardError(
             f"index {shown} cannot be read ({type(error).__name__}: {error}). Check that it is a "
@@ -522,3 +550,447 @@ def name_in(index: str, url: str) -> str:
     path, folder = os.path.abspath(path), os.path.dirname(os.path.abspath(index))
     inside = path.startswith(os.path.join(folder, ""))
     return os.path.relpath(path, folder) if inside else path
+
+
+_Parts = tuple[str, ...]
+
+# File names of an index in the directory of its shards.
+_BESIDE = ("index.json", "sizes.json")
+
+
+# Reading
+
+
+def is_index(url: str) -> bool:
+    """Whether a URL in a list of shards names an index: its path ends in ``.json``."""
+    return path_of(url).lower().endswith(".json")
+
+
+def listed_shards(urls: Sequence[str], storage_options: Options = None) -> list[Index]:
+    """What each of several index files lists.
+
+    Raises:
+        ValueError: an index is damaged, or lists no shards to open.
+        ShardError: an index cannot be read.
+    """
+    indexes = read_indexes(urls, storage_options)
+    for index in indexes:
+        if not index.shards:
+            raise mended(
+                ValueError,
+                f"index {redact(index.url)} does not list shards",
+                mend="name the shards, and pass it as index=",
+                mend_cli="name the shards",
+            )
+        check_named(index.url, index.shards)
+    return indexes
+
+
+def list_shards(urls: Urls, storage_options: Options = None) -> tuple[Packed, Facts | None]:
+    """Return the shards that URLs or indexes name, and the facts in the indexes, if these are
+    indexes.
+
+    Raises:
+        ValueError: nothing matches, or an index is damaged.
+        ShardError: a store cannot be listed, or an index cannot be read.
+    """
+    found = expand(urls, storage_options)
+    return joined(listed_shards(found, storage_options)) if any(map(is_index, found)) else (Packed(found), None)
+
+
+def joined(indexes: Sequence[Index]) -> tuple[Packed, Facts]:
+    """The shards of several indexes, and what these say about them."""
+    if len(indexes) == 1:
+        return indexes[0].shards, indexes[0].facts
+    facts = Facts()
+    for index in indexes:
+        facts.extend(index.facts, index.facts.versions)
+    return Packed(chain.from_iterable(index.shards for index in indexes)), facts
+
+
+class Listed(NamedTuple):
+    """The shards of a data set whose samples are read by their offsets.
+
+    Attributes:
+        urls: the shards.
+        facts: what an ``index.json`` says of each; None: there is none.
+        folder: the directory of the indexes of offsets; None: they are beside the shards.
+    """
+
+    urls: Packed
+    facts: Facts | None
+    folder: str | None
+
+
+def list_indexed(urls: Urls, index: bool | str | os.PathLike[str] = True, storage_options: Options = None) -> Listed:
+    """List the shards of URLs or of an ``index.json``, whose indexes of offsets are where ``index``
+    says: True: beside the shards; a directory; or beside them, and the path of an ``index.json``,
+    which has the numbers of samples.
+
+    Raises:
+        TypeError: ``index`` is something else.
+        ValueError: nothing matches, or an ``index.json`` is damaged.
+        ShardError: a store cannot be listed, or an ``index.json`` cannot be read.
+    """
+    if index is False or not isinstance(index, (bool, str, os.PathLike)):
+        raise TypeError(f"index must be True, a directory or an index.json, not {index!r:.80}")
+    shards, facts = list_shards(urls, storage_options)
+    if "-" in shards:
+        raise ValueError("standard input has no index: write it to a file first")
+    where = None if isinstance(index, bool) else at_home(os.fspath(index))
+    if where is None or not is_index(where):
+        if where is not None and len(names := {path_of(url).rpartition("/")[2] for url in shards}) < len(shards):
+            raise ValueError(
+                f"the shards have {len(names)} names, such as {min(names)!r:.200}, and are {len(shards)}: a directory "
+                "has one index for each name. Write the indexes beside the shards"
+            )
+        return Listed(shards, facts, where)
+    return Listed(shards, find_facts(shards, where, storage_options), None)
+
+
+def find_facts(urls: Sequence[str], index: Urls | bool, storage_options: Options = None) -> Facts:
+    """What an index says about each of ``urls``.
+
+    Args:
+        urls: the shards.
+        index: paths or URLs of index files, or directories with one; True for the directories of
+            the shards.
+        storage_options: options for fsspec.
+
+    Raises:
+        ValueError: the index is damaged, or there is none; a shard is not in it, or several entries
+            may mean the shard.
+        ShardError: the index cannot be read.
+    """
+    if index is not True and (not isinstance(index, (str, os.PathLike, Iterable)) or isinstance(index, (bytes, dict))):
+        raise TypeError(f"index must be the path or URL of an index, a list of them, or True, not {index!r:.80}")
+    files: list[str] = []
+    offsets: dict[str, int] = {}  # the numbers of samples that indexes of offsets say
+    if index is True:
+        folders: dict[str, list[str]] = {}
+        for url in urls:
+            folders.setdefault(folder_of(url), []).append(url)
+        for folder, shards in folders.items():
+            _look_in(folder, shards, storage_options, files, offsets)
+    else:
+        items = [index] if isinstance(index, (str, os.PathLike)) else index
+        for name in (at_home(url) for item in items for url in urls_of(item)):
+            if name.endswith("/") or os.path.isdir(local_path(name) or ""):
+                _look_in(name.rstrip("/") + "/", urls, storage_options, files, offsets)
+            else:
+                files += expand(name, storage_options)
+    indexes = read_indexes(files, storage_options) if files else []
+    listed = (zip(index.shards, index.facts, index.facts.versions, strict=True) for index in indexes)
+    by_sizes = ((path_of(url), ShardFacts(samples), "") for url, samples in offsets.items())
+    matcher = _Matcher([*offsets, *(index.url for index in indexes)], chain(by_sizes, *listed))
+    found, versions = zip(*map(matcher.find, urls), strict=True)
+    facts = Facts()
+    facts.extend(found, versions)
+    return facts
+
+
+def _look_in(
+    folder: str, shards: Sequence[str], storage_options: Options, files: list[str], offsets: dict[str, int]
+) -> None:
+    """Add the index in a directory: the first kind that exists, in a fixed order. An index of
+    offsets is one file per shard, and its size says the number of samples.
+    """
+    for name in _BESIDE:
+        if exists(folder + name, storage_options):
+            files.append(folder + name)
+            return
+    if exists(beside(shards[0], OFFSETS, folder), storage_options):
+        each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
+        local = local_path(each[0]) is not None
+        sizes = list(map(_size, each)) if local else _sizes_in_store(each, storage_options)
+        for url, size in zip(each, sizes, strict=True):
+            if size is None:
+                shard = redact(url.removesuffix(OFFSETS))
+                raise ValueError(f"shard {shard} has no index of offsets: there is no {redact(url)}. {MEND_OFFSETS}")
+            if not size or size % 8:
+                raise unusable(url, f"it has {size} bytes, not 8 for each sample and 8 more")
+            offsets[url] = size // 8 - 1
+        return
+    shown = redact(folder) or "the working directory"
+    raise ValueError(
+        f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or {base_name(shards[0])}{OFFSETS} for each "
+        f"shard. {MEND}"
+    )
+
+
+def _size(url: str) -> int | None:
+    try:
+        return os.stat(local_path(url) or url).st_size
+    except FileNotFoundError:
+        return None
+
+
+def _sizes_in_store(urls: Sequence[str], storage_options: Options) -> list[int | None]:
+    """The sizes of files in one directory of a store: as it lists them, or by one request each."""
+    from wds_pipes.io.remote.file_systems import file_system
+    from wds_pipes.io.remote.metadata import ask
+
+    names = [file_system(url, storage_options)[1] for url in urls]
+    sizes: dict[str, int] = {}
+    if len(urls) > 1:
+        with contextlib.suppress(Exception):  # not every store lists
+            listed = ask(folder_of(urls[0]), storage_options, lambda fs, name: fs.ls(name, detail=True))
+            sizes = {entry["name"]: entry["size"] for entry in listed if entry.get("size")}
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda url, name: sizes.get(name) or size_of(url, storage_options), urls, names))
+
+
+def exists(url: str, storage_options: Options) -> bool:
+    """Return whether there is such a file, and it may be read.
+
+    Raises:
+        ShardError: the store does not answer, or with an error.
+    """
+    path = local_path(url)
+    if path is not None:
+        return os.path.isfile(path)
+    found = info_of(url, storage_options, readable=True)
+    return found is not None and found.get("type", "file") == "file"
+
+
+class _Matcher:
+    """Finds the entry of an index for a shard, as the docstring of this module says.
+
+    Args:
+        indexes: the URLs of the indexes.
+        entries: of each shard in them: the name, what is known, and the version.
+    """
+
+    def __init__(self, indexes: Sequence[str], entries: Iterable[tuple[str, ShardFacts, str]]) -> None:
+        self._where = ", ".join(map(redact, indexes[:2])) + (", ..." if len(indexes) > 2 else "")
+        # the entries by the parts of their paths, and these by the base name
+        self._entries: dict[_Parts, tuple[str, ShardFacts, str]] = {}
+        self._by_base: dict[str, list[_Parts]] = {}
+        self._users: dict[_Parts, str] = {}  # the shard that each entry was found for
+        for entry in entries:
+            name, facts, _ = entry
+            parts = tuple(parts_of_path(name))
+            if parts not in self._entries:
+                self._entries[parts] = entry
+                self._by_base.setdefault(base_name(name), []).append(parts)
+            elif self._entries[parts][1] != facts:
+                raise ValueError(
+                    f"index {self._where} says two things of shard {redact(name)}: "
+                    f"{self._entries[parts][1]} and {facts}. {MEND}"
+                )
+
+    def find(self, url: str) -> tuple[ShardFacts, str]:
+        """The facts of a shard, and its version."""
+        parts = self._find(url)
+        name, facts, version = self._entries[parts]
+        user = self._users.setdefault(parts, url)
+        if user != url and parts_of_path(user) != parts_of_path(url):
+            raise ValueError(
+                f"index {self._where} has one entry, {redact(name)}, "
+                f"for two shards, {redact(user)} and {redact(url)}. {MEND}"
+            )
+        return facts, version if name == url else ""  # it may be a copy
+
+    def _find(self, url: str) -> _Parts:
+        candidates = (base_name(url), base_name(url) + OFFSETS)
+        base = next((name for name in candidates if name in self._by_base), None)
+        if base is None:
+            names = [redact(name) for name, *_ in self._entries.values()]
+            example = f"; it lists {plural(len(names), 'other')}, such as {names[0]}" if names else ", it is empty"
+            raise ValueError(
+                f"shard {redact(url)} is not in index {self._where}{example}. Pass the index of these shards. {MEND}"
+            )
+        parts = (*parts_of_path(url)[:-1], base)
+        if parts in self._entries:
+            return parts
+        nearest = self._by_base[base]
+        for count in range(2, len(parts) + 1):
+            nearer = [other for other in nearest if other[-count:] == parts[-count:]]
+            if not nearer:
+                break
+            nearest = nearer
+        if len(nearest) > 1:
+            both = " and ".join(redact(self._entries[other][0]) for other in nearest[:2])
+            raise ValueError(
+                f"index {self._where} has {len(nearest)} entries that may mean shard {redact(url)}: {both}. {MEND}"
+            )
+        return nearest[0]
+
+
+# The indexes beside a shard. Functions import numpy, which reading and writing tars does not need.
+
+OFFSETS, KEYS = ".idx", ".keys"  # what the names of these files add to that of the shard
+MEND_OFFSETS = "Make it with: wds-pipes index SHARDS --offsets"
+
+
+class MissingIndexError(ShardError):
+    """A shard has no index of offsets or of keys."""
+
+
+def beside(url: str, ending: str, folder: str | None = None) -> str:
+    """Return the URL of the file of a shard that ends in ``OFFSETS`` or ``KEYS``: beside the shard,
+    or in a folder, under the base name of the shard.
+    """
+    path = path_of(url)
+    if folder is not None:
+        path = os.path.join(folder, path.rpartition("/")[2])
+    return path + ending
+
+
+def pack_offsets(offsets: Sequence[int]) -> bytes:
+    """Return the content of an index of offsets."""
+    import numpy as np
+
+    return np.array(offsets, "<u8").tobytes()
+
+
+def pack_keys(keys: Collection[str]) -> bytes:
+    """Return the content of an index of keys: those of the samples, in their order."""
+    import numpy as np
+
+    hashes = np.fromiter(map(hash_text, keys), "<u8", len(keys))
+    order = np.argsort(hashes, kind="stable")
+    return bytes(hashes[order].tobytes() + order.astype("<u4").tobytes())
+
+
+def unpack_offsets(data: bytes, url: str) -> npt.NDArray[np.uint64]:
+    """Return the offsets in an index: uint64, shape (samples + 1,). ``url``: where it is, for
+    messages.
+
+    Raises:
+        MissingIndexError: it is an index of DALI.
+        ShardError: it is damaged.
+    """
+    import numpy as np
+
+    if data.startswith(b"v1."):  # not a multiple of 512
+        raise MissingIndexError(str(unusable(url, "it is of DALI, which has other offsets")), url=redact(url))
+    if not data or len(data) % 8:
+        raise unusable(url, f"it has {len(data)} bytes, not 8 for each sample and 8 more, so it is damaged")
+    offsets = np.frombuffer(data, "<u8")
+    if (offsets % BLOCK).any() or (offsets[1:] <= offsets[:-1]).any() or offsets[-1] >> np.uint64(62):
+        raise unusable(url, f"its numbers are not offsets of samples, which rise in steps of {BLOCK} bytes")
+    return offsets
+
+
+def unpack_keys(data: bytes, samples: int, url: str) -> Keys:
+    """Return the hashes in an index of keys and the numbers of their samples, each of shape
+    (samples,).
+
+    Raises:
+        ShardError: it is damaged, or of another number of samples.
+    """
+    import numpy as np
+
+    if len(data) != 12 * samples:
+        raise unusable(url, f"it has {len(data)} bytes, not 12 for each of {samples} samples")
+    hashes, numbers = np.frombuffer(data, "<u8", samples), np.frombuffer(data, "<u4", samples, 8 * samples)
+    if (hashes[1:] < hashes[:-1]).any() or (np.sort(numbers) != np.arange(samples)).any():
+        raise unusable(url, "its hashes are not sorted, or a sample is not there once")
+    return hashes, numbers
+
+
+def unusable(url: str, what: str, *, shard: str | None = None) -> ShardError:
+    """Return the error for an index that cannot be used."""
+    of = "" if shard is None else f" of shard {redact(shard)}"
+    return ShardError(
+        f"index {redact(url)}{of} cannot be used: {what.rstrip('.')}. {MEND_OFFSETS}", url=redact(shard or url)
+    )
+
+
+def stale_offset(url: str, offset: int) -> ShardError:
+    """Return the error for a shard of which no sample starts where its index of offsets says."""
+    shown = redact(url)
+    return ShardError(
+        f"shard {shown}, byte {offset}: by the index of offsets a sample starts there, and none does: the shard is "
+        f"another than the indexed one. {MEND_OFFSETS}",
+        url=shown,
+        offset=offset,
+    )
+
+
+def stale_keys(url: str, key: str, folder: str | None = None) -> ShardError:
+    """Return the error for a shard with a sample whose key its index of keys, beside it or in a
+    folder, does not have.
+    """
+    what = f"the shard is another than the indexed one: it has a sample {key!r}, which the index does not have there"
+    return unusable(beside(url, KEYS, folder), what, shard=url)
+
+
+def write_offsets(
+    path: str, keys: Collection[str], offsets: Sequence[int], storage_options: dict[str, Any] | None = None
+) -> None:
+    """Write the indexes of keys and of offsets of a shard; each appears when it is complete."""
+    write_small(path + KEYS, pack_keys(keys), storage_options)
+    write_small(path + OFFSETS, pack_offsets(offsets), storage_options)
+
+
+def remove_beside(path: str, storage_options: dict[str, Any] | None = None, *, besides: Container[str] = ()) -> None:
+    """Remove the files of a shard that is about to be replaced, besides those with some endings."""
+    for ending in (OFFSETS, KEYS):
+        if ending not in besides:
+            remove(path + ending, storage_options)
+    dali = folder_of(path) + dali_name(path)
+    with contextlib.suppress(IsADirectoryError):
+        if read_small(dali, storage_options, most=3) == b"v1.":
+            remove(dali, storage_options)
+
+
+# The index of DALI, a text, ``X.idx`` for ``X.tar``, version 1.2. The first line is
+# ``v1.2 SAMPLES``. Each other line is a sample: for each of its files the extension, the byte where
+# the data begins, the size, and the name, all separated by blanks. The samples are those of DALI:
+# other than in ``group_by_key``, a file without a dot in its name is a sample too, and so are those
+# under ``__name__/``.
+#
+# DALI's own program, wds2idx, writes the same bytes, with two exceptions. Its offsets of long GNU
+# names are wrong where it calls GNU tar. Files of v7 tars are missing where it does not.
+
+_BLANK = re.compile(r"[ \t\n\v\f\r]")  # where DALI ends a word
+
+
+class Component(NamedTuple):
+    """A file of a shard: its name, where its data begins, and the size; ``plain``: these bytes are
+    the file.
+    """
+
+    name: str
+    start: int
+    size: int
+    plain: bool = True
+
+
+def pack_dali(components: Sequence[Component], url: str) -> bytes:
+    """Return an index of DALI with the files of a shard.
+
+    Raises:
+        ShardError: DALI cannot open such a shard: a name contains a blank or ends in a dot, a
+            member is sparse, or there are no samples.
+    """
+    shown, lines, key = redact(url), list[list[str]](), ""
+    for name, start, size, is_plain in components:
+        dot = name.find(".", name.rfind("/") + 1)  # as DALI does, also where there is none
+        stem, extension = name[:dot], name[dot + 1 :]
+        if not stem or stem[-1] == "/":
+            continue
+        if not is_plain or not extension or _BLANK.search(name):
+            what = (
+                "is sparse or contiguous"
+                if not is_plain
+                else "has no extension after its dot"
+                if not extension
+                else "has a blank in its name"
+            )
+            raise ShardError(
+                f"shard {shown} can have no index of DALI: member {name!r} at byte {start - BLOCK} {what}, and an "
+                "index of DALI has no place for that. Write the shard again, with another name, or without --dali",
+                url=shown,
+                offset=start - BLOCK,
+            )
+        if not lines or stem != key:
+            lines.append([])
+            key = stem
+        lines[-1].append(f"{extension} {start} {size} {name}")
+    if not lines:
+        raise ShardError(f"shard {shown} can have no index of DALI: it has no samples, which DALI refuses", url=shown)
+    text = "".join(f"{line}\n" for line in (f"v1.2 {len(lines)}", *map(" ".join, lines)))
+    return text.encode("utf-8", "surrogateescape")

@@ -13,8 +13,7 @@ from wds_pipes.io.ranges import Part
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import BLOCK, plain_header
 from wds_pipes.tar.keys import KeySplit, splitter, wants
-from wds_pipes.tar.members import Link, ReservedNameError, pass_link
-from wds_pipes.tar.reader import TarReader
+from wds_pipes.tar.reader import Link, ReservedNameError, TarReader, pass_link
 
 # How many bytes after a sample are read with it: the headers of the next one, with a name of up to
 # 500 bytes. Of a local file, more are looked at.

@@ -6,17 +6,17 @@ of a function fail, it raises WdsError when the others are done; the ``report`` 
 which. Each function is loaded at its first use. A pipeline needs none of them.
 
 - ``creating``, ``downloading``, ``exporting``: shards of other data (create, convert), copies, and
-  other formats. ``files``, ``sources``, ``records``, ``rows``: what these read.
+  other formats. ``files``, ``sources``, ``rows``: what these read.
 - ``rewriting``: each shard becomes another one: filter, map, join and dedup. ``repairing``: repair.
 - ``reordering``: samples in another order, or in other shards. ``inputs``: reading them by number.
-- ``outputs``: what all that write have in common. ``jobs``: plans and receipts. ``engines``,
-  ``ray_engine``: tasks, and where they run.
+- ``outputs``: what all that write have in common. ``jobs``: tasks, plans and receipts, and where
+  tasks run; ``ray_engine``: on Ray.
 - ``looking``, ``reading``: info, ls, head, cat and get: samples, and their fields in words.
-- ``verifying``, ``findings``: verify.
+- ``verifying``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
-- ``states``: the states in checkpoint files; ``proving``: computes the digest in one again;
-  ``planning``: the loader of a training, to ask which samples come when; ``upcoming``: the batches
-  that a rank gets next, also where only reading says it.
+- ``states``: the states in checkpoint files; ``training``: computes the digest in one again, the
+  loader of a training, to ask which samples come when, and the batches that a rank gets next, also
+  where only reading says it.
 - ``speed``: bench. ``diagnosing``: doctor.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.
@@ -35,14 +35,10 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.creating import convert, create
     from wds_pipes.tools.diagnosing import Diagnosis, doctor
     from wds_pipes.tools.downloading import download
-    from wds_pipes.tools.engines import Engine, Outcome, Task
     from wds_pipes.tools.exporting import export
-    from wds_pipes.tools.findings import Finding, VerifyReport
-    from wds_pipes.tools.jobs import Job, Place, Report, fingerprint, run
+    from wds_pipes.tools.jobs import Engine, Job, Outcome, Place, Report, Task, fingerprint, run
     from wds_pipes.tools.looking import Shown, Summary, cat, head, info, ls
     from wds_pipes.tools.outputs import JobOptions
-    from wds_pipes.tools.planning import loader_of
-    from wds_pipes.tools.proving import Proof, prove
     from wds_pipes.tools.ray_engine import on_ray
     from wds_pipes.tools.reading import Found, get
     from wds_pipes.tools.reordering import ReorderOptions, concat, mix, reshard, shuffle, sort, split
@@ -56,7 +52,8 @@ if _TYPE_CHECKING:
     from wds_pipes.tools.selecting import select
     from wds_pipes.tools.speed import Speed, bench
     from wds_pipes.tools.states import Difference, PlacedState, SameData, diff_states, read_states, same_data
-    from wds_pipes.tools.verifying import verify
+    from wds_pipes.tools.training import Proof, loader_of, prove
+    from wds_pipes.tools.verifying import Finding, VerifyReport, verify
 
 __all__ = [
     "Diagnosis",
@@ -118,23 +115,23 @@ __all__ = [
 _MODULE_OF = {
     "Diagnosis": "tools.diagnosing",
     "Difference": "tools.states",
-    "Engine": "tools.engines",
-    "Finding": "tools.findings",
+    "Engine": "tools.jobs",
+    "Finding": "tools.verifying",
     "Found": "tools.reading",
     "Job": "tools.jobs",
     "JobOptions": "tools.outputs",
-    "Outcome": "tools.engines",
+    "Outcome": "tools.jobs",
     "Place": "tools.jobs",
     "PlacedState": "tools.states",
-    "Proof": "tools.proving",
+    "Proof": "tools.training",
     "ReorderOptions": "tools.reordering",
     "Report": "tools.jobs",
     "SameData": "tools.states",
     "Shown": "tools.looking",
     "Speed": "tools.speed",
     "Summary": "tools.looking",
-    "Task": "tools.engines",
-    "VerifyReport": "tools.findings",
+    "Task": "tools.jobs",
+    "VerifyReport": "tools.verifying",
     "bench": "tools.speed",
     "cat": "tools.looking",
     "concat": "tools.reordering",
@@ -151,12 +148,12 @@ _MODULE_OF = {
     "head": "tools.looking",
     "info": "tools.looking",
     "join": "tools.rewriting",
-    "loader_of": "tools.planning",
+    "loader_of": "tools.training",
     "ls": "tools.looking",
     "map": "tools.rewriting",
     "mix": "tools.reordering",
     "on_ray": "tools.ray_engine",
-    "prove": "tools.proving",
+    "prove": "tools.training",
     "read_states": "tools.states",
     "repair": "tools.repairing",
     "reshard": "tools.reordering",

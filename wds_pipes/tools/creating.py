@@ -1,5 +1,5 @@
 """Making shards of files, lists and tables (CSV, TSV, JSON lines and Parquet), and of data sets in
-other formats: see ``sources``, ``records`` and ``rows``.
+other formats: see ``sources`` and ``rows``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, islice, pairwise
-from typing import IO, Any, NamedTuple, Unpack, cast
+from typing import IO, Any, Unpack, cast
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from wds_pipes.io.versions import version_of
 from wds_pipes.tar.encoded import check_name, stored_size
 from wds_pipes.tar.keys import without_dots
 from wds_pipes.tar.writer import whole
-from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.files import (
     LABEL,
     Content,
@@ -45,7 +44,7 @@ from wds_pipes.tools.files import (
     packed,
     samples,
 )
-from wds_pipes.tools.jobs import Job, Place, Report, fingerprint
+from wds_pipes.tools.jobs import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.tools.outputs import (
     REQUESTS,
     JobOptions,
@@ -61,7 +60,6 @@ from wds_pipes.tools.outputs import (
     splits_of,
     write_task,
 )
-from wds_pipes.tools.records import Database, TFRecord, TorchRecord
 from wds_pipes.tools.rows import (
     Columns,
     Row,
@@ -74,12 +72,14 @@ from wds_pipes.tools.rows import (
     sample_of,
 )
 from wds_pipes.tools.sources import (
+    Database,
     Format,
     Parquet,
     Saved,
     Shard,
+    TFRecord,
+    TorchRecord,
     check_columns,
-    first_rows,
     parquet_file,
     read,
     rows_of,
@@ -181,8 +181,8 @@ def create(
         records, classes = of_list(source, root, key_split, problems, options_of_store)
     else:
         pairs = [file.partition("=")[::2] if "=" in file else ("", file) for file in files]
-        columns = TableColumns(key, tuple(pairs), values or {}, root)
-        records, classes = of_table(source, kind, columns, problems, options_of_store)
+        columns = Columns(key, tuple((values or {}).items()), files=tuple(pairs))
+        records, classes = of_table(source, kind, columns, problems, options_of_store, root=root)
         records = grouped(records, group) if group else records
     return running.run(
         write(
@@ -275,12 +275,13 @@ def write(
             size = whole(int(sizes[start:stop].sum()))
             says = f"{plural(len(group), 'sample')}, {plural(size, 'byte')}"
             tasks.append(shard_task(f"{prefix}-{number:06d}.tar", group, _fingerprint(group), says, len(group)))
-    options: dict[str, Any] = {
+    options = {
         "shuffle": shuffle,
         "split": dict(shares) if shares else None,
         "the list of classes": list(classes),
+        "max_samples": max_samples,
+        "max_bytes": max_bytes,
     }
-    options |= {"max_samples": max_samples, "max_bytes": max_bytes}
     names = content_of_classes(classes) if classes else None
     return shard_job("create", place, partial(_write, place.storage_options), tasks, options, classes=names)
 
@@ -327,28 +328,6 @@ def _mark(value: Content | bytes) -> list[Any]:
     return [blake2b(value, digest_size=16).hexdigest()]
 
 
-class TableColumns(NamedTuple):
-    """Which columns of a table are what.
-
-    Attributes:
-        key: the column of the keys; None: the number of the row is the key.
-        files: the columns of paths or URLs of files, by their fields; "": the extension of the file
-            is the field.
-        values: the columns of values, by their fields.
-        root: the directory of relative paths; None: that of the table.
-    """
-
-    key: str | None
-    files: tuple[tuple[str, str], ...]
-    values: Mapping[str, str]
-    root: str | None
-
-    @property
-    def names(self) -> list[str]:
-        """Those that are named."""
-        return [*([self.key] if self.key else []), *(name for _, name in self.files), *self.values.values()]
-
-
 def of_list(
     source: str, root: str | None, key_split: str | None, problems: Problems, storage_options: StorageOptions
 ) -> tuple[list[Record], list[str]]:
@@ -383,7 +362,7 @@ def of_list(
 
 
 def of_table(
-    source: str, kind: str, columns: TableColumns, problems: Problems, storage_options: StorageOptions
+    source: str, kind: str, columns: Columns, problems: Problems, storage_options: StorageOptions, *, root: str | None
 ) -> tuple[list[Record], list[str]]:
     """The samples of a table, one for each row. Labels, which are values for the field ``cls``, are
     numbers of names as in ``of_list``.
@@ -394,15 +373,16 @@ def of_table(
     Raises:
         ValueError: the table has no such column, or is none.
     """
-    base, records, labels = _base(source, columns.root), list[Record](), list[str | None]()
+    base, records, labels = _base(source, root), list[Record](), list[str | None]()
+    named = [*filter(None, [columns.key]), *(name for _, name in (*columns.files, *columns.values))]
     rows = enumerate(_rows(source, kind, storage_options), 1)
     while ahead := list(islice(rows, _AHEAD)):
-        check_known(columns.names if not records else (), ahead[0][1], redact(source))
+        check_known(named if not records else (), ahead[0][1], redact(source))
         paths = list({str(row[column]) for _, row in ahead for _, column in columns.files if row.get(column)})
         found = dict(zip(paths, _contents(paths, source, base, storage_options), strict=True))
         for number, row in ahead:
             try:
-                label = _label(row, columns.values.get(LABEL))
+                label = _label(row, dict(columns.values).get(LABEL))
                 records.append(_record(row, f"{number - 1:09d}", columns, base, found))
                 labels.append(label)
             except SampleError as error:
@@ -410,7 +390,7 @@ def of_table(
     return records, add_labels(records, labels, problems)
 
 
-def _record(row: Row, number: str, columns: TableColumns, base: str, found: Mapping[str, Content | None]) -> Record:
+def _record(row: Row, number: str, columns: Columns, base: str, found: Mapping[str, Content | None]) -> Record:
     """The sample of a row, without its label.
 
     Raises:
@@ -435,7 +415,7 @@ def _record(row: Row, number: str, columns: TableColumns, base: str, found: Mapp
             if not name and not extension:
                 raise SampleError(f"{path} has no extension: name its field, as in --file jpg={column}")
             add_field(fields, name or extension, content, column, key)
-    add_chosen(fields, row, [(name, column) for name, column in columns.values.items() if name != LABEL], key)
+    add_chosen(fields, row, [(name, column) for name, column in columns.values if name != LABEL], key)
     if not columns.values and not columns.files:
         fields["json"] = encode("json", plain_value(row))
     return Record(key, fields)
@@ -639,7 +619,8 @@ def convert(
         )
     reader = FORMATS[kind]
     shards = reader.shards(source, most, storage_options)
-    columns = columns_of(first_rows(reader, shards, _FIRST, storage_options), key, values, redact(source))
+    rows = chain.from_iterable(reader.rows(run, storage_options) for shard in shards for run in shard.runs)
+    columns = columns_of(list(islice(rows, _FIRST)), key, values, redact(source))
     decided = {
         "from": kind,
         "max_samples": most,

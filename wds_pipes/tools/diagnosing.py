@@ -21,7 +21,6 @@ import io
 import math
 import multiprocessing.resource_sharer
 import os
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,8 +34,7 @@ import torch
 
 from wds_pipes.core.chain import Chain, linked
 from wds_pipes.core.options import check_count
-from wds_pipes.core.running import END
-from wds_pipes.core.stage import Stage
+from wds_pipes.core.stage import END, Stage
 from wds_pipes.core.stream import Stream
 from wds_pipes.datapipes import ShardList
 from wds_pipes.display.text import shown
@@ -46,9 +44,8 @@ from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.stats import describe_stats
 from wds_pipes.loader.transport import Inbox, Outbox
 from wds_pipes.stages.threaded import Threaded
-from wds_pipes.tools.planning import loader_of
+from wds_pipes.tools.training import are_shards, loader_of
 
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _BATCH = 32  # samples in a batch of shards, or of a pipe without batches
 _FASTER = 1.5  # storage that is read alone is faster than a pipeline from this factor on
 _BUSY = 0.8  # a process that computes for this share of the time cannot do more
@@ -130,9 +127,15 @@ def doctor(
             return found
     if what is None:
         raise ValueError("there is nothing to run: name shards or module:function, or pass the stats of a training")
-    loader = _loader_of(what, storage_options)
+    if isinstance(what, PipeLoader):
+        loader = what
+    elif are_shards(what):
+        pipe = ShardList(what, storage_options=storage_options).open_shards().load_tar().group_by_key()
+        loader = PipeLoader(pipe, batch_size=_BATCH, collate="list")
+    else:
+        loader = loader_of(what)
     try:
-        run = _Run.of(loader, cores, 0.35 * seconds, most)
+        run = _Run(loader, cores, 0.35 * seconds, most)
     finally:
         loader.close()
     if needs is not None and run.rate >= needs:
@@ -140,16 +143,6 @@ def doctor(
         return run.diagnosis("training", why, "leave the pipeline as it is")
     run.measure(0.35 * seconds, most)
     return _found(run, 0.15 * seconds)
-
-
-def _loader_of(what: Any, storage_options: dict[str, Any] | None) -> PipeLoader:
-    """Return the loader to run."""
-    if isinstance(what, PipeLoader):
-        return what
-    if isinstance(what, str) and _FUNCTION.fullmatch(what):
-        return loader_of(what)
-    pipe = ShardList(what, storage_options=storage_options).open_shards().load_tar().group_by_key()
-    return PipeLoader(pipe, batch_size=_BATCH, collate="list")
 
 
 # What is measured
@@ -290,16 +283,21 @@ def _kind(step: Stage[Any]) -> str:
     return "decoding" if name.startswith("decode") else "step" if name.endswith("()") else "function"
 
 
-@dataclass
 class _Run:
     """A pipeline that was run with its workers, and what its parts take.
+
+    Args:
+        loader: the pipeline, which is run from its first batch on.
+        cores: how many processor cores there are.
+        seconds: for how long.
+        most: for how many samples, at most.
 
     Attributes:
         stage: the pipeline.
         workers: how many worker processes it has.
         active: how many of them have shards; 1 also if there are none, and this process reads.
         shards: how many shards it has for this rank; any number if they are divided.
-        cores: how many processor cores there are.
+        cores: as above.
         rate: samples per second.
         size: samples in a batch.
         main: seconds of processor time that this process takes for a sample, beside workers.
@@ -309,22 +307,9 @@ class _Run:
         parts: the times of the parts, by name.
     """
 
-    stage: Stage[Any]
-    workers: int
-    active: int
-    shards: int
-    cores: int
-    rate: float
-    size: float
-    main: float
-    stalled: float
-    opening: float = 0.0
-    tar_bytes: float = 0.0
-    parts: dict[str, _Part] = field(default_factory=dict)
+    opening = tar_bytes = 0.0
 
-    @classmethod
-    def of(cls, loader: PipeLoader, cores: int, seconds: float, most: float) -> _Run:
-        """Run a loader for this time, or for this number of samples, from its first batch on."""
+    def __init__(self, loader: PipeLoader, cores: int, seconds: float, most: float) -> None:
         batches, count, progress, passed = _endless(loader), 0, progress_of(loader), 0.0
         next(batches)
         size = loader.stats()["samples"]
@@ -333,17 +318,17 @@ class _Run:
             next(batches)
             count, passed = count + 1, time.perf_counter() - begin
         computed, stats = time.thread_time() - computed, loader.stats()
-        size = stats["samples"] / stats["batches"]
-        stage, workers = progress.editable.stage, progress.workers.count
-        root, ranks = Chain(stage).root, loader.rank.of
+        self.size, self.stalled = stats["samples"] / stats["batches"], stats["stall_share"]
+        self.stage, self.workers, self.cores = progress.editable.stage, progress.workers.count, cores
+        root = Chain(self.stage).root
         whole = root.divides_shards and root.sample_counts is None
-        shards = max(1, (root.which_data().shards or 0) // ranks) if whole else sys.maxsize
-        active = max(1, min(workers, shards))
-        main = computed / (count * size) if workers else 0.0
-        return cls(stage, workers, active, shards, cores, count * size / passed, size, main, stats["stall_share"])
+        self.shards = max(1, (root.which_data().shards or 0) // loader.rank.of) if whole else sys.maxsize
+        self.active = max(1, min(self.workers, self.shards))
+        self.main = computed / (count * self.size) if self.workers else 0.0
+        self.rate, self.parts = count * self.size / passed, dict[str, _Part]()
 
     def measure(self, seconds: float, most: float) -> None:
-        """Run the chain in this process, with a clock after each step, as ``of`` does."""
+        """Run the chain in this process, with a clock after each step, as long."""
         stage, clock = _clocked(self.stage)
         outbox, inbox, threads, packing = Outbox(), Inbox(4), torch.get_num_threads(), 0.0
         next(_endless(Stream(self.stage)))  # imports libraries, and opens connections
@@ -404,8 +389,10 @@ class _Run:
         after = (self.seconds - saved.seconds) / workers, (self.computes - saved.computes + main) / self.cores, main
         return before / max(*after, before / 1000)
 
-    def diagnosis(self, limit: str, why: str, change: str, gain: float = 1.0) -> Diagnosis:
-        """Return the diagnosis: the limit and why it is one, and a change and what it brings."""
+    def diagnosis(self, limit: str, why: str, change: str, gain: float = 1.0, step: str = "") -> Diagnosis:
+        """Return the diagnosis: the limit and why it is one, and a change and what it brings.
+        ``step``: as of ``Diagnosis``; empty: the part that takes the most time.
+        """
         brings = (
             f"That brings up to {gain * self.rate:,.0f} samples/s, {gain:.1f} times the {self.rate:,.0f} of the run"
             if gain > _WORTH
@@ -413,7 +400,9 @@ class _Run:
         )
         times = {part.name: 1e6 * part.seconds for part in self.parts.values() if part.seconds}
         worst = max(times, key=lambda name: times[name], default="")
-        return Diagnosis(limit, worst, self.rate, max(gain, 1.0), change, times, _sentences(why, change, brings))
+        return Diagnosis(
+            limit, step or worst, self.rate, max(gain, 1.0), change, times, _sentences(why, change, brings)
+        )
 
 
 def _sentences(why: str, change: str, brings: str) -> list[str]:
@@ -482,10 +471,12 @@ def _found(run: _Run, seconds: float) -> Diagnosis:
     if worst.kind == "transport" or run.main * run.active > _BUSY * run.seconds:
         return _of_main_process(run)
     if run.active < run.workers:
-        why = f"the number of shards, {run.shards} for this rank: only {run.active} of {run.workers} workers have any"
-        change = "write more shards than lanes (wds-pipes reshard), or pass ShardList(index=...), which divides shards"
         return run.diagnosis(
-            "shards", f"{why}, and their longest step is {share}", change, run.gain(workers=run.workers)
+            "shards",
+            f"the number of shards, {run.shards} for this rank: only {run.active} of {run.workers} workers have any, "
+            f"and their longest step is {share}",
+            "write more shards than lanes (wds-pipes reshard), or pass ShardList(index=...), which divides shards",
+            run.gain(workers=run.workers),
         )
     if worst.kind == "storage":
         return _of_storage(run, worst, seconds)
@@ -496,12 +487,19 @@ def _found(run: _Run, seconds: float) -> Diagnosis:
         change = f"pass num_workers={workers} if more is needed" if more > _WORTH else "leave the pipeline as it is"
         return run.diagnosis("reading", share, change, more)
     if more > _WORTH and run.computes > run.seconds / 2:
-        why = f"the number of workers, {run.workers} for {run.cores} cores; their longest step is {share}"
-        return run.diagnosis("workers", why, f"pass num_workers={workers}, {workers - run.workers} more", more)
+        return run.diagnosis(
+            "workers",
+            f"the number of workers, {run.workers} for {run.cores} cores; their longest step is {share}",
+            f"pass num_workers={workers}, {workers - run.workers} more",
+            more,
+        )
     if worst.waits > worst.computes and worst.kind == "function":
-        saved = replace(worst, computes=0.0, waits=worst.waits * 7 / 8)
-        change = f"let it wait for several samples at a time, with map_samples(threads={8 * worst.threads})"
-        return run.diagnosis("function", f"{share} and mostly waits", change, run.gain(saved=saved))
+        return run.diagnosis(
+            "function",
+            f"{share} and mostly waits",
+            f"let it wait for several samples at a time, with map_samples(threads={8 * worst.threads})",
+            run.gain(saved=replace(worst, computes=0.0, waits=worst.waits * 7 / 8)),
+        )
     return run.diagnosis(worst.kind, share, _CHANGES[worst.kind], run.gain(saved=worst))
 
 
@@ -521,47 +519,53 @@ def _of_main_process(run: _Run) -> Diagnosis:
     transport = run.parts["transport"]
     sends, receives, takes = (1e3 * run.size * each for each in (transport.seconds, run.opening, run.main))
     if run.main > 2 * max(run.opening, transport.seconds):
-        why = (
-            f"the main process, which computes {takes:.3g} ms for a batch, and {receives:.3g} ms of them to receive it"
+        return run.diagnosis(
+            "main process",
+            f"the main process, which computes {takes:.3g} ms for a batch, and {receives:.3g} ms of them to receive it",
+            "make the functions on_device= and collate= faster, and try without pin_memory= and mix_lanes=",
+            run.gain(main=run.opening),
+            "main process",
         )
-        change = "make the functions on_device= and collate= faster, and try without pin_memory= and mix_lanes="
-        return replace(run.diagnosis("main process", why, change, run.gain(main=run.opening)), step="main process")
-    why = f"transport between processes: a batch takes {sends:.3g} ms to send, and {receives:.3g} ms to receive"
-    change = (
+    return run.diagnosis(
+        "transport",
+        f"transport between processes: a batch takes {sends:.3g} ms to send, and {receives:.3g} ms to receive",
         "let a batch have fewer and larger tensors of smaller types, such as uint8, or pass num_workers=0 if the steps "
-        "take less time than that"
+        "take less time than that",
+        run.gain(saved=transport, main=max(run.main - run.opening, 0.0)),
+        "transport",
     )
-    gain = run.gain(saved=transport, main=max(run.main - run.opening, 0.0))
-    return replace(run.diagnosis("transport", why, change, gain), step="transport")
 
 
 def _of_storage(run: _Run, storage: _Part, seconds: float) -> Diagnosis:
     """Return the diagnosis of a pipeline that waits for bytes."""
-    rest, waits = (
-        run.gain(saved=storage, before=1 / run.rate),
-        f"{storage.seconds / run.seconds:.0%} of the time is spent waiting for bytes",
-    )
+    rest = run.gain(saved=storage, before=1 / run.rate)
+    waits = f"{storage.seconds / run.seconds:.0%} of the time is spent waiting for bytes"
     _, opening, urls = _reader(run.stage)
     if not urls or not is_remote(urls[0]):
         return run.diagnosis("storage rate", f"the disk: {waits}", "copy the shards to a faster disk", rest)
+    latency = "the latency of the storage"
     if opening is None:
-        why, change = f"the latency of the storage: {waits}", "raise fetch_samples(connections=...)"
-        return run.diagnosis("storage latency", why, change, rest)
+        change = "raise fetch_samples(connections=...)"
+        return run.diagnosis("storage latency", f"{latency}: {waits}", change, rest)
     rate, more = run.rate * run.tar_bytes / 1e6, {"shards_ahead": 4 * opening.shards_ahead + 3}
     both = {**more, "connections": 4 * opening.reading.connections}
     alone = [_reading_rate(run, seconds, **options) for options in (more, both)]
     arrive = f"{waits}, {rate:,.3g} MB/s arrive, and "
     if max(alone) < _FASTER * rate:
-        change = "keep the shards on a local disk after the first epoch (cache_shards()), or make them smaller"
         return run.diagnosis(
-            "storage rate", f"the rate of the storage: {arrive}not more if more is requested", change, rest
+            "storage rate",
+            f"the rate of the storage: {arrive}not more if more is requested",
+            "keep the shards on a local disk after the first epoch (cache_shards()), or make them smaller",
+            rest,
         )
     options = more if alone[0] * _FASTER > alone[1] else both
     named = ", ".join(f"{name}={value}" for name, value in options.items())
-    change = f"pass open_shards({named}), read more shards at a time with interleave_shards(), or write larger ones"
-    gain = min(rest, max(alone) / rate)
-    why = f"the latency of the storage: {arrive}{max(alone):,.3g} MB/s if more is requested at a time"
-    return run.diagnosis("storage latency", why, change, gain)
+    return run.diagnosis(
+        "storage latency",
+        f"{latency}: {arrive}{max(alone):,.3g} MB/s if more is requested at a time",
+        f"pass open_shards({named}), read more shards at a time with interleave_shards(), or write larger ones",
+        min(rest, max(alone) / rate),
+    )
 
 
 def _reading_rate(run: _Run, seconds: float, *, shards_ahead: int, connections: int = 0) -> float:
@@ -612,15 +616,14 @@ def _of_ranks(ranks: Any) -> Diagnosis:
         name = max(_SHARES, key=lambda name: slowest[name] - mean[name])
         what, _, compare = _SHARES[name].partition(": ")
         rank, gain = f"rank {slowest.get('rank', ranks.index(slowest)):.0f}", 1 / max(1 - waits + usual, 0.01)
-        why = (
+        change = f"look at the host of {rank}, and {compare}"
+        said = _sentences(
             f"{rank}, which waits for data {waits:.0%} of its time, and the others {usual:.0%}; its workers spend "
-            f"{slowest[name]:.0%} of their time on {what}, and theirs {mean[name]:.0%}"
-        )
-        change, brings = (
-            f"look at the host of {rank}, and {compare}",
+            f"{slowest[name]:.0%} of their time on {what}, and theirs {mean[name]:.0%}",
+            change,
             f"All ranks make up to {gain:.1f} times as many steps",
         )
-        return Diagnosis("rank", rank, rate, gain, change, {}, _sentences(why, change, brings))
+        return Diagnosis("rank", rank, rate, gain, change, {}, said)
     if waits < _WAITS:
         why, change = f"the training loop: no rank waits for data more than {waits:.0%} of its time", "leave the data"
         return Diagnosis("training", "", rate, 1.0, change, {}, _sentences(why, change, "Faster data brings nothing"))

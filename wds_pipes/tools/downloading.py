@@ -23,17 +23,24 @@ from wds_pipes.errors import ShardError, StateError
 from wds_pipes.io.cache.files import boot
 from wds_pipes.io.compression import detect
 from wds_pipes.io.locks import LockedFile, open_locked
-from wds_pipes.io.outputs import open_output, read_small, size_of, write_small
-from wds_pipes.io.partial import put_in_place
+from wds_pipes.io.outputs import open_output, put_in_place, read_small, size_of, write_small
 from wds_pipes.io.urls import Urls, identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, is_header, no_tar
-from wds_pipes.tar.index import ShardFacts, dali_name, first_dot, folder_of, make_opener
-from wds_pipes.tar.listing import exists, list_shards
-from wds_pipes.tar.offsets import KEYS, OFFSETS, remove_beside
-from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tar.index import (
+    KEYS,
+    OFFSETS,
+    ShardFacts,
+    dali_name,
+    exists,
+    first_dot,
+    folder_of,
+    list_shards,
+    make_opener,
+    remove_beside,
+)
 from wds_pipes.tools.files import Content, file_of
-from wds_pipes.tools.jobs import FOLDER, Job, Place, Report, fingerprint
+from wds_pipes.tools.jobs import FOLDER, Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.tools.outputs import (
     REQUESTS,
     JobOptions,

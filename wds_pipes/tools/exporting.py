@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple, Unpack, cast
+from typing import Any, BinaryIO, Unpack, cast
 
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.codecs.text import exact_integer
@@ -30,10 +30,8 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.outputs import OutputFile, open_output
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages.fields import read_names
-from wds_pipes.tar.index import folder_of
-from wds_pipes.tar.listing import list_shards
-from wds_pipes.tools.engines import Facts, Task
-from wds_pipes.tools.jobs import Job, Place, Report, fingerprint
+from wds_pipes.tar.index import folder_of, list_shards
+from wds_pipes.tools.jobs import Facts, Job, Place, Report, Task, fingerprint
 from wds_pipes.tools.looking import write_lines
 from wds_pipes.tools.outputs import (
     JobOptions,
@@ -45,9 +43,9 @@ from wds_pipes.tools.outputs import (
     names_of,
 )
 from wds_pipes.tools.reading import Sample, fields_of
-from wds_pipes.tools.records import framed, masked_crc, packed
 from wds_pipes.tools.rewriting import Reading, Shard, samples_of
 from wds_pipes.tools.rows import is_text
+from wds_pipes.tools.sources import framed, masked_crc, packed
 
 ENDINGS = {"jsonl": ".jsonl", "parquet": ".parquet", "tfrecord": ".tfrecord", "imagefolder": ".txt"}
 
@@ -106,11 +104,10 @@ def export(
         shard = Shard(url, output, mark, classes.get(folder_of(url)))
         tasks.append(Task(output, (output,), shard, fingerprint(mark, shard.more), says=f"of {redact(url)}"))
     decided = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
-    how = Export(kind, None if fields is None else tuple(fields), label, key_split, storage_options)
-    finish, lists = partial(_finish, how, outputs), "images" if kind == "imagefolder" else ""
-    return running.run(
-        Job("export", running.place, partial(_write, how), tasks, decided, finish, unit="shard", lists=lists)
-    )
+    reading = Reading(storage_options, key_split, fields=fields)
+    work, finish = partial(_write, kind, label, reading), partial(_finish, kind, fields, outputs)
+    lists = "images" if kind == "imagefolder" else ""
+    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="shard", lists=lists))
 
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
@@ -119,55 +116,46 @@ _TEXTS = frozenset(("txt", "text", "transcript", "html", "htm", "json", "jsn", "
 _INTEGERS = frozenset(extension for extension, row in ROWS.items() if row.decode is int)
 
 
-class Export(NamedTuple):
-    """How shards are written; it is sent to other processes.
-
-    Attributes:
-        kind: the format.
-        fields: those that are written; None: all.
-        label: the field of the class, for imagefolder.
-        key_split: as in ``group_by_key``.
-        storage_options: how to reach the shards.
-    """
-
-    kind: str
-    fields: tuple[str, ...] | None
-    label: str
-    key_split: str
-    storage_options: StorageOptions
-
-
-def _finish(export: Export, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
+def _finish(kind: str, fields: Sequence[str] | None, names: Sequence[str], place: Place, facts: list[Facts]) -> None:
     """Check what only all files together show.
 
     Raises:
         NothingKeptError: no sample of any shard has one of the fields that are written.
-        SampleError: two images have one name.
+        SampleError: two images have one name: two shards have a sample of one key and class.
     """
     if any(fact["without_fields"] for fact in facts) and not any(fact["samples"] for fact in facts):
         raise NothingKeptError(
-            f"no sample has the field {', '.join(export.fields or ())}: correct --fields, and pass --overwrite"
+            f"no sample has the field {', '.join(fields or ())}: correct --fields, and pass --overwrite"
         )
-    if export.kind == "imagefolder":
-        _check_lists(names, place)
+    seen: dict[int, str] = {}
+    for name in names if kind == "imagefolder" else ():
+        for line in (place.read(name) or b"").splitlines():
+            path = line.partition(b"\t")[0]
+            before = seen.setdefault(hash_text(path.decode("utf-8", "surrogateescape")), name)
+            if before != name:
+                shown = path.decode("utf-8", "replace")
+                raise SampleError(
+                    f"{before} and {name} both have {shown}, so one of the two is lost: export them into different "
+                    "directories"
+                )
 
 
-def _write(export: Export, task: Task, place: Place) -> Facts:
+def _write(kind: str, label: str, reading: Reading, task: Task, place: Place) -> Facts:
     """Write what is made of a shard."""
-    fields, facts = export.fields, Facts(read=0)
-    if export.kind == "imagefolder" and fields is not None and export.label not in fields:
-        fields = (*fields, export.label)
-    samples = samples_of(task.arguments, Reading(export.storage_options, export.key_split, fields=fields), facts)
+    fields, facts = reading.fields, Facts(read=0)
+    if kind == "imagefolder" and fields is not None and label not in fields:
+        reading = reading._replace(fields=[*fields, label])
+    samples = samples_of(task.arguments, reading, facts)
     with _Stream(place.at(task.name), place.storage_options) as stream:
-        if export.kind == "jsonl":
+        if kind == "jsonl":
             base = redact(task.arguments.url).partition("?")[0].rpartition("/")[2]
             write_lines(({**sample, "__url__": base} for sample in samples), cast(BinaryIO, stream), {})
-        elif export.kind == "parquet":
-            _write_parquet(samples, stream, export.fields)
-        elif export.kind == "tfrecord":
+        elif kind == "parquet":
+            _write_parquet(samples, stream, fields)
+        elif kind == "tfrecord":
             _write_tfrecord(samples, stream)
         else:
-            for line in _write_images(samples, export.label, task.arguments.more, place):
+            for line in _write_images(samples, label, task.arguments.more, place):
                 stream.write(line.encode("utf-8", "surrogateescape"))
         stream.commit()
     return {"without_fields": facts["without_fields"], "samples": facts["read"]}
@@ -318,25 +306,6 @@ def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] 
                 )
             place.write(path, data)
             yield f"{path}\t{name}\n"
-
-
-def _check_lists(lists: Sequence[str], place: Place) -> None:
-    """Check that shards did not write the same files.
-
-    Raises:
-        SampleError: two of them have a sample of one key and class.
-    """
-    seen: dict[int, str] = {}
-    for name in lists:
-        for line in (place.read(name) or b"").splitlines():
-            path = line.partition(b"\t")[0]
-            before = seen.setdefault(hash_text(path.decode("utf-8", "surrogateescape")), name)
-            if before != name:
-                shown = path.decode("utf-8", "replace")
-                raise SampleError(
-                    f"{before} and {name} both have {shown}, so one of the two is lost: export them into different "
-                    "directories"
-                )
 
 
 def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:

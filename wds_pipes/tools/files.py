@@ -425,7 +425,6 @@ def file_of(url: str, storage_options: StorageOptions = None) -> Content:
         shown = redact(url)
         if local_path(url) is None and exists(url, storage_options):
             raise ShardError(f"{shown} is on a server that does not tell its size: copy it to a disk first", url=shown)
-        error = ShardError(f"{shown} cannot be found: check the path or URL, and --storage-options", url=shown)
-        error.missing = True
-        raise error
+        what = f"{shown} cannot be found: check the path or URL, and --storage-options"
+        raise ShardError(what, url=shown, missing=True)
     return Content(url, size, mark or "")

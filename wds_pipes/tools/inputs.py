@@ -35,14 +35,21 @@ from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import Range, RangeReader
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.index import base_name, folder_of, make_opener
-from wds_pipes.tar.listing import exists, list_shards
+from wds_pipes.tar.index import (
+    KEYS,
+    OFFSETS,
+    base_name,
+    beside,
+    exists,
+    folder_of,
+    list_shards,
+    make_opener,
+    write_offsets,
+)
+from wds_pipes.tar.indexing import scan
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, write_offsets
 from wds_pipes.tar.samples import SampleParser
-from wds_pipes.tar.scanning import scan
-from wds_pipes.tools.engines import Facts, Task
-from wds_pipes.tools.jobs import Place
+from wds_pipes.tools.jobs import Facts, Place, Task
 from wds_pipes.tools.outputs import REQUESTS, Running, StorageOptions, changed, check_same, marks
 from wds_pipes.tools.reading import CONNECTIONS, Sample, Source
 

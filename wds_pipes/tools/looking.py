@@ -20,8 +20,8 @@ from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.codecs.codec import IMAGE_FORMATS, NotAllowedError, registered_codecs
-from wds_pipes.codecs.decoding import Decoding
 from wds_pipes.codecs.images import decoders_in_use
+from wds_pipes.codecs.table import Decoding
 from wds_pipes.codecs.text import decode_text, exact_integer
 from wds_pipes.core.options import check_count
 from wds_pipes.core.words import bytes_shown, plain, plain_json, plural
@@ -33,8 +33,7 @@ from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.index import ShardFacts, make_opener
-from wds_pipes.tar.listing import find_facts, is_index
+from wds_pipes.tar.index import ShardFacts, find_facts, is_index, make_opener
 from wds_pipes.tar.writer import TarWriter
 from wds_pipes.tools.progress import progress as shown_progress
 from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of, shards_of

@@ -38,10 +38,24 @@ from wds_pipes.io.outputs import read_small
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
 from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_opener, parts_of_path, write_index
-from wds_pipes.tar.views import KeyRange, split_by_key
+from wds_pipes.tar.located import KeyRange, split_by_key
 from wds_pipes.tar.writer import most_members, shard_files, write_shard
-from wds_pipes.tools.engines import Call, Engine, Facts, Outcome, Task, check_engine, engine_of
-from wds_pipes.tools.jobs import FailedTasksError, Job, Place, Report, Work, fingerprint, run
+from wds_pipes.tools.jobs import (
+    Call,
+    Engine,
+    Facts,
+    FailedTasksError,
+    Job,
+    Outcome,
+    Place,
+    Report,
+    Task,
+    Work,
+    check_engine,
+    engine_of,
+    fingerprint,
+    run,
+)
 from wds_pipes.tools.ray_engine import connect, on_ray
 
 StorageOptions = dict[str, Any] | None  # for fsspec

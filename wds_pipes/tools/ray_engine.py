@@ -23,7 +23,7 @@ from typing import Any
 
 from wds_pipes.core.importing import library
 from wds_pipes.errors import WorkerError
-from wds_pipes.tools.engines import Outcome, Task
+from wds_pipes.tools.jobs import Outcome, Task
 
 _AT_ONCE = 1000  # tasks that are submitted and have not ended: their arguments are in Ray's store
 _AGAIN_SECONDS = 0.5

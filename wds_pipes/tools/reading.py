@@ -19,14 +19,11 @@ from wds_pipes.io.urls import Urls, redact
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
 from wds_pipes.tar.grouping import Grouping
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
-from wds_pipes.tar.index import ShardFacts, folder_of
+from wds_pipes.tar.index import MissingIndexError, ShardFacts, exists, find_facts, folder_of, list_shards
+from wds_pipes.tar.indexing import readable
 from wds_pipes.tar.keys import is_metadata, splitter
-from wds_pipes.tar.listing import exists, find_facts, list_shards
 from wds_pipes.tar.located import Located
-from wds_pipes.tar.members import Link
-from wds_pipes.tar.offsets import MissingIndexError
-from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import readable
+from wds_pipes.tar.reader import Link, TarReader
 
 Sample = dict[str, Any]
 CONNECTIONS = 8

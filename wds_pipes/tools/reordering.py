@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from wds_pipes.codecs.decoding import Decoding
+from wds_pipes.codecs.table import Decoding
 from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import Permutation, hash64, hash_text, order_of_samples
 from wds_pipes.core.words import bytes_shown, plural
@@ -37,13 +37,11 @@ from wds_pipes.io.urls import Urls, local_path, redact
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
 from wds_pipes.tar.headers import BLOCK
-from wds_pipes.tar.listing import list_shards
-from wds_pipes.tar.offsets import stale_keys
-from wds_pipes.tar.views import KeyRange, split_by_key
+from wds_pipes.tar.index import list_shards, stale_keys
+from wds_pipes.tar.located import KeyRange, split_by_key
 from wds_pipes.tar.writer import write_shard
-from wds_pipes.tools.engines import Facts, Task
 from wds_pipes.tools.inputs import Inputs, Reader, open_inputs
-from wds_pipes.tools.jobs import Place, Report, check_plan, fingerprint
+from wds_pipes.tools.jobs import Facts, Place, Report, Task, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
     JobOptions,
     Running,

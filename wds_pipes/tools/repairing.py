@@ -42,15 +42,12 @@ from typing import Any, BinaryIO, NamedTuple, Unpack, cast
 from wds_pipes.errors import SampleError, ShardError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.damage import TarSource, find_next
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE, Damage, is_header
 from wds_pipes.tar.index import make_opener
+from wds_pipes.tar.indexing import Hashed, readable
 from wds_pipes.tar.keys import is_metadata, splitter
-from wds_pipes.tar.members import Link
-from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import Hashed, readable
-from wds_pipes.tools.engines import Facts, Task
-from wds_pipes.tools.jobs import Place, Report
+from wds_pipes.tar.reader import Link, TarReader, TarSource, find_next
+from wds_pipes.tools.jobs import Facts, Place, Report, Task
 from wds_pipes.tools.looking import Decoders, fault_of, of_all_fields
 from wds_pipes.tools.outputs import (
     JobOptions,

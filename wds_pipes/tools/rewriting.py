@@ -34,20 +34,16 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, ShardWarning, StateError, for_commands, parts
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.expand import items_of
-from wds_pipes.io.secret import hide, words
-from wds_pipes.io.urls import Urls, redact
+from wds_pipes.io.urls import Urls, hide, redact, words
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import identity, read_names
 from wds_pipes.stages.map_samples import OF_CODE
 from wds_pipes.tar.encoded import check_name
-from wds_pipes.tar.index import base_name, make_opener, path_of
+from wds_pipes.tar.index import base_name, exists, list_indexed, list_shards, make_opener, path_of, stale_keys
 from wds_pipes.tar.keys import is_metadata, splitter, without_dots
-from wds_pipes.tar.listing import exists, list_indexed, list_shards
-from wds_pipes.tar.offsets import stale_keys
-from wds_pipes.tar.views import among, example_of, read_keys
-from wds_pipes.tools.engines import Facts, Task
+from wds_pipes.tar.located import among, example_of, read_keys
 from wds_pipes.tools.inputs import Inputs, Reader
-from wds_pipes.tools.jobs import Place, Report, Work, check_plan, fingerprint
+from wds_pipes.tools.jobs import Facts, Place, Report, Task, Work, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
     JobOptions,
     Running,
@@ -167,14 +163,8 @@ def rewrite(
     )
 
 
-def changed_by(change: Change, reading: Reading) -> Work:
-    """The work of a task that reads a shard as ``group_by_key`` does, and writes what ``change``
-    makes of its samples.
-    """
-    return partial(_write_changed, change, reading)
-
-
-def _write_changed(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
+def _write(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
+    """Read a shard as ``group_by_key`` does, and write what ``change`` makes of its samples."""
     shard, facts = task.arguments, Facts(read=0, left_out=0)
     samples = change(with_writable_keys(samples_of(shard, reading, facts), reading.key_split), shard, facts)
     samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
@@ -417,9 +407,8 @@ def _with_tables(
     urls = find_tables([shard.url for shard in shards], metadata, storage_options, names if apart else None)
     for url in urls:
         if not exists(url, storage_options):
-            error = ShardError(f"table {redact(url)} does not exist: write it, or pass --metadata", url=redact(url))
-            error.missing = True
-            raise error
+            shown = redact(url)
+            raise ShardError(f"table {shown} does not exist: write it, or pass --metadata", url=shown, missing=True)
     found = [list(pair) for pair in zip(urls, marks(urls, storage_options), strict=True)]
     with keys_where(where, urls, make_opener(storage_options)) as keys_of:
         if not any(keys_of(url) for url in urls):
@@ -504,66 +493,63 @@ def filter(  # noqa: A001
         shards = _with_tables(shards, where, metadata, running.storage_options)
     # a function sees all fields of a sample
     reading = Reading(running.storage_options, key_split, fields=None if keep is not None else kept)
-    return rewrite("filter", running, shards, changed_by(chosen.samples, reading), decided, finish=chosen.finish)
+    return rewrite("filter", running, shards, partial(_write, chosen.samples, reading), decided, finish=chosen.finish)
 
 
-@dataclass(frozen=True)
-class Map:
-    """Which function changes samples.
+def _mapped(function: Function, skips: bool, samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
+    """Yield the samples that a function returns.
 
-    Attributes:
+    Args:
         function: the function.
         skips: leave out a sample on which it raises, or that cannot be decoded or written.
+        samples: the samples of a shard.
+        shard: the shard.
+        facts: what is counted.
     """
-
-    function: Function
-    skips: bool
-
-    def samples(self, samples: Iterator[Sample], shard: Shard, facts: Facts) -> Iterator[Sample]:
-        """Yield the samples that the function returns."""
-        facts["skipped"] = 0
-        for sample in samples:
-            try:
-                made = self._made(sample)
-            except SampleError as error:
-                if not self.skips or isinstance(error.__cause__, (*OF_CODE, MemoryError)):
-                    raise
-                facts["skipped"] += 1
+    facts["skipped"] = 0
+    for sample in samples:
+        try:
+            made = _made(function, sample)
+        except SampleError as error:
+            if not skips or isinstance(error.__cause__, (*OF_CODE, MemoryError)):
+                raise
+            facts["skipped"] += 1
+            facts["left_out"] += 1
+            facts.setdefault("first_error", for_commands(error))
+        else:
+            if made is None:
                 facts["left_out"] += 1
-                facts.setdefault("first_error", for_commands(error))
             else:
-                if made is None:
-                    facts["left_out"] += 1
-                else:
-                    yield made
+                yield made
 
-    def _made(self, sample: Sample) -> Sample | None:
-        key, url = named = identity(sample)
-        made, function = self.function.of(sample), self.function.named
-        if made is None:
-            return None
-        if not isinstance(made, Mapping):
+
+def _made(function: Function, sample: Sample) -> Sample | None:
+    key, url = named = identity(sample)
+    made = function.of(sample)
+    if made is None:
+        return None
+    if not isinstance(made, Mapping):
+        raise SampleError(
+            f"{function.named} returned {type(made).__name__} for {named.name()}: let it return a "
+            "dict of fields, or None to leave the sample out",
+            url=url,
+            key=key,
+        ) from TypeError()
+    encoded: Sample = {"__key__": key}
+    for field, value in made.items():
+        try:
+            if not is_metadata(str(field)):
+                check_name(str(made.get("__key__", key)), field, known=isinstance(field, str))
+            encoded[field] = value if is_metadata(str(field)) else encode(field, value)
+        except Exception as error:
+            why, mends = parts(error, words=words)
             raise SampleError(
-                f"{function} returned {type(made).__name__} for {named.name()}: let it return a "
-                "dict of fields, or None to leave the sample out",
+                f"{function.named} returned field {field!r} for {named.name()}, which cannot be encoded: {hide(why)}",
                 url=url,
                 key=key,
-            ) from TypeError()
-        encoded: Sample = {"__key__": key}
-        for field, value in made.items():
-            try:
-                if not is_metadata(str(field)):
-                    check_name(str(made.get("__key__", key)), field, known=isinstance(field, str))
-                encoded[field] = value if is_metadata(str(field)) else encode(field, value)
-            except Exception as error:
-                why, mends = parts(error, words=words)
-                raise SampleError(
-                    f"{function} returned field {field!r} for {named.name()}, which cannot be encoded: {hide(why)}",
-                    url=url,
-                    key=key,
-                    **mends,
-                ) from error
-        return encoded
+                **mends,
+            ) from error
+    return encoded
 
 
 def _check_skipped(place: Place, facts: list[Facts]) -> None:
@@ -612,7 +598,8 @@ def map(  # noqa: A001
     check_choice("on_error", on_error, "raise", "skip")
     running, called = Running(dest, options), Function(function, decode)
     decided = {"the function": called.identity, "decode": decode, "on_error": on_error, "key_split": key_split}
-    work = changed_by(Map(called, on_error == "skip").samples, Reading(running.storage_options, key_split))
+    change = partial(_mapped, called, on_error == "skip")
+    work = partial(_write, change, Reading(running.storage_options, key_split))
     return rewrite("map", running, find_shards(urls, running.place), work, decided, finish=_check_skipped)
 
 
@@ -801,7 +788,7 @@ def join(
         "key_split": "first-dot",
     }
     change = Join(found, missing, prefer, running.storage_options).samples
-    return rewrite("join", running, shards, changed_by(change, Reading(running.storage_options)), decided)
+    return rewrite("join", running, shards, partial(_write, change, Reading(running.storage_options)), decided)
 
 
 KEY, CONTENT = "key", "content"
@@ -939,4 +926,4 @@ def dedup(
         repeated = _repeated(shards, hashes)
         more = [[len(places), places.nonzero()[0].tolist()] for places in repeated]
         shards = [shard._replace(more=of) for shard, of in zip(shards, more, strict=True)]
-    return rewrite("dedup", running, shards, changed_by(_without_repeated, reading), decided)
+    return rewrite("dedup", running, shards, partial(_write, _without_repeated, reading), decided)

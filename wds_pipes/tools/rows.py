@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from wds_pipes.codecs.table import ROWS, encode
-from wds_pipes.core.suggest import nearest
+from wds_pipes.core.options import nearest
 from wds_pipes.errors import SampleError, parts
 from wds_pipes.tar.keys import without_dots
 
@@ -80,12 +80,15 @@ class Columns(NamedTuple):
         values: the fields that are written and their columns; empty: as rule 2 says.
         alone: the only column of bytes that are no text; None: there are none, or several.
         text: the columns of bytes that are text.
+        files: the columns of paths or URLs of files, by their fields; "": the extension of the file
+            is the field.
     """
 
     key: str | None = None
     values: tuple[tuple[str, str], ...] = ()
     alone: str | None = None
     text: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
 
 
 def columns_of(rows: Sequence[Row], key: str | None, values: Mapping[str, str], source: str) -> Columns:

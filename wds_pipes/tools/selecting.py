@@ -25,8 +25,7 @@ from wds_pipes.core.words import listed, plural
 from wds_pipes.errors import ShardError, WdsError
 from wds_pipes.io.open import Opener
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
-from wds_pipes.tar.index import make_opener, path_of
-from wds_pipes.tar.listing import exists, list_shards
+from wds_pipes.tar.index import exists, list_shards, make_opener, path_of
 
 _AT_ONCE = 8  # tables
 ENDINGS = (".parquet", ".jsonl")
@@ -243,13 +242,12 @@ def find_tables(
     ending = next((ending for ending in ENDINGS if exists(paths[0] + ending, storage_options)), None)
     if ending is None:
         shown, either = redact(urls[0]), " or ".join(redact(paths[0] + each) for each in ENDINGS)
-        error = ShardError(
+        raise ShardError(
             f"shard {shown} has no table of metadata: there is no {either}. Pass --metadata, a table with a column "
             "'key', or the directory of the tables",
             url=shown,
+            missing=True,
         )
-        error.missing = True
-        raise error
     return [path + ending for path in paths]
 
 
@@ -279,5 +277,7 @@ def _quoted(text: str, mark: str = "'") -> str:
 
 
 def _told(error: Exception) -> str:
-    """What DuckDB says, without the place in the statement that follows it."""
+    """What DuckDB says, to show it: nothing is decided by it. After its first line comes the place
+    in a statement that the caller did not write.
+    """
     return str(error).partition("\n")[0][:300]

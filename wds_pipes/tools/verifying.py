@@ -31,16 +31,23 @@ from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.tar.grouping import Grouping, Member
-from wds_pipes.tar.index import ShardFacts, folder_of, make_opener
+from wds_pipes.tar.index import (
+    KEYS,
+    OFFSETS,
+    ShardFacts,
+    beside,
+    exists,
+    find_facts,
+    folder_of,
+    list_shards,
+    make_opener,
+    pack_keys,
+    pack_offsets,
+)
+from wds_pipes.tar.indexing import Hashed, readable
 from wds_pipes.tar.keys import splitter
-from wds_pipes.tar.listing import exists, find_facts, list_shards
-from wds_pipes.tar.members import Link, ReservedNameError
-from wds_pipes.tar.offsets import KEYS, OFFSETS, beside, pack_keys, pack_offsets
-from wds_pipes.tar.reader import TarReader
-from wds_pipes.tar.scanning import Hashed, readable
-from wds_pipes.tools.engines import without_interrupts
-from wds_pipes.tools.findings import Finding, VerifyReport
-from wds_pipes.tools.jobs import Place, unfinished
+from wds_pipes.tar.reader import Link, ReservedNameError, TarReader
+from wds_pipes.tools.jobs import Place, unfinished, without_interrupts
 from wds_pipes.tools.looking import fault_of, of_all_fields
 from wds_pipes.tools.progress import progress as shown_progress
 from wds_pipes.tools.reading import ShardWalk, facts_beside, fields_of, is_stream
@@ -50,6 +57,75 @@ _MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
 _MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
 _MOST_SETS = 10_000  # different sets of fields
 _ENTRY = np.dtype([("hash", "<u8"), ("byte", "<u8"), ("shard", "<u4")])  # of a sample
+_MENDING = ("repair", "dedup", "index")  # the order in which they may be run
+
+
+class Finding(NamedTuple):
+    """What is wrong.
+
+    Attributes:
+        kind: such as ``"damage"``: one of the kinds that ``wds-pipes verify`` lists.
+        text: what is wrong, and where, in a sentence; what to do, in words of the command line.
+        shard: the URL, without credentials; None: it is about several shards.
+        key: the key of the sample; None: it is not about one.
+        byte: the place in the (decompressed) tar; None: there is none.
+        mend: a command that mends it; None: the text says what to do.
+    """
+
+    kind: str
+    text: str
+    shard: str | None = None
+    key: str | None = None
+    byte: int | None = None
+    mend: str | None = None
+
+
+@dataclass
+class VerifyReport:
+    """What was found in shards.
+
+    Attributes:
+        findings: in the order of the shards, and then those about several; at most 100 of a kind
+            and shard, and 100,000 in all.
+        counts: how many there are of each kind.
+        shards: how many were read.
+        samples: how many samples they have.
+        outside: how many files belong to no sample.
+        notes: what could not be checked.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    shards: int = 0
+    samples: int = 0
+    outside: int = 0
+    notes: set[str] = field(default_factory=set)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        lists = {"findings": [finding._asdict() for finding in self.findings], "notes": sorted(self.notes)}
+        counts = {"outside": self.outside, "counts": dict(self.counts)}
+        return {"shards": self.shards, "samples": self.samples, **counts, **lists}
+
+    def lines(self) -> Iterator[str]:
+        """Return the notes, the commands that mend what was found, and a summary, as lines."""
+        for note in sorted(self.notes):
+            yield f"note: {note}"
+        # a command mends all findings of its kind
+        mends = dict.fromkeys(finding.mend for finding in self.findings if finding.mend is not None)
+        commands = sorted(mends, key=lambda mend: _MENDING.index(mend.split()[1]))
+        if len(commands) > 1:
+            yield "These commands mend it, one after the other, each on what the one before has written:"
+        for command in commands:
+            yield f"  -> {command}"
+        total = self.counts.total()
+        hidden = total - len(self.findings)
+        more = f", of which {hidden:,} are not shown" if hidden else ""
+        outside = f"; {plural(self.outside, 'file')} of no sample" if self.outside else ""
+        yield (
+            f"{plural(self.shards, 'shard')}, {plural(self.samples, 'sample')}: "
+            f"{plural(total, 'finding') if total else 'nothing is wrong'}{more}{outside}"
+        )
 
 
 def verify(

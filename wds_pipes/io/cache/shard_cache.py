@@ -8,7 +8,7 @@ import os
 import re
 from typing import BinaryIO
 
-from wds_pipes.core.suggest import checks_options
+from wds_pipes.core.options import checks_options
 from wds_pipes.errors import mended
 from wds_pipes.io.cache.files import CacheDirectory, Facts
 from wds_pipes.io.cache.stream import CachedStream, Fetch

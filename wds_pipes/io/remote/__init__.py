@@ -8,7 +8,7 @@ Two threads take part: the consumer, which iterates a pipe, and fsspec's event l
   of one of several shards that are read in turn. It decides what is requested next. A ``Fetch`` is
   the event loop's side of a shard, and a ``RemoteShard`` the consumer's side, a stream; a ``Block``
   is a byte range, whose chunks pass to the consumer, and whose task makes the requests for it.
-- ``stores``, ``file_systems``, ``responses``, ``verdicts``: how requests are sent to stores, and
+- ``stores``, ``file_systems``, ``responses``: how requests are sent to stores, and
   what their responses and errors mean.
 - ``metadata``: listings, sizes and what else is not read as a shard.
 

@@ -15,8 +15,7 @@ from urllib.request import getproxies
 from weakref import WeakKeyDictionary
 
 from wds_pipes.io.identity import OF_CONTENT
-from wds_pipes.io.secret import options_for
-from wds_pipes.io.urls import links_of
+from wds_pipes.io.urls import links_of, options_for
 
 _CONNECT_SECONDS = 5.0
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.file_systems import file_system, through_client
-from wds_pipes.io.remote.verdicts import EARLY_TRIES, judge
+from wds_pipes.io.remote.responses import EARLY_TRIES, judge
 from wds_pipes.io.threads import DaemonThreads
 
 READING = Reading()  # its time-out and tries

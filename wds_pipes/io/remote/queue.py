@@ -21,6 +21,7 @@ from wds_pipes.errors import ShardError, StateError, sentence
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.remote.budget import Client, UnreadError
 from wds_pipes.io.remote.responses import (
+    EARLY_TRIES,
     RECORD,
     FaultyError,
     RefusedError,
@@ -28,10 +29,9 @@ from wds_pipes.io.remote.responses import (
     Response,
     close_response,
     in_chunks,
+    judge,
 )
-from wds_pipes.io.remote.verdicts import EARLY_TRIES, judge
-from wds_pipes.io.secret import clean, hide, words
-from wds_pipes.io.urls import is_signed, redact
+from wds_pipes.io.urls import clean, hide, is_signed, redact, words
 
 _LEAST, _MOST = 1 << 20, 16 << 20  # of the byte ranges that are requested, in bytes
 _WAITS = 6  # a range takes at least this many times as long as the wait for its response, if it may
@@ -702,8 +702,8 @@ class Block:
                 mend_cli=mend and f"{mend}{public[1]}.{hint}",
                 url=shown,
                 offset=at or None,
+                missing=verdict.missing,
             )
-            error.missing = verdict.missing
         error.of_data = verdict.of_data
         error.__cause__ = clean(cause, url, options)
         return error

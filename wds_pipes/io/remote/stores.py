@@ -44,8 +44,8 @@ from wds_pipes.io.remote.responses import (
     request_by_http,
     response_of,
 )
-from wds_pipes.io.secret import options_for
 from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.urls import options_for
 
 # Bytes in a range, for stores that return whole ranges.
 _LEAST_RANGE, _FIRST_RANGE = 1 << 12, 1 << 18
@@ -185,7 +185,7 @@ class Stores:
         if "s3" in names and hasattr(fs, "_call_s3"):
             fs.retries = 1
             return _S3(fs)
-        if "gs" in names and hasattr(fs, "_get_headers"):
+        if "gs" in names and hasattr(fs, "credentials"):
             return _Gcs(fs, self._threads)
         if "https" in names and hasattr(fs, "encode_url"):
             return _Http(fs)
@@ -232,10 +232,9 @@ class _Gcs(Store):
     async def request(self, path: str, start: int, stop: int | None, size: int | None) -> Response:
         fs = self._fs
         session = await fs._set_session()
+        headers = range_headers(start, stop)
         # Signing may fetch a token, with blocking requests.
-        headers = await asyncio.get_running_loop().run_in_executor(
-            self._threads, fs._get_headers, range_headers(start, stop)
-        )
+        await asyncio.get_running_loop().run_in_executor(self._threads, fs.credentials.apply, headers)
         return await request_by_http(
             session, start, fs.url(path), params=fs._get_params({}), headers=headers, timeout=_no_limit()
         )
@@ -246,6 +245,9 @@ class _S3(Store):
         bucket, key, version = self._fs.split_path(path)
         more = {"VersionId": version} if version else {}
         try:
+            # The coroutine of call_s3, which only threads without an event loop can call. With the
+            # client of get_s3(), the rules of s3fs would stand here again: which of its options a
+            # method takes, and what errors mean.
             found = await self._fs._call_s3(
                 "get_object",
                 Bucket=bucket,
