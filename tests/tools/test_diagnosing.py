@@ -91,7 +91,7 @@ def test_a_function_in_threads_waits_for_several_samples(tmp_path):
     pipe = plants.pipe_of(plants.local(tmp_path)).map_samples(plants.slow_lookup, threads=4)
     found = tools.doctor(plants.wp.PipeLoader(pipe, batch_size=2, collate="list"), seconds=0.2)
     assert (found.limit, found.step) == ("function", "map_samples(slow_lookup)")
-    assert found.microseconds["map_samples(slow_lookup)"] > 4_900
+    assert found.microseconds["map_samples(slow_lookup)"] > 2_500  # of 5,000; less what others took of the processor
     assert found.change == "let it wait for several samples at a time, with map_samples(threads=32)"
 
 
