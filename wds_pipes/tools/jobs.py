@@ -377,6 +377,8 @@ def _lost(entries: Sequence[Mapping[str, Any]]) -> str:
     samples = len({(one["shard"], one["key"]) for one in entries if one["key"] is not None and "file" not in one})
     counts = {"sample": samples, "single file": files, "damaged place": places}
     what = ", ".join(plural(count, noun) for noun, count in counts.items() if count)
+    if cut := len({one["shard"] for one in entries if one["key"] is None and one["end"] is None}):
+        what += f", and what followed in {plural(cut, 'cut shard')}"
     return f"lost: {what}; in {plural(len({one['shard'] for one in entries}), 'shard')}, see lost.jsonl"
 
 
