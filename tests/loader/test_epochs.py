@@ -62,6 +62,14 @@ def test_a_lane_that_was_padded_twice_ends_otherwise(end, world, tmp_path):
     assert end == "drop" or len(rest) == 10
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])
+def test_what_is_left_comes_once_before_it_is_padded_on_other_lanes(before, after, counted_urls):
+    source = loader(counted_urls, lanes=before, epoch_end="pad")
+    given = flat(itertools.islice(source, 4))
+    given += flat(loaded(loader(counted_urls, lanes=after, epoch_end="pad"), [through_json(source.state_dict())]))
+    assert sorted(keys_of(sample for sample in given if not sample["__padding__"])) == ALL
+
+
 @pytest.mark.parametrize("lanes", [3, 40])
 def test_lanes_differ_by_one_sample_at_most_also_with_more_lanes_than_shards(lanes, counted_urls):
     source = loader(counted_urls, lanes=lanes, batch_size=1)
