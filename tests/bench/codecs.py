@@ -22,7 +22,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes  # noqa: F401 - registers the steps
 
-
 warnings.filterwarnings("ignore")
 COUNT, ROUNDS = 2000, 9
 
