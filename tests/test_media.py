@@ -3,6 +3,7 @@
 import io
 import pickle
 import random
+import struct
 import sys
 
 import numpy as np
@@ -231,3 +232,24 @@ def test_a_missing_package_says_what_to_install(field, module, package, monkeypa
     data = b"RIFF\4\0\0\0WAVE" if field == "wav" else bytes(4) + b"ftyp" + bytes(8)
     with pytest.raises(wp.DecodeError, match=f"pip install {package}"):
         decoded(field, data, "audio" if field == "wav" else "video", on_error="skip")
+
+
+def test_the_frames_of_a_phone_held_upright_are_turned():
+    """As they are shown; the file marks how it was held."""
+    av = pytest.importorskip("av")
+    stored = np.zeros((5, 32, 64, 3), np.uint8)
+    stored[:, :, :32, 0] = 255
+    data = bytearray(encode("mp4", (stored, 10)))
+    place = data.index(b"tkhd") + 44
+    data[place : place + 36] = struct.pack(">9I", 0, 0x10000, 0, 0xFFFF0000, 0, 0, 0, 0, 0x40000000)
+    reader = wp.VideoReader(bytes(data))
+    assert (reader.rotation, reader.height, reader.width) == (-90, 32, 64)
+    with av.open(io.BytesIO(bytes(data))) as container:
+        lying = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    shown = np.stack([np.rot90(frame, -1) for frame in lying])
+    assert shown[0, 0, 0, 0] > 200, "the left of what is stored is shown at the top"
+    assert shown[0, -1, 0, 0] < 50
+    assert np.array_equal(reader.read(), shown)
+    assert np.array_equal(decoded("mp4", bytes(data), "video")[0], shown)
+    assert np.array_equal(decoded("mp4", bytes(data), {"mp4": wp.video(upright=False)})[0], lying)
+    assert wp.VideoReader(encode("mp4", (stored, 10))).rotation == 0

@@ -78,15 +78,15 @@ def _check_clip(start: float, duration: float | None) -> None:
         raise ValueError("duration must be more than 0 seconds")
 
 
-def _clip(reader: Any, rate: str, start: float, duration: float | None, max_bytes: int) -> Decoder:
+def _clip(reader: Any, rate: str, start: float, duration: float | None, **options: Any) -> Decoder:
     """Return a decoder of a clip and its rate, which the ``reader`` has as an attribute."""
     _check_clip(start, duration)
-    return functools.partial(_read_clip, reader, rate, (start, duration), max_bytes)
+    return functools.partial(_read_clip, reader, rate, (start, duration), options)
 
 
-def _read_clip(kind: Any, rate: str, clip: tuple[float, float | None], max_bytes: int, data: bytes) -> Any:
+def _read_clip(kind: Any, rate: str, clip: tuple[float, float | None], options: dict[str, Any], data: bytes) -> Any:
     reader = kind(data)
-    return reader.read(*clip, max_bytes=max_bytes), getattr(reader, rate)
+    return reader.read(*clip, **options), getattr(reader, rate)
 
 
 def _pair(value: Any, what: str) -> tuple[npt.NDArray[Any], Any]:
@@ -254,7 +254,7 @@ def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
         ValueError: ``start`` or ``duration`` is negative or no number. From the decoder: the field
             is damaged, ends before ``start``, or exceeds ``max_bytes``.
     """
-    return _clip(AudioReader, "sample_rate", start, duration, max_bytes)
+    return _clip(AudioReader, "sample_rate", start, duration, max_bytes=max_bytes)
 
 
 def audio_encoder(form: str, deepest: str) -> Encoder:
@@ -312,8 +312,11 @@ class VideoReader:
         ValueError: it is none of these, is damaged, or has no video.
 
     Attributes:
-        width: of a frame, in pixels, as the file says.
+        width: of a frame, in pixels, as the file stores it: before it is turned.
         height: of a frame.
+        rotation: by how many degrees frames are turned counterclockwise to be shown, such as -90
+            for the video of a phone that was held upright. It is known from the first frame, which
+            is decoded for it.
         frames_per_second: the average.
         seconds: the length as the file says; None: it does not say it.
     """
@@ -333,18 +336,35 @@ class VideoReader:
     def __reduce__(self) -> Any:
         return type(self), (self._data,)
 
-    def read(self, start: float = 0.0, duration: float | None = None, *, max_bytes: int = MAX_DECODED_BYTES) -> Any:
+    @functools.cached_property
+    def rotation(self) -> int:
+        av, stream = library("av", "av", "a video field"), self._container.streams.video[0]
+        try:
+            self._container.seek(stream.start_time or 0, stream=stream, backward=True)
+            return int(next(self._container.decode(stream)).rotation)
+        except (av.FFmpegError, StopIteration) as error:
+            raise ValueError(f"it has no first frame: {type(error).__name__}: {error}") from error
+
+    def read(
+        self,
+        start: float = 0.0,
+        duration: float | None = None,
+        *,
+        upright: bool = True,
+        max_bytes: int = MAX_DECODED_BYTES,
+    ) -> Any:
         """Decode the frames that begin from second ``start`` on.
 
         Args:
             start: the first second, counted from the first frame.
             duration: how many seconds; None: to the end. At the end of the file the clip is
                 shorter.
+            upright: turn the frames by quarter turns as the file says, so that they come as they
+                are shown; otherwise they come as they are stored.
             max_bytes: the most memory for the frames.
 
         Returns:
-            A uint8 array of shape (frames, height, width, 3), in RGB. Marks that say how to rotate
-            the frames are ignored.
+            A uint8 array of shape (frames, height, width, 3), in RGB.
 
         Raises:
             ValueError: it is damaged, has no frame there, its frames differ in size, or have more
@@ -360,15 +380,17 @@ class VideoReader:
         )
         assert begin is not None
         try:
-            frames = self._frames(math.floor(begin), begin, end, max_bytes) if begin > first else None
-            frames = frames or self._frames(first, begin, end, max_bytes)
+            frames = self._frames(math.floor(begin), begin, end, upright, max_bytes) if begin > first else None
+            frames = frames or self._frames(first, begin, end, upright, max_bytes)
         except (av.FFmpegError, MemoryError) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
         if not frames:
             raise ValueError(f"it has no frame in the clip, start={start}, duration={duration}")
         return np.stack(frames)  # ValueError: they differ in size
 
-    def _frames(self, place: int, begin: Fraction, end: Fraction | None, max_bytes: int) -> list[Any] | None:
+    def _frames(
+        self, place: int, begin: Fraction, end: Fraction | None, upright: bool, max_bytes: int
+    ) -> list[Any] | None:
         """Decode the frames between two times, from the key frame on that FFmpeg finds for a place;
         None: it is later than the clip, or the frames depend on others before it.
         """
@@ -394,7 +416,8 @@ class VideoReader:
                     mend="decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes",
                     mend_cli="",
                 )
-            frames.append(frame.to_ndarray(format="rgb24"))
+            turns = frame.rotation // 90 if upright and frame.rotation % 90 == 0 else 0
+            frames.append(np.rot90(frame.to_ndarray(format="rgb24"), turns))
         return frames
 
 
@@ -411,7 +434,13 @@ def _early(stream: Any) -> Fraction:
 
 
 @checks_options
-def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
+def video(
+    *,
+    start: float = 0.0,
+    duration: float | None = None,
+    upright: bool = True,
+    max_bytes: int = MAX_DECODED_BYTES,
+) -> Decoder:
     """Return a decoder of a clip of video, as in ``decode_by_ext({"mp4": wp.video(duration=2)})``.
 
     ``decode_by_ext("video")`` decodes all of every mp4, m4v, mov, mkv, webm and avi. A decoder
@@ -427,13 +456,15 @@ def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
     Args:
         start: the first second, counted from the first frame.
         duration: how many seconds; None: to the end. At the end of the file the clip is shorter.
+        upright: turn the frames by quarter turns as the file says, so that they come as they are
+            shown, such as those of a phone that was held upright; otherwise as they are stored.
         max_bytes: refuse a clip whose frames take more memory.
 
     Raises:
         ValueError: ``start`` or ``duration`` is negative or no number. From the decoder: the field
             is damaged, has no frame there, or exceeds ``max_bytes``.
     """
-    return _clip(VideoReader, "frames_per_second", start, duration, max_bytes)
+    return _clip(VideoReader, "frames_per_second", start, duration, upright=upright, max_bytes=max_bytes)
 
 
 def video_encoder(form: str, codec: str) -> Encoder:

@@ -31,6 +31,7 @@ from wds_pipes.codecs.codec import (
 )
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, image_encoder
 from wds_pipes.codecs.resizing import Resize
+from wds_pipes.core.options import check_choice
 from wds_pipes.errors import mended
 from wds_pipes.io import compression
 
@@ -368,6 +369,7 @@ class Decoding:
         must_decode: whether a field without a decoder is an error.
         registered: the codecs that the caller registered, by extension.
         resize: what images are resized to; None: nothing.
+        pages, upright: see ``decode_by_ext``.
 
     Raises:
         ValueError: a spec is unknown, or two specs are for images.
@@ -383,6 +385,8 @@ class Decoding:
         must_decode: bool = False,
         registered: Mapping[str, Codec] | None = None,
         resize: Resize | None = None,
+        pages: str | None = None,
+        upright: bool = False,
     ) -> None:
         self._must_decode = must_decode
         self._own: dict[str, Decoder] = {}
@@ -421,11 +425,15 @@ class Decoding:
             elif row.asked is None or name in asked:
                 self._known[name] = row.decode
             elif row.asked == "image" and images is not None:
-                self._known[name] = image_decoder(images, max_image_pixels, resize)
+                self._known[name] = image_decoder(images, max_image_pixels, resize, pages=pages, upright=upright)
         if images is None and resize is not None:
             raise ValueError(
                 "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"
             )
+        if pages is not None and check_choice("pages", pages, "all") and images != "raw":
+            raise ValueError("pages='all' returns all pages as they are stored: use it with the image spec 'raw'")
+        if upright and images in (None, "raw"):
+            raise ValueError("upright=True turns decoded images: also name an image spec, one other than 'raw'")
         if images == "raw" and resize is not None:
             raise ValueError("'raw' returns images as they are stored: leave out size=, or name another image spec")
 
