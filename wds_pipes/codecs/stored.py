@@ -28,7 +28,7 @@ _PNG_DEEP = (2, 4, 6)  # types of PNG with several samples
 
 # The bits of the samples of a TIFF, their format, the extra samples and the colours that Pillow
 # keeps as they are.
-_KEPT = {
+_KEPT: dict[tuple[tuple[int, ...], int, tuple[int, ...]], tuple[int, ...]] = {
     **{((bits,), _UNSIGNED, ()): (_BLACK_IS_0, _PALETTE) for bits in (1, 8, 16)},
     ((32,), _SIGNED, ()): (_BLACK_IS_0,),
     ((32,), _FLOAT, ()): (_BLACK_IS_0,),
