@@ -114,10 +114,40 @@ def test_m4a_is_decoded():
 
 
 def test_other_audio_is_an_error(sounds):
-    refused("wav", b"FORM\0\0\0\x20AIFF" + bytes(100), "audio", "the data are none of WAV, FLAC, Ogg, MP3")
+    refused("wav", b".snd" + bytes(100), "audio", "the data are none of WAV, FLAC, Ogg, AIFF")
     refused("wav", sounds["wav"], {"wav": wp.audio(start=6)}, "it ends before start=6")
     for name in ("flac", "mp3", "opus"):
         refused(name, sounds[name][:40], "audio", "it is damaged|has no audio|neither")
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100, 48_000])
+def test_audio_is_resampled(rate):
+    """A tone stays that tone, and its length n times the ratio of the rates, rounded up."""
+    pytest.importorskip("av")
+    time = np.arange(24_001) / 24_000
+    tones = np.stack([np.sin(2 * np.pi * 440 * time), np.sin(2 * np.pi * 660 * time)]).astype(np.float32) / 2
+    data = encode("wav", (tones, 24_000))
+    found, found_rate = decoded("wav", data, "audio", sample_rate=rate)
+    assert (found_rate, found.dtype, found.shape) == (rate, np.float32, (2, -(-24_001 * rate // 24_000)))
+    expected = np.stack([np.sin(2 * np.pi * tone * np.arange(found.shape[1]) / rate) / 2 for tone in (440, 660)])
+    assert np.abs(found - expected)[:, 100:-100].max() < 1e-3
+    clip = wp.audio(start=0.5, duration=0.1, sample_rate=rate, mono=True)
+    mono, _ = decoded("wav", data, {"wav": clip})
+    assert mono.shape == (1, rate // 10)
+    assert np.abs(mono[0] - expected[:, rate // 2 : rate // 2 + rate // 10].mean(0))[100:-100].max() < 1e-3
+    assert wp.AudioReader(data).read(0, 4 / 24_000, sample_rate=rate).shape == (2, -(-4 * rate // 24_000))
+
+
+def test_channels_become_one():
+    pytest.importorskip("soundfile")
+    samples, rate = media.audio_example()
+    found, found_rate = decoded("wav", encode("wav", (samples, rate)), "audio", mono=True)
+    assert found_rate == rate
+    assert np.array_equal(found, samples.mean(axis=0, keepdims=True))
+    with pytest.raises(ValueError, match="also name it, as in decode_by_ext\\('audio'\\)"):
+        DecodeByExt(Given([]), mono=True)
+    with pytest.raises(ValueError, match="sample_rate"):
+        DecodeByExt(Given([]), "audio", sample_rate=0)
 
 
 # Video
@@ -167,7 +197,7 @@ def test_other_files_are_not_opened(tmp_path):
     pytest.importorskip("av")
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile://{tmp_path}/a.ts\n#EXT-X-ENDLIST\n".encode()
     for data in (playlist, b"ffconcat version 1.0\nfile a.mp4\n", bytes(100)):
-        refused("mp4", data, "video", "the data are none of WAV, FLAC, Ogg, MP3, MP4")
+        refused("mp4", data, "video", "the data are none of WAV, FLAC, Ogg, AIFF")
 
 
 def test_frames_of_too_many_pixels_are_refused_before_they_take_memory(films, monkeypatch):

@@ -51,6 +51,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     jpg jpeg jpe jfif png apng webp gif     by the image spec; bytes without one
     bmp tif tiff ppm pgm pbm pnm            by the image spec; bytes without one
     wav flac ogg opus mp3 m4a               ``"audio"``: (samples, sample_rate); else bytes
+    aif aiff aifc w64 sph                   the same
     mp4 m4v mov mkv webm avi                ``"video"``: (frames, frames_per_second); else bytes
     pyd pkl pickle                          refused, unless allow_pickle
     anything else                           bytes
@@ -109,6 +110,9 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         pages: with ``"raw"``: ``"all"`` returns all pages of a TIFF, in an array of shape (pages,
             H, W) or (pages, H, W, C); None: a TIFF with several is an error. Thumbnails and masks
             are no pages.
+        sample_rate: with ``"audio"``: resample all audio to so many samples per second, with
+            FFmpeg's resampler; None: it keeps its rates.
+        mono: with ``"audio"``: return the mean of the channels, as one channel.
         only: names of the fields to decode, as in ``["jpg;png", "cls"]``; all others stay as they
             are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
@@ -149,6 +153,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         fit: Fit = "cover",
         upright: bool = False,
         pages: Literal["all"] | None = None,
+        sample_rate: int | None = None,
+        mono: bool = False,
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,
@@ -166,6 +172,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         # As they are now: they travel with the pipe to processes where nothing was registered.
         self.registered = registered_codecs()
         self.size, self.fit, self.pages, self.upright = size, fit, pages, bool(upright)
+        self.sample_rate, self.mono = sample_rate, bool(mono)
         self._decoding()
 
     def _decoding(self) -> Decoding:
@@ -178,6 +185,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             resize=read_resize(self.size, self.fit),
             pages=self.pages,
             upright=self.upright,
+            sample_rate=self.sample_rate,
+            mono=self.mono,
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
