@@ -295,7 +295,8 @@ class _Opened:
             if stop - start >= LARGE:
                 self._files.announce(part[0], url, start, stop)
             before = offsets[place - 1] if place else -1
-            sample = parse(part, start, stop, url, self._shown[url], before=before)
+            last = place + 2 == len(offsets)
+            sample = parse(part, start, stop, url, self._shown[url], before=before, last=last)
             found.append(sample if decode is None else decode(sample))
         return found
 

@@ -35,8 +35,8 @@ class LoadTar(Tolerant[TarMember]):
     For ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real
     size. Links have no data: they are skipped, and the first one of a shard is a ShardWarning.
 
-    A shard ends with two blocks of zeros, its end-of-archive mark, and then at most 10 240 bytes of
-    zeros more. Without the mark it is cut. Data after the mark, or more zeros, is damage, unless
+    A shard ends with two blocks of zeros, its end-of-archive mark, and then zeros of any length (up
+    to 256 MiB). Without the mark it is cut. Data after the zeros is damage, unless
     ``concatenated``.
 
     Args:
