@@ -34,8 +34,8 @@ class FetchSamples(Tolerant[Sample]):
     """Read the samples of a ``SampleList``, in its order (functional name: ``fetch_samples``).
 
     They are the same dicts that ``group_by_key`` yields: ``__key__``, ``__url__``, and the bytes of
-    each field. Local shards are mapped into memory. Of remote ones, the samples that come next are
-    requested ahead, many at once; neighbours in a shard share a request.
+    each field. Of remote shards, the samples that come next are requested ahead, many at once;
+    neighbours in a shard share a request.
 
     Args:
         source: a pipe of sample references: ``SampleList``.
@@ -145,7 +145,7 @@ class FetchSamples(Tolerant[Sample]):
                 return
             part: Part | ShardError
             try:
-                part = files.read_one(ref.url, ref.start, ref.stop + AFTER, ref.size)
+                part = files.read_one(ref.url, ref.start, ref.stop + AFTER, ref.size, before=ref.before)
             except ShardError as error:
                 part = error
             yield ref, part

@@ -285,7 +285,7 @@ class GroupByKey(Tolerant[Sample]):
             if grouping.start >= 0:  # this was the last one of its shard
                 at.usual = ""
             return (at.skipped, at.filtered, at.number, at.uncounted, at.usual), self._tars.mark()
-        if self._may_skip:
+        if self._may_skip and grouping.usual is not None:
             at.usual = grouping.usual.text
         uncounted = 1 if self._ref is None else at.uncounted
         return (at.skipped, at.filtered, at.number, uncounted, at.usual), self._tars.mark_at(stop)

@@ -133,7 +133,7 @@ class Grouping:
         gap: whether members of this shard were lost.
         outside: how many files of this shard belong to no sample.
         first_outside: the first of these, and where its headers start.
-        usual: the fields that the samples of this shard have had so far.
+        usual: the fields of the samples of this shard so far; None: there was none.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Grouping:
         self._fields, self._on_repeated_key, self._metadata = fields, on_repeated_key, dict(metadata or {})
         self._report = report or _raise
         self._lose, self._suspect = lose or _forget, suspect or _keep
-        self.usual = Usual()
+        self.usual: Usual | None = None
         self.names: dict[str, str] = {}
         self.start = self.stop = -1
         self.gap, self.outside, self.first_outside = False, 0, ("", 0)
@@ -182,8 +182,8 @@ class Grouping:
         bad = beside = 0  # this sample is dropped, and the next one is: for a fault (1), beside a gap (2)
         self.gap, self.outside = False, 0
         self.start = self.stop = -1
-        compared = self.usual = Usual(usual)
-        last = compared.last
+        self.usual = Usual(usual) if usual else None
+        last = None if self.usual is None else self.usual.last
         for _, name, data, offset in members:
             field = names.get(name[length:]) if name[:length] == stem else None  # 1
             if field is None:
@@ -204,7 +204,7 @@ class Grouping:
                             self._lose(sample)
                         else:
                             if last not in sample:
-                                last = compared.add(sample)
+                                last = self._compare(sample)
                             yield sample
                     key, begin, bad = parts[0], offset, beside
                     sample = {"__key__": key, "__url__": url}
@@ -232,7 +232,7 @@ class Grouping:
                 sample[field] = data  # type: ignore[index]
         if sample is not None:
             self.start, self.stop = begin, -1
-            missing = [] if bad else compared.missing(sample)
+            missing = [] if bad or self.usual is None else self.usual.missing(sample)
             if missing and self._suspect(suspect_sample(url, key, missing, offset=begin)):
                 bad = 1
             if bad:
@@ -253,6 +253,12 @@ class Grouping:
         )
         rename = "Rename them, or pass another"
         return mended(ShardWarning, what, mend=f"{rename} key_split.", mend_cli=f"{rename} --key-split.")
+
+    def _compare(self, sample: dict[str, Any]) -> str | None:
+        """Compare the fields of a sample with those before it, and return the last one of all."""
+        if self.usual is None:
+            self.usual = Usual()
+        return self.usual.add(sample)
 
     def _name(self, written: str) -> str:
         """Return a field in lower case, and keep it: one str for all samples."""

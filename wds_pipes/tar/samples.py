@@ -29,6 +29,9 @@ class SampleParser:
         key_split: as in ``group_by_key``.
         stale: makes the error for a shard that does not fit its index; it takes the URL of the
             shard and what is wrong.
+
+    Attributes:
+        begins: a shard, and a byte of it where a sample is known to begin.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class SampleParser:
         self._want = wants(fields, key_split)
         self._grouping = Grouping(key_split, fields=fields, on_repeated_key="ignore")
         self._linked: set[str] = set()  # the shards of which a link was reported
-        self._begins = "", 0  # a shard, and a byte of it where a sample is known to begin
+        self.begins = "", 0
 
     def parse(
         self,
@@ -85,7 +88,7 @@ class SampleParser:
             raise self._stale(url, f"from byte {start} on it has samples {first!r} and {second!r}, not one")
         sample = found[0]
         key: str = sample["__key__"]
-        if before is not None and self._begins != (url, start):
+        if before is not None and self.begins != (url, start):
             self._check_begin(part, before, start, key, url)
         head = data[end : end + BLOCK]
         # only the name of a file with such a header can have this key
@@ -101,7 +104,7 @@ class SampleParser:
                 raise self._stale(url, what)
         if last and head.strip(b"\0"):
             raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
-        self._begins = url, stop
+        self.begins = url, stop
         return sample
 
     def _check_begin(self, part: Part, before: int, start: int, key: str, url: str) -> None:
@@ -166,7 +169,9 @@ class SampleParser:
                     yield member
         except ShardError as error:
             raise self._stale(url, str(error)) from error
-        if end != stop and (last or stop - end < len(END_MARK) or data[end - offset :].strip(b"\0")):
+        if reader.offset != stop and (
+            last or stop - reader.offset < len(END_MARK) or data[end - offset :].strip(b"\0")
+        ):
             raise self._stale(url, f"the sample from byte {offset} on ends at byte {end}, and not at {stop}")
 
     def _warn_of_link(self, url: str, link: Link) -> None:
