@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, ShardWarning, StateError
-from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.open import LocalVersion, Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
 from wds_pipes.io.remote.queue import RangeQueue, RemoteShard
 from wds_pipes.io.remote.responses import RemoteObject
@@ -66,10 +66,17 @@ class LocalFile:
     def __init__(self, url: str, descriptor: int) -> None:
         self._url, self._descriptor = url, descriptor
         self.found = 0
+        path = None if is_remote(url) else local_path(url)  # what a cache has does not change
+        self._version = None if path is None else LocalVersion(at_home(path), descriptor)
 
     # ``close`` is kept here: when the process exits, ``os`` may be gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self._descriptor)
+
+    def check_same(self) -> None:
+        """Raise ShardError if it was changed since it was opened."""
+        if self._version is not None:
+            self._version.check(self._descriptor)
 
     @property
     def size(self) -> int:
@@ -258,8 +265,16 @@ class RangeReader:
             raise ShardError(problem, url=redact(url))
 
     def forget(self) -> None:
-        """Forget what stores have reported: files may be others from here on."""
+        """Forget what stores have reported, and close local files: they may be others from here
+        on.
+        """
         self._known = {}
+        self.close()
+
+    def check_same(self) -> None:
+        """Raise ShardError if an open local file was changed since it was opened."""
+        for file in [*self._files.values()]:
+            file.check_same()
 
     def is_local(self, url: str) -> bool:
         """Whether a file is on this disk: it is local, or in the cache."""
@@ -306,8 +321,9 @@ class RangeReader:
             file = LocalFile(url, os.dup(stream.fileno()))
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             self._files[url] = file
-            if len(self._files) > _MOST_OPEN:
-                self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
+            first = self._files.pop(next(iter(self._files))) if len(self._files) > _MOST_OPEN else None
+        if first is not None:  # closed when no thread uses it any more
+            first.check_same()
         return file
 
     def size(self, url: str) -> int | None:

@@ -53,7 +53,7 @@ class FetchSamples(Tolerant[Sample]):
 
     Raises:
         ShardError: during iteration: a shard cannot be read, is damaged, or is another than the one
-            that was indexed.
+            that was indexed. At the end of an epoch: a local one was changed while it was read.
         SampleError: during iteration: a sample has none of ``fields``.
 
     Checkpoint: the position of its source. A resume reads again what was read ahead.
@@ -105,6 +105,7 @@ class FetchSamples(Tolerant[Sample]):
                 continue
             self._bytes += ref.stop - ref.start
             yield sample
+        self.files.check_same()
 
     def parser(self) -> Callable[[SampleRef, Part], Sample]:
         """Return a function that makes a sample of bytes of its shard: those of ``range_of``."""

@@ -200,6 +200,8 @@ class GroupByKey(Tolerant[Sample]):
             requested, last = (ref is None or at.number > start) and self._keeps(sample), grouping.stop < 0
             if last:
                 self._check_count()
+            elif ref is not None and at.number == stop:  # the rest of the shard is not read
+                self._tars.check_same()
             if requested:
                 yield sample
             if last:
@@ -340,6 +342,9 @@ class _Tars:
                 f"group_by_key() takes the members of tars, and its source gave {member!r:.200}: put .load_tar() "
                 "before it"
             )
+
+    def check_same(self) -> None:
+        """``LoadTar`` compares each shard at its end."""
 
     def mark(self) -> Mark:
         return self._before

@@ -175,6 +175,7 @@ class LoadTar(Tolerant[TarMember]):
                         on_truncated=self.on_truncated,
                         on_error=self._damaged,
                         concatenated=self.concatenated,
+                        on_end=shard.check_same,
                         named=named,
                     )
                     members = iter(self._reader)
@@ -236,7 +237,13 @@ class LoadTar(Tolerant[TarMember]):
         """How many bytes of (decompressed) tars were read since the stage was started."""
         return self.bytes_read + (self._reader.offset - self._began if self._reader is not None else 0)
 
+    def check_same(self) -> None:
+        """Raise ShardError if the shard that is read is a local file that was changed meanwhile."""
+        if self._shard is not None:
+            self._shard.check_same()
+
     def _damaged(self, error: ShardError) -> None:
+        self.check_same()
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset = getattr(error, "offset", None)
         skips = self.skips(error)

@@ -352,6 +352,7 @@ class TarReader:
         concatenated: read archives one after another (``cat``, ``tar -A``), whatever number of
             zeros is between them.
         on_link: called with each link, instead of the warning.
+        on_end: called when the tar has ended properly, before the iteration ends; it may raise.
         named: yield TarMembers; otherwise plain tuples of the same four values, which saves a sixth
             of the time for tiny members.
 
@@ -380,6 +381,7 @@ class TarReader:
         on_error: Callable[[ShardError], None] | None = None,
         concatenated: bool = False,
         on_link: Callable[[Link], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         named: bool = True,
     ) -> None:
         self.url = url
@@ -391,6 +393,7 @@ class TarReader:
         self._on_error = on_error
         self._concatenated = concatenated
         self._on_link = on_link
+        self._on_end = on_end
         self._named = named
         self.ended = False
         self.damage: Damage | None = None
@@ -441,6 +444,8 @@ class TarReader:
                         if len(head) < BLOCK or head == ZEROS:
                             head = next_archive(source, head, offset, self._extra, joined=self._concatenated)
                             if head is None:
+                                if self._on_end is not None:
+                                    self._on_end()
                                 self.ended, self.damage = True, None
                                 return
                             self.offset = offset = source.position
