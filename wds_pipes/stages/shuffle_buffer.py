@@ -335,7 +335,7 @@ def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[
     """Return the shard ranges of an order after the position whose stages have these values; None
     if it is not that of a sample.
     """
-    (passed,), _, (offset, compression, _), (_, _, number, uncounted), *_ = own
+    (passed,), _, (offset, compression, _), (_, _, number, uncounted, *_), *_ = own
     ranges = ShardRanges.of(order[passed:])
     if compression or (uncounted and number):
         return None
@@ -391,7 +391,7 @@ class NumberedSamples:
     def mark(self, number: int) -> Mark:
         """Return the position of the chain before a sample."""
         place = len(self._ranges) if number >= self.count else bisect_right(self._starts, number) - 1
-        _, opened, (began, _, damaged), (skipped, filtered, _, _), *later = self._own
+        _, opened, (began, _, damaged), (skipped, filtered, *_), *later = self._own
         offset = of_shard = 0
         if number != self._starts[place] or (place == 0 and began):  # it is not the first one of a range
             ref = self._ref(number)
@@ -400,7 +400,9 @@ class NumberedSamples:
                 before = self._ref(number, back=1)
                 self.fetching.parser()(before, self.fetching.files.read_one(*range_of(before)))
         mark: Any = None
-        for own in ((self._passed + place,), opened, (offset, "", damaged), (skipped, filtered, of_shard, 0), *later):
+        # no sample is skipped here, so the position does not say which fields the samples have
+        grouped = (skipped, filtered, of_shard, 0, "")
+        for own in ((self._passed + place,), opened, (offset, "", damaged), grouped, *later):
             mark = own, mark
         return cast(Mark, mark)
 

@@ -30,7 +30,7 @@ from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.grouping import Grouping, Member
+from wds_pipes.tar.grouping import Grouping, Member, SuspectSampleError
 from wds_pipes.tar.index import (
     KEYS,
     OFFSETS,
@@ -237,9 +237,11 @@ class Options(NamedTuple):
         return command_over(command, map(redact, shards), *arguments, *split, *joined)
 
     def repairing(self) -> str:
-        """Return the command that mends all that ``repair`` can, and writes to NEW."""
+        """Return the command that mends all that ``repair`` can, and writes to NEW. It loses no
+        whole sample: where two have one key, it asks what to do.
+        """
         decode = ["--decode"] if self.decode else []
-        return self.mending("repair", self.urls, "NEW", "--drop-repeated", *decode)
+        return self.mending("repair", self.urls, "NEW", *decode)
 
 
 def _not_there(shards: Iterable[str], options: Options) -> Iterator[Finding]:
@@ -450,6 +452,7 @@ class _Check:
         self._keys, self._starts = list[str](), list[int]()  # of the samples
         self._end = 0  # of the last one
         self._hashed: Hashed | None = None  # the whole shard, if its MD5 is wanted
+        self._joined = False  # whether it may be several archives
 
     def _add(
         self, kind: str, text: str, *, key: str | None = None, byte: int | None = None, mend: str | None = None
@@ -464,7 +467,13 @@ class _Check:
         if isinstance(error, ReservedNameError):
             kind = "reserved-name"
         key, byte = getattr(error, "key", None), getattr(error, "offset", None)
+        self._joined = self._joined or getattr(error, "joined", False)
         self._add(kind, for_commands(error), key=key, byte=byte, mend=self._options.repairing())
+
+    def _suspect(self, error: SuspectSampleError) -> bool:
+        mend = "If it should have them, fetch or write the shard again. wds-pipes repair leaves this sample out"
+        self._add("sample", f"{error.what}. {mend}", key=error.key, byte=error.offset)  # type: ignore[attr-defined]
+        return False
 
     def _add_link(self, link: Link) -> None:
         parts = self._split(link.name)
@@ -479,7 +488,8 @@ class _Check:
             self._keys.append(sample["__key__"])
             self._starts.append(grouping.start)
 
-        found, grouping = self.found, Grouping(self._options.key_split, report=self._report, lose=note)
+        found = self.found
+        grouping = Grouping(self._options.key_split, report=self._report, lose=note, suspect=self._suspect)
         try:
             with readable(self._url), self._opener.open(self._url) as raw:
                 hashed = None if self._known.md5 is None else Hashed(raw, threading.Event())
@@ -511,6 +521,8 @@ class _Check:
                 raise  # its name is wrong; of several, one may be lost
             self._add("damage", for_commands(error), byte=error.offset)  # type: ignore[attr-defined]
         found.samples, found.sets = len(self._keys), {tuple(sorted(names)): seen for names, seen in sets.items()}
+        if self._joined:  # without --concatenated, repair loses the samples beside each joint
+            found.findings = [one._replace(mend=None) for one in found.findings]
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
         found.entries = np.zeros(found.samples, _ENTRY)
