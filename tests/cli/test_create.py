@@ -47,6 +47,9 @@ def fill(folder, files):
     return folder
 
 
+LEFT_OUT = (".hidden/x.jpg", "cat/.DS_Store", "cat/Thumbs.db", "desktop.ini", "__MACOSX/cat/v1.0/000.JPG")
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """60 samples of two fields in directories, and what is left out."""
@@ -55,7 +58,7 @@ def source(tmp_path_factory):
     for number in range(60):
         name = f"{'cat' if number % 3 else 'dog'}/v1.0/{number:03d}"
         files |= {f"{name}.JPG": numbers.randbytes(numbers.randrange(3000)), f"{name}.seg.png": b"x" * number}
-    return fill(tmp_path_factory.mktemp("source"), {**files, ".hidden/x.jpg": "x", "cat/.DS_Store": "x"})
+    return fill(tmp_path_factory.mktemp("source"), {**files, **dict.fromkeys(LEFT_OUT, "x")})
 
 
 @pytest.fixture(scope="module")
@@ -403,6 +406,16 @@ def test_shards_are_no_files_to_pack(tmp_path):
         assert set(read(tmp_path / kind)) == {"cat/b", "cat/c"}
     run(tmp_path / "in", tmp_path / "out", "--include", "a.tar")
     assert read(tmp_path / "out")["a"] == {"tar": b"x"}
+
+
+def test_tables_and_parts_of_a_tar_are_no_files_to_pack(tmp_path):
+    fill(tmp_path / "rows", {"a.parquet": b"x", "sub/b.parquet": b"y"})
+    assert "wds-pipes convert --from parquet makes" in refused(tmp_path / "rows", tmp_path / "out")
+    run(tmp_path / "rows", tmp_path / "out", "--include", "*.parquet")
+    assert read(tmp_path / "out") == {"a": {"parquet": b"x"}, "sub/b": {"parquet": b"y"}}
+    fill(tmp_path / "parts", {"x.tar.part00": b"x", "x.tar.part01": b"y"})
+    for source in ("parts", "parts/x.tar.part00"):
+        assert "x.tar.part00 is a part of a tar: join" in refused(tmp_path / source, tmp_path / "none")
 
 
 def test_another_file_of_one_size_and_time_is_another_one(tmp_path):

@@ -42,6 +42,7 @@ from wds_pipes.tools.files import (
     of_classes,
     of_directory,
     packed,
+    refuse_part,
     samples,
 )
 from wds_pipes.tools.jobs import Facts, Job, Place, Report, Task, fingerprint
@@ -222,6 +223,7 @@ def _guessed(source: str) -> str:
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
         raise ValueError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
     name = source.partition("?")[0]
+    refuse_part(name)
     ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
         return "files"
