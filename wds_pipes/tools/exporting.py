@@ -276,36 +276,45 @@ def _unfit(sample: Sample, what: str) -> SampleError:
 
 
 def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
-    """Write the fields of samples as files, and yield the lines of their list."""
+    """Write the fields of samples as files, and yield the lines of their list. If a sample cannot be
+    written, no file is left.
+    """
     of_path: dict[str, str] = {}  # keys
-    for sample in samples:
-        key = sample["__key__"]
-        fields = {field: data for field, data in fields_of(sample) if field != label}
-        if label not in sample or not fields:
-            what = (
-                f"field {label!r}, which names its class: name it with --label"
-                if fields
-                else "other fields than its class"
-            )
-            raise _unfit(sample, f"sample {key!r} has no {what}")
-        name = _class(sample[label], classes, label, sample)
-        inside = key.removeprefix(f"{name}/")
-        parts = [*inside.split("/"), name]
-        bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
-        if bad or any(control in name + key for control in "\0\t\n\r"):
-            raise _unfit(
-                sample,
-                f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
-                "wds-pipes get",
-            )
-        for field, data in fields.items():
-            path = f"images/{name}/{inside}.{field}"
-            if of_path.setdefault(path, key) != key:
-                raise _unfit(
-                    sample, f"samples {of_path[path]!r} and {key!r} would both be {path}: give one another key"
-                )
-            place.write(path, data)
-            yield f"{path}\t{name}\n"
+    try:
+        for sample in samples:
+            name, files = _files_of(sample, label, classes)
+            for path, data in files.items():
+                key, other = sample["__key__"], of_path.setdefault(path, sample["__key__"])
+                if other != key:
+                    raise _unfit(sample, f"samples {other!r} and {key!r} would both be {path}: give one another key")
+                place.write(path, data)
+                yield f"{path}\t{name}\n"
+    except Exception:
+        for path in of_path:
+            place.remove(path)
+        raise
+
+
+def _files_of(sample: Sample, label: str, classes: Sequence[str] | None) -> tuple[str, dict[str, bytes]]:
+    """The class of a sample, and the paths and contents of its files."""
+    key = sample["__key__"]
+    fields = {field: data for field, data in fields_of(sample) if field != label}
+    if label not in sample or not fields:
+        what = (
+            f"field {label!r}, which names its class: name it with --label" if fields else "other fields than its class"
+        )
+        raise _unfit(sample, f"sample {key!r} has no {what}")
+    name = _class(sample[label], classes, label, sample)
+    inside = key.removeprefix(f"{name}/")
+    parts = [*inside.split("/"), name]
+    bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
+    if bad or any(control in name + key for control in "\0\t\n\r"):
+        raise _unfit(
+            sample,
+            f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
+            "wds-pipes get",
+        )
+    return name, {f"images/{name}/{inside}.{field}": data for field, data in fields.items()}
 
 
 def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:
