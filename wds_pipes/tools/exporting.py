@@ -276,8 +276,8 @@ def _unfit(sample: Sample, what: str) -> SampleError:
 
 
 def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
-    """Write the fields of samples as files, and yield the lines of their list. If a sample cannot be
-    written, no file is left.
+    """Write the fields of samples as files, and yield the lines of their list. If a sample cannot
+    be written, no file is left.
     """
     of_path: dict[str, str] = {}  # keys
     try:

@@ -216,7 +216,8 @@ async def request_by_http(session: Any, start: int, url: Any, **options: Any) ->
     import aiohttp
 
     try:
-        # A body that is compressed on the way is refused by its header, also if no library here unpacks it.
+        # A body that is compressed on the way is refused by its header, also if no library here
+        # unpacks it.
         http_response = await session.get(url, auto_decompress=False, **options)
     except aiohttp.TooManyRedirects as error:
         status = error.history[-1].status
