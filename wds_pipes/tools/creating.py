@@ -53,6 +53,7 @@ from wds_pipes.tools.outputs import (
     StorageOptions,
     complete,
     content_of_classes,
+    counted,
     shard_ends,
     shard_job,
     shard_limits,
@@ -290,7 +291,7 @@ def write(
 
 def _write(storage_options: StorageOptions, task: Task, place: Place) -> Facts:
     found = samples(task.arguments, storage_options)
-    return write_task(task, place, complete(task.name, found, len(task.arguments)))
+    return write_task(task, place, counted(task, complete(task.name, found, len(task.arguments))))
 
 
 def _check(records: Sequence[Record], problems: Problems) -> None:
@@ -656,4 +657,4 @@ def _write_converted(kind: str, columns: Columns, storage_options: StorageOption
     counts = [run.records for run in task.arguments.runs]
     if None not in counts:  # a TFRecord file does not say how many it has
         found = complete(task.name, found, sum(counts))
-    return write_task(task, place, found)
+    return write_task(task, place, counted(task, found))

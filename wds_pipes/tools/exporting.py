@@ -39,7 +39,7 @@ from wds_pipes.tools.outputs import (
     StorageOptions,
     check_names,
     classes_of,
-    marks,
+    marks_and_sizes,
     names_of,
 )
 from wds_pipes.tools.reading import Sample, fields_of
@@ -88,26 +88,26 @@ def export(
     elif kind == "parquet":
         library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     shards, known = list_shards(urls, storage_options)
-    found = marks(shards, storage_options, known)
+    found = marks_and_sizes(shards, storage_options, known)
     classes = {}
     if kind == "imagefolder":
         classes = {folder: _read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
     tasks = []
     outputs = [_TAR.sub("", name) + ENDINGS[kind] for name in names_of(shards)]
     check_names(shards, outputs)
-    for url, output, mark in zip(shards, outputs, found, strict=True):
+    for url, output, (mark, size) in zip(shards, outputs, found, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
             raise ValueError(
                 f"the list {output} of {redact(url)} would be among the images: export each directory by itself, into "
                 "a directory of its own"
             )
         shard = Shard(url, output, mark, classes.get(folder_of(url)))
-        tasks.append(Task(output, (output,), shard, fingerprint(mark, shard.more), says=f"of {redact(url)}"))
+        tasks.append(Task(output, (output,), shard, fingerprint(mark, shard.more), size, f"of {redact(url)}"))
     decided = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
     reading = Reading(storage_options, key_split, fields=fields)
     work, finish = partial(_write, kind, label, reading), partial(_finish, kind, fields, outputs)
     lists = "images" if kind == "imagefolder" else ""
-    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="shard", lists=lists))
+    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="B", lists=lists))
 
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
@@ -145,7 +145,7 @@ def _write(kind: str, label: str, reading: Reading, task: Task, place: Place) ->
     fields, facts = reading.fields, Facts(read=0)
     if kind == "imagefolder" and fields is not None and label not in fields:
         reading = reading._replace(fields=[*fields, label])
-    samples = samples_of(task.arguments, reading, facts)
+    samples = samples_of(task, reading, facts)
     with _Stream(place.at(task.name), place.storage_options) as stream:
         if kind == "jsonl":
             base = redact(task.arguments.url).partition("?")[0].rpartition("/")[2]

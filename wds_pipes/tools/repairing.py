@@ -126,10 +126,13 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
     found: list[Piece] = []
     others: Others = []
     sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
+    passed = 0  # bytes
     with _quiet():
         walk = _Walk(repair, shard.url, hashes=shard.more is not None)
         for piece in _pieces(walk, others):
             names = frozenset(piece.data)
+            task.advance(piece.start - passed)
+            passed = piece.start
             piece.fields, piece.data = sets.setdefault(names, names), {}
             found.append(piece)
         read = len({piece.key for piece in found if piece.why is None})
