@@ -130,12 +130,15 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
     others: Others = []
     sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
     usual, missing = Usual(), list[str]()
+    passed = 0  # bytes
     with _quiet():
         walk = _Walk(repair, shard.url, hashes=shard.more is not None)
         for piece in _pieces(walk, others):
             missing = usual.missing(piece.data)
             usual.add(piece.data)
             names = frozenset(piece.data)
+            task.advance(piece.start - passed)
+            passed = piece.start
             piece.fields, piece.data = sets.setdefault(names, names), {}
             found.append(piece)
         if missing and walk.damage is None:
