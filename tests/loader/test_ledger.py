@@ -55,17 +55,21 @@ PHASES = st.lists(
     end=st.sampled_from(["exact", "exact", "drop", "pad", "loop"]),
     mix=st.sampled_from([1, 1, 2]),
     drop_last=st.booleans(),
+    own=st.booleans(),
     phases=PHASES,
 )
-@example(make=counted, end="exact", mix=1, drop_last=True, phases=[Phase(1, 2, 4, 100)])
-@example(make=counted, end="exact", mix=2, drop_last=True, phases=[Phase(1, 3, 2, 100)])
-@example(make=listed, end="pad", mix=1, drop_last=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
-@example(make=counted, end="pad", mix=1, drop_last=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
-def test_it_is_of_the_samples_that_were_returned(indexed, make, end, mix, drop_last, phases):  # noqa: PLR0917
-    """At each cut the sum over all ranks is that of what came so far, also after a repartition."""
+@example(make=counted, end="exact", mix=1, drop_last=True, own=False, phases=[Phase(1, 2, 4, 100)])
+@example(make=counted, end="exact", mix=2, drop_last=True, own=False, phases=[Phase(1, 3, 2, 100)])
+@example(make=listed, end="pad", mix=1, drop_last=False, own=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
+@example(make=counted, end="pad", mix=1, drop_last=False, own=False, phases=[Phase(4, 1, 3, 1), Phase(3, 1, 3, 100)])
+@example(make=listed, end="exact", mix=1, drop_last=False, own=True, phases=[Phase(2, 2, 2, 3), Phase(2, 1, 2, 2)])
+def test_it_is_of_the_samples_that_were_returned(indexed, make, end, mix, drop_last, own, phases):  # noqa: PLR0917
+    """At each cut the sum over all ranks is that of what came so far, also after a repartition, and
+    where each rank has loaded its own state.
+    """
     if end != "exact" and make in (samples, shuffled):
         make = counted
-    play(indexed, make, phases, end=end, mix=mix, drop_last=drop_last)
+    play(indexed, make, phases, end=end, mix=mix, drop_last=drop_last, own=own)
 
 
 def run(urls, steps=None, *, make=shuffled, world=1, state=None, **options):

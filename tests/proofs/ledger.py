@@ -76,7 +76,8 @@ def history(rng, urls, share, tally):
             assert prove(str(place), urls).proven, prove(str(place), urls)
             tally[f"proven: {end}"] += 1
 
-    play(urls, make, phases, end=end, mix=mix, drop_last=drop_last, at_cut=prove_it)
+    own = rng.random() < 0.5
+    play(urls, make, phases, end=end, mix=mix, drop_last=drop_last, own=own, at_cut=prove_it)
     return f"{end} {'with workers' if has_workers else 'in one process'}"
 
 

@@ -14,9 +14,9 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import LEDGER, Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import LaneStates, pack
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, pack
 from wds_pipes.loader.plan import LoaderPosition, Plan
-from wds_pipes.loader.slices import Partition, kind_in
+from wds_pipes.loader.slices import Partition, Slices, kind_in
 
 _OF_A_RUN = (
     "version",
@@ -270,7 +270,10 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
         return LoaderPosition(saved.epoch, old, {number: pack(lanes[number]) for number in mine}, saved.step)
     count = max(new, count // unit * unit) if more else new
     epoch, partition = old.repartitioned(count, lanes, saved.epoch, terms)
-    return plan.beginning(epoch, count)._replace(partition=partition)
+    at = plan.beginning(epoch, count)._replace(partition=partition)
+    if isinstance(old, Slices) and (kept := old.kept(lanes)):
+        at = at._replace(lanes={**at.lanes, plan.rank.number: pack({**NOT_BEGUN, "counts": kept})})
+    return at
 
 
 def _warn_of_added(
