@@ -156,22 +156,14 @@ GROUPS = {
 }
 
 
-CHOSEN = []  # of ``GROUPS``, and the shards
-
-
-def grouped():
-    kind, urls = CHOSEN
-    return GROUPS[kind](shuffled(urls).map_samples(with_tokens))
-
-
 @pytest.mark.parametrize("kind", GROUPS)
-def test_of_packs_it_has_the_samples_that_ended(fifty, kind, tmp_path, monkeypatch):
+def test_of_packs_it_has_the_samples_that_ended(fifty, kind, tmp_path):
     """However a document is cut over packs, on any ranks; so ``state prove`` finds it again."""
-    monkeypatch.setattr(f"{__name__}.CHOSEN", [kind, fifty])
     came, states, tokens = [], None, Counter()
+    make = lambda: GROUPS[kind](shuffled(fifty).map_samples(with_tokens))  # noqa: E731
     for ranks, steps in ((1, 2), (3, 1), (1, 100)):
         options = {"world_size": ranks, "ledger": True, "epoch_end": "exact"}
-        loaders = [wp.PipeLoader(grouped(), rank=rank, **options) for rank in range(ranks)]
+        loaders = [wp.PipeLoader(make(), rank=rank, **options) for rank in range(ranks)]
         for loader in loaders:
             if states is not None:
                 loader.load_state_dict(states)
@@ -185,8 +177,7 @@ def test_of_packs_it_has_the_samples_that_ended(fifty, kind, tmp_path, monkeypat
         merged = wp.merge_states(states)
         digest = of_samples((key, of_shard(str(fifty.index(url)))) for key, url in came)
         assert merged["ledger"] == (entry(0, in_epoch(digest, 0)) if merged["epoch"] else entry(digest))
-        (tmp_path / "states.json").write_text(json.dumps(states))
-        assert prove(str(tmp_path / "states.json"), f"{__name__}:grouped").proven
+    assert prove(saved(tmp_path / "states.json", states), fifty).proven
     assert len(came) == len(set(came)) == 50
 
 

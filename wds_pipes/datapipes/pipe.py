@@ -254,10 +254,6 @@ class WdsPipe(Countable, Base[T_co]):
         context.lane, context.lanes = instance_id, num_of_instances
         context.passed.starts = None  # no workers are started, or this is one
 
-    def to_mermaid(self) -> str:
-        """Return the chain as a Mermaid flowchart, which GitHub and notebooks draw in Markdown."""
-        return graph.to_mermaid(self)
-
     def _repr_html_(self) -> str:
         return graph.to_html(self)
 

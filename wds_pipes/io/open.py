@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import multiprocessing
 import os
@@ -70,12 +69,6 @@ class Opener:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": {}, "_stores": {}}
-
-    def uncached(self) -> Opener:
-        """Return one that reads past the cache."""
-        again = copy.copy(self)
-        again._cache = None
-        return again
 
     @property
     def client(self) -> Client:
