@@ -189,13 +189,6 @@ def pairs_of(pack):
     return list(zip(keys, urls, strict=True))
 
 
-def test_a_damaged_ledger_is_refused(fifty):
-    [state] = run(fifty, 3)
-    for bad in (5, {}, {"epoch": "0" * 32}, {"epoch": "0" * 32, "earlier": "x" * 32}, {"epoch": 0, "earlier": 0}):
-        with pytest.raises(wp.StateError, match="ledger"):
-            run(fifty, 1, state={**state, "ledger": bad})
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -13,13 +13,14 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.stage import END, Mark, Source, Stage
-from wds_pipes.core.state import damaged
+from wds_pipes.core.state import damaged, is_count
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.stages.proportions import (
     SCHEDULE,
     TURNS,
+    UNITS,
     how_far_behind,
     in_proportion,
     in_units,
@@ -354,8 +355,14 @@ class Mix(Composite[Any], Source[Any]):
                     f"source {shown(part.name)} of mix was drawn {part.draws} times, and earlier "
                     f"{max(part.since, part.given)} times"
                 )
-        behind = at.behind or [0] * len(parts)
-        if len(behind) != len(parts) or not all(type(value) is int and abs(value) < 2**53 for value in behind):
+        behind = [0] * len(parts) if at.behind is None else at.behind
+        most = UNITS * len(parts)
+        if (
+            not isinstance(behind, list)
+            or len(behind) != len(parts)
+            or not all(is_count(value, least=-most, most=most) for value in behind)
+            or sum(behind)
+        ):
             raise damaged(f"mix cannot be behind by {shown(behind)}")
         if not parts:
             return []
