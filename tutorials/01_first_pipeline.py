@@ -84,8 +84,7 @@ print(images.shape, images.dtype, labels[:8], keys[:3])
 assert images.shape == (32, 3, 8, 8)
 
 # %% [markdown]
-# A notebook also displays a pipe: its steps with the options that you set. (`pipe.to_mermaid()`
-# returns a graph for a README.)
+# A notebook also displays a pipe: its steps with the options that you set.
 
 # %%
 pipe

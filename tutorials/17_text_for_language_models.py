@@ -385,9 +385,8 @@ assert sorted(before + after[0] + after[1]) == sorted(everything)
 print(len(before), "documents on one rank, then", [len(keys) for keys in after], "on two: each once")
 
 # %% [markdown]
-# Where the keys are too many for a list, `wds-pipes state prove CHECKPOINT train:make_loader` reads
-# what the state says is left, and the whole epoch, and compares the digests; `train.py` has the
-# function that makes the loader.
+# Where the keys are too many for a list, `wds-pipes state diff --ledger` says whether two runs have had
+# the same samples; see the ledger in the guide to epochs.
 
 # %% [markdown]
 # ## Where a run stands, and which documents a step had

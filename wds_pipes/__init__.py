@@ -6,7 +6,8 @@ The stages are methods of every torch IterDataPipe:
 
 The import is fast: each public name is loaded at its first use. The methods are registered with the
 first pipe of this package, or by this import if torch was imported before; ``import
-wds_pipes.datapipes`` registers them in any case, for chains that begin with a pipe of torch's.
+wds_pipes.datapipes`` registers them in any case, for chains that begin with a pipe of torch's. On
+such a pipe, a method that another package has registered under the same name takes precedence.
 """
 
 import sys as _sys

@@ -66,7 +66,7 @@ from wds_pipes.loader.checkpoint_ranks import (
     read_alone,
 )
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.restoring import datasets_of, merge_states, place_of_workers
+from wds_pipes.loader.restoring import merge_states
 from wds_pipes.stages.edits import Edits
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -205,32 +205,6 @@ def load(
     progress_of(loader).go_to(*at)
     known.step = number
     return number
-
-
-def load_stateful_dataloader(state: dict[str, Any], loader: PipeLoader) -> None:
-    """Make a loader continue from a state of ``StatefulDataLoader(pipe.as_dataset())``, with any
-    number of workers and ranks.
-
-    Each sample that is left of the epoch comes exactly once, in another order: what is left is
-    repartitioned, as when the lanes of a loader change. From then on, save the state of the loader.
-    ``counts()`` lacks the samples of workers that had ended, and states have no ledger. To find out
-    which shards each worker had begun, each rank reads here what StatefulDataLoader would read to
-    resume.
-
-    Args:
-        state: what ``StatefulDataLoader.state_dict()`` returned in one process, whose dataset was a
-            pipe that starts with ``ShardList``, or a mix. With several ranks, which each had all
-            samples of their pipe, there is no common state.
-        loader: a loader of the same pipe; batches may be made by the pipe, the old loader or this
-            one.
-
-    Raises:
-        StateError: it is not such a state, it was saved between two snapshots
-            (``snapshot_every_n_steps``), or its pipe is another one. The loader keeps its position.
-    """
-    _check_loader("load_stateful_dataloader()", loader)
-    progress = progress_of(loader)
-    progress.go_to(place_of_workers(progress.plan, datasets_of(state)))
 
 
 def _check_loader(what: str, loader: object) -> None:

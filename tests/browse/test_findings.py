@@ -52,3 +52,18 @@ def test_findings_of_a_key_are_at_its_sample(tmp_path):
     report = DataSet(urls).report(0)
     assert [one.kind for one in findings_at(report, at("00000000", 0, 1024))] == ["sample"]
     assert not findings_at(report, at("00000001", 1024, 2048))
+
+
+def test_what_verify_finds_is_shown_in_place(tmp_path):
+    url = make_shards(tmp_path, shards=1, samples=4, fields=("txt",))[0]
+    pages = pytest.importorskip("wds_pipes.browse.pages", reason="they are templates of jinja2", exc_type=ImportError)
+    found = pages.Pages(DataSet([url]))
+    assert "verify finds nothing wrong." in found.page("shard-0-1.html")
+    data = Path(url).read_bytes()
+    again = data[: 3 * 1024] + data[:1024] + data[3 * 1024 :]  # the first sample comes again after the third one
+    Path(url).write_bytes(again)
+    grid = found.page("shard-0-1.html")
+    assert "verify: 1 finding" in grid
+    assert "verify: sample" in grid
+    assert "verify: 1 finding" in found.page("sample-0-0.html")
+    assert "verify:" not in found.page("sample-0-1.html")

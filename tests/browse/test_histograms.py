@@ -2,11 +2,16 @@
 
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import saved, smooth
+from tars import put, tar
 
-from wds_pipes.browse.histograms import Seen, drawn
+from wds_pipes.browse.data import DataSet
+from wds_pipes.browse.histograms import Seen, add_histograms, drawn
+from wds_pipes.tar import index_shards
+from wds_pipes.testing import make_shards
 
 
 def seen(*samples):
@@ -94,3 +99,38 @@ def test_a_random_part_has_each_sample_at_most_once(total, count, seed):
     assert len(set(numbers)) == len(numbers) == min(count, total)
     assert numbers == drawn(total, 2000, seed)[:count]
     assert all(0 <= number < total for number in numbers)
+
+
+def pages(urls):
+    """The pages of a data set, with histograms."""
+    jinja = pytest.importorskip(
+        "wds_pipes.browse.pages", reason="the pages are templates of jinja2", exc_type=ImportError
+    )
+    found = jinja.Pages(DataSet(urls))
+    add_histograms(found)
+    return found
+
+
+def test_the_page_says_of_which_part_it_is(tmp_path, monkeypatch):
+    urls = make_shards(tmp_path / "indexed", shards=3, samples=[20, 10, 12], fields=("txt", "cls"))
+    index_shards(urls, f"{tmp_path}/indexed/index.json", offsets=True)
+    text = pages(urls).page("histograms.html")
+    assert "From 42 of 42 samples." in text
+    assert "cls: labels" in text
+    monkeypatch.setattr("wds_pipes.browse.histograms.SAMPLES", 16)
+    part = pages(urls)
+    assert "From 16 of 42 samples." in (text := part.page("histograms.html"))
+    assert "Another random part" in text
+    assert part.page("histograms.html") != part.page("histograms.html", {"part": "1"})
+    bare = pages(make_shards(tmp_path, shards=9, samples=2, fields=("txt",)))
+    assert "From 16 samples, the first of 8 of 9 shards, since no index counts them." in bare.page("histograms.html")
+
+
+def test_a_hostile_key_is_text(tmp_path):
+    evil = "<script>alert(1)</script>&\"'"
+    entry = json.dumps({evil: evil}).encode()
+    names = [(f"{evil}{number}", name) for number in range(3) for name in ("txt", "json")]
+    put(tmp_path / "a.tar", tar([(f"{key}.{name}", entry) for key, name in names], format=2))
+    text = pages([str(tmp_path / "a.tar")]).page("histograms.html")
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text

@@ -1,7 +1,6 @@
 """``wds-pipes browse`` in Chromium: what a person sees and types, and what the page may do."""
 
 import asyncio
-import json
 import shutil
 import threading
 from pathlib import Path
@@ -10,13 +9,11 @@ import numpy as np
 import pytest
 from commands import run_command
 from pictures import saved, smooth
-from pipelines import samples, wanted
 from tars import put, tar
 
-import wds_pipes as wp
+from wds_pipes.browse.data import DataSet
 from wds_pipes.browse.histograms import add_histograms
 from wds_pipes.browse.pages import Pages
-from wds_pipes.browse.training import training_of
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.testing import make_shards
 
@@ -76,32 +73,9 @@ def shards(tmp_path_factory):
     return [*pictures, put(folder / "mixed.tar", tar(mixed, format=0)), broken]
 
 
-TRAINED = []  # the shards of ``loader``
-
-
-def loader():
-    pipe = samples(TRAINED).filter_samples(wanted).shuffle_buffer(4)
-    return wp.PipeLoader(pipe, batch_size=4, collate="list", num_workers=2)
-
-
 @pytest.fixture(scope="module")
-def pages(shards, tmp_path_factory):
-    """The pages of the shards and of a training over the first one, with two of its states."""
-    TRAINED[:] = shards[:1]
-    trained, files = loader(), [tmp_path_factory.mktemp("states") / f"{number}.json" for number in (1, 2)]
-    for file, _ in zip(files, trained, strict=False):
-        file.write_text(json.dumps(trained.state_dict()))
-    trained.close()
-    data, add_training = training_of(
-        shards,
-        named=f"{__name__}:loader",
-        world_size=None,
-        states=list(map(str, files)),
-        storage_options=None,
-        key_split="first-dot",
-    )
-    found = Pages(data)
-    add_training(found)
+def pages(shards):
+    found = Pages(DataSet(shards))
     add_histograms(found)
     return found
 
@@ -199,30 +173,8 @@ def test_what_is_hostile_is_text_and_audio_plays(page, served):
 
 
 @on(PHONE)
-def test_training_order(page, served, pages):
+def test_histograms(page, served):
     page.goto(served)
-    page.get_by_role("link", name="Training order").click()
-    page.wait_for_url("**/order.html")
-    assert (
-        page.get_by_role("heading", level=1).inner_text().startswith("Epoch 0, rank 0 of 1: the batches from step 1 on")
-    )
-    assert page.locator("li.card").count() == 16
-    assert page.locator("li.card img").first.evaluate("image => image.naturalWidth") == 120
-    key = page.locator("li.card a.item").first.inner_text()
-    page.keyboard.press("n")
-    page.wait_for_url("**/order.html?rank=0&step=5")
-    page.keyboard.press("p")
-    page.wait_for_url("**/order.html?rank=0&step=1")
-    page.get_by_label("from step").fill("2")
-    page.get_by_role("button", name="Show").click()
-    page.wait_for_url("**/order.html?rank=0&step=2")
-    page.goto(f"{served}order.html")
-    page.locator("li.card a.item").first.click()
-    page.wait_for_url("**/sample-0-*.html")
-    assert page.get_by_role("heading", level=1).inner_text() == key
-    page.get_by_role("link", name="States").click()
-    page.wait_for_url("**/states.html")
-    assert page.get_by_role("row").filter(has_text="step").count() >= 1
     page.get_by_role("link", name="Histograms").click()
     page.wait_for_url("**/histograms.html")
     assert page.get_by_role("meter", name="120").count() == 1
@@ -231,8 +183,8 @@ def test_training_order(page, served, pages):
 @pytest.mark.parametrize(
     ("page", "name"),
     [
-        *((WIDE, name) for name in ("shards-1", "sample-1-1", "shard-2-1", "order")),
-        *((PHONE, name) for name in ("shard-0-1", "shard-1-1", "states", "histograms")),
+        *((WIDE, name) for name in ("shards-1", "sample-1-1", "shard-2-1")),
+        *((PHONE, name) for name in ("shard-0-1", "shard-1-1", "histograms")),
     ],
     indirect=["page"],
     ids=str,

@@ -354,7 +354,7 @@ def test_each_rank_may_have_its_own_copy_of_the_data(here, there):
     assert sorted(itertools.chain(*given, *facts(resumed))) == whole
 
 
-@pytest.mark.parametrize("data", [None, 1, "", "x" * 8, "0" * 9, "0" * 8 + "3" + "0" * 7, "0" * 17, ["0" * 8], "٠" * 8])
+@pytest.mark.parametrize("data", ["", "x" * 8, "0" * 8 + "3" + "0" * 7, "0" * 17, "٠" * 8])
 def test_a_damaged_id_is_refused(data, here):
     with pytest.raises(wp.StateError, match="damaged: the id of its data"):
         shuffled(here).load_state_dict({**shuffled(here).state_dict(), "data": data})

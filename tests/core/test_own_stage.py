@@ -115,7 +115,6 @@ def test_a_step_of_the_users_that_does_not_keep_the_count_is_named(urls):
 def test_it_is_shown_and_described(urls):
     source = pipe(urls)
     assert str(source).endswith(".group_by_key().tag_samples(start=100)")
-    assert "tag_samples(start=100)" in source.to_mermaid()
     after(source, 7)
     assert "7 tagged" in wp.describe_state(source.state_dict())
     with pytest.raises(wp.StateError, match=r"tag_samples\(first=100\), and of this one is tag_samples\(first=1\)"):
@@ -241,7 +240,7 @@ def test_a_class_with_the_name_of_a_built_in_does_not_take_its_place(urls):
             yield from self.source.items
 
     assert wp.describe_state(source.state_dict()) == told
-    with pytest.raises(RuntimeError, match=r"shuffle_buffer\(\) of IterDataPipe is taken"):
+    with pytest.raises(RuntimeError, match="pipes have 'shuffle_buffer' already"):
         wp.register_stage(ShuffleBuffer)
     assert find_stage("shuffle_buffer") is stages.ShuffleBuffer
 

@@ -130,7 +130,7 @@ def test_a_long_list_and_one_that_can_be_read_only_once_are_short(tmp_path):
 
 
 def every_view(pipe):
-    return [repr(pipe), pipe.to_mermaid(), pipe._repr_html_(), repr(show(pipe))]
+    return [repr(pipe), pipe._repr_html_(), repr(show(pipe))]
 
 
 def test_secrets_are_in_none_of_the_views_nor_in_what_is_pickled_for_them():
@@ -195,35 +195,11 @@ def test_a_users_own_stage_is_shown_with_its_arguments(pattern):
             yield from self.source.items
 
     wp.register_stage(PickSome)
-    try:
-        pipe = wp.ShardList(pattern).pick_some(1, "b", password="SECRET", table=torch.zeros(2, 3), other=[1, 2, 3, 4])
-        assert repr(pipe).endswith(
-            ".pick_some(1, 'b', password='...', table=<Tensor float32 (2, 3)>, other=[1, 2, 3, ...])"
-        )
-        assert "Some. Not all" in pipe._repr_html_()
-    finally:
-        del IterDataPipe.functions["pick_some"]
-
-
-def test_mermaid(pattern):
-    pipe = wp.mix({"a": chain(pattern).interleave_shards(2), 'b "#1"': wp.ShardList(pattern)}).map(double)
-    shards = "ShardList('shard-{000000..000003}.tar' (4 shards))"
-    steps = [shards, "open_shards()", "load_tar()", "group_by_key()", "interleave_shards(2)", shards, "mix()"]
-    lines = [f'    step{number}["{step}"]' for number, step in enumerate([*steps, "map(double)"])]
-    found = pipe.to_mermaid().splitlines()
-    assert [line for line in found if "-->" not in line] == ["flowchart TD", *lines]
-    assert [line.strip() for line in found if "-->" in line] == [
-        *(f"step{number} --> step{number + 1}" for number in range(4)),
-        'step4 -->|"a"| step6',
-        'step5 -->|"b #34;#35;1#34;"| step6',
-        "step6 --> step7",
-    ]
-
-
-def test_a_pipe_with_two_readers_is_one_node_of_a_graph():
-    left, right = IterableWrapper(["a.tar"]).open_shards().fork(2)
-    graph = left.zip(right).load_tar().to_mermaid()
-    assert graph.count("IterableWrapper") == graph.count("open_shards") == 1
+    pipe = wp.ShardList(pattern).pick_some(1, "b", password="SECRET", table=torch.zeros(2, 3), other=[1, 2, 3, 4])
+    assert repr(pipe).endswith(
+        ".pick_some(1, 'b', password='...', table=<Tensor float32 (2, 3)>, other=[1, 2, 3, ...])"
+    )
+    assert "Some. Not all" in pipe._repr_html_()
 
 
 def test_html_of_a_pipe_lists_its_steps_with_their_help(pattern):

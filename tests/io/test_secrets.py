@@ -92,7 +92,7 @@ def test_whatever_goes_wrong(server, caplog, tmp_path, workers, cached):
         loader = wp.PipeLoader(pipe, num_workers=workers)
         with warnings.catch_warnings(record=True, action="always") as caught, pytest.raises(wp.WdsError) as failed:
             list(loader)
-        said += [shown_of(failed.value), repr(pipe), pipe.to_mermaid(), pipe._repr_html_(), repr(loader)]
+        said += [shown_of(failed.value), repr(pipe), pipe._repr_html_(), repr(loader)]
         said += [
             json.dumps(pipe.state_dict()),
             json.dumps(loader.state_dict()),

@@ -3,7 +3,6 @@ datasets and PipeLoaders.
 """
 
 import itertools
-import json
 import random
 from collections import Counter
 
@@ -16,7 +15,6 @@ from wds_pipes import checkpoint, nodes
 from wds_pipes.core.digest import of_samples, of_shard, to_text
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
-from wds_pipes.tools import prove
 
 SIZES = [5, 4, 6, 3, 7, 5, 8, 9]
 OLD = 5  # shards of these that the shorter list has
@@ -169,8 +167,8 @@ def test_a_step_without_keys_says_where(urls):
 
 
 @pytest.mark.parametrize("make", [listed, lambda urls, *ranks, **options: loader_of(keyed(urls), *ranks, **options)])
-def test_the_ledger_is_of_what_came(urls, make, tmp_path):
-    """Before and after the edit. Such an epoch cannot be proved without the keys, which is said."""
+def test_the_ledger_is_of_what_came(urls, make):
+    """Before and after the edit."""
     options = {"ledger": True, "epoch_end": "exact"}
     loaders = [make(urls, rank, 2, **options) for rank in range(2)]
     found = step(loaders, 2)
@@ -186,9 +184,6 @@ def test_the_ledger_is_of_what_came(urls, make, tmp_path):
     merged = checkpoint.merge_states([loader.state_dict() for loader in loaders])
     numbers = {key: number for number, url in enumerate(urls) for key in keys_of(samples([url]))}
     assert merged["ledger"]["epoch"] == to_text(of_samples((key, of_shard(str(numbers[key]))) for key in found))
-    (tmp_path / "state.json").write_text(json.dumps(merged))
-    with pytest.raises(wp.StateError, match="left samples out: pass the same keys"):
-        prove((tmp_path / "state.json").as_posix(), urls)
 
 
 def test_equal_ranks_need_a_sample_list(urls):

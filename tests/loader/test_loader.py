@@ -1018,41 +1018,13 @@ def test_the_state_of_another_pipeline_is_refused_with_the_difference(urls):
         loader(urls).load_state_dict(shuffled(urls).state_dict())  # a pipe's, not a loader's
 
 
-def lane(state, **changes):
-    return {**state, "lanes": {**state["lanes"], "1": {**state["lanes"]["1"], **changes}}}
-
-
-def moved(state, number, **changes):
-    """A state with another position of one stage."""
-    position = through_json(state["lanes"]["1"]["position"])
-    position[0]["chains"][0]["position"][number] |= changes
-    return lane(state, position=position)
-
-
 DAMAGE = {
-    "no lanes": (lambda state: {**state, "lanes": {}}, "damaged"),
     "lane too many": (lambda state: {**state, "lanes": {**state["lanes"], "7": state["lanes"]["1"]}}, "of 2"),
-    "lane count": (lambda state: {**state, "lane_count": 0}, "damaged"),
-    "counts": (lambda state: lane(state, counts=None), "damaged"),
-    "count": (lambda state: lane(state, counts={"delivered": "2"}), "damaged"),
-    "step": (lambda state: {**state, "step": -1}, "'step' is -1"),
-    "unknown name": (lambda state: moved(state, 2, offzet=512), "load_tar cannot stand at offzet=512"),
-    "wrong kind": (lambda state: moved(state, 0, next="1"), "shard_list cannot stand at next='1'"),
-    "negative": (lambda state: moved(state, 0, next=-3), "shard_list cannot stand at next=-3"),
-    "no state": (lambda state: [1], "takes the list"),
-    "nothing": (lambda state: {}, "not a state"),
-    "version": (lambda state: {**state, "version": 99}, "version 99"),
-    "epoch": (lambda state: {**state, "epoch": -1}, "damaged"),
-    "lanes": (lambda state: {**state, "lanes": []}, "damaged"),
-    "lane": (lambda state: {**state, "lanes": {**state["lanes"], "1": None}}, "lane 1"),
     "lane name": (
         lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}},
         "'x' is not the number of a lane",
     ),
-    "ended": (lambda state: lane(state, ended="no"), "lane 1"),
-    "delivered": (lambda state: lane(state, delivered="2"), "damaged"),
-    "no position": (lambda state: lane(state, position=[]), "damaged"),
-    "position": (lambda state: lane(state, position=[0] * 7), "damaged"),
+    "no state": (lambda state: [1], "takes the list"),
 }
 
 

@@ -218,7 +218,7 @@ def grouped(rng, data):
     urls, sizes, form = rng.choice(data)
     skip = {"on_error": "skip"} if form == "damaged" else {}
     pipe = listed(rng, urls, sizes, form, counted=rng.random() < 0.4)
-    pipe = pipe.open_shards(buffer_bytes=rng.choice([512, 1 << 20])).load_tar(**skip)
+    pipe = pipe.open_shards().load_tar(**skip)
     if rng.random() < 0.1:
         step, function = rng.choice(
             [("filter_samples", keep_member), ("map_samples", Trap.step), ("filter", keep_member)]

@@ -110,7 +110,6 @@ def test_a_wrong_number_is_refused_when_it_is_built(step, count, error, urls):
         (lambda pipe: wp.mix({"a": pipe}).interleave_shards(2), TypeError, "start the pipeline with it"),
         (lambda pipe: IterableWrapper([]).open_shards().interleave_shards(2), TypeError, "start the pipeline with it"),
         (lambda pipe: wp.ShardList("x").open_shards(storage_options="anon"), TypeError, "storage_options"),
-        (lambda pipe: wp.ShardList("x").open_shards(buffer_bytes=0), ValueError, "buffer_bytes"),
         (lambda pipe: wp.ShardList("x").open_shards(on_error="warn"), ValueError, "on_error"),
         *(
             (lambda pipe, bad=bad: wp.ShardList("x").open_shards().load_tar(**bad), ValueError, next(iter(bad)))

@@ -159,11 +159,7 @@ def test_a_resume_opens_the_open_shards_again(tmp_path, counted, ahead):
         for url in make_shards(tmp_path, shards=4, samples=60, fields={"bin": lambda rng, number: blob})
     ]
     make = lambda: (  # noqa: E731
-        wp.ShardList(urls)
-        .open_shards(buffer_bytes=4096, shards_ahead=ahead)
-        .load_tar()
-        .group_by_key()
-        .interleave_shards(2)
+        wp.ShardList(urls).open_shards(shards_ahead=ahead).load_tar().group_by_key().interleave_shards(2)
     )
     [*_, expected], _ = resumed(make, 101)
     _, again = resumed(make, 100)

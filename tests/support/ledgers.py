@@ -37,12 +37,14 @@ def entry(epoch, earlier=NOTHING):
     return {"epoch": to_text(epoch), "earlier": to_text(earlier)}
 
 
-def play(urls, make, phases, *, end="exact", mix=1, drop_last=False, at_cut=None):
+def play(urls, make, phases, *, end="exact", mix=1, drop_last=False, own=False, at_cut=None):
     """Run phases, the last one to the end of the epoch; AssertionError if at a cut the ledger of
     all ranks together is not that of the samples that they returned. Return how many were checked.
-    ``at_cut`` is called with the state of all ranks at each.
+    ``at_cut`` is called with the state of all ranks at each. ``own``: each rank loads its own
+    state where it can.
     """
     size, state, epoch, got, earlier, checked = phases[0].size, None, 0, [], NOTHING, 0
+    states = []
     for ranks, lanes, other, cut, workers in [*phases, Phase(1, 1, 3, 100)]:
         batch = mix * (other if end == "exact" else size)
         options = {"batch_size": batch, "mix_lanes": mix, "drop_last": drop_last, "epoch_end": end, "collate": "list"}
@@ -53,8 +55,8 @@ def play(urls, make, phases, *, end="exact", mix=1, drop_last=False, at_cut=None
             )
             for rank in range(ranks)
         ]
-        for loader in loaders if state is not None else ():
-            loader.load_state_dict(state)
+        if state is not None:
+            load(loaders, states if own and len(states) == ranks else [state] * ranks, state)
         for items in map(iter, loaders):
             got += flat(itertools.islice(items, min(cut, 20) if end == "loop" else cut))
         states = [through_json(loader.state_dict()) for loader in loaders]
@@ -74,6 +76,17 @@ def play(urls, make, phases, *, end="exact", mix=1, drop_last=False, at_cut=None
             alone = loaded(wp.PipeLoader(make(urls), rank=0, world_size=1, ledger=True, **options), state)
             assert alone.state_dict()["ledger"] == state["ledger"]
     return checked
+
+
+def load(loaders, states, together):
+    """Load a state into each loader; that of all ranks together where it does not fit by itself."""
+    try:
+        for loader, state in zip(loaders, states, strict=True):
+            loader.load_state_dict(state)
+    except wp.StateError as error:
+        assert "of one rank" in str(error) or "alone" in str(error)  # noqa: PT017
+        for loader in loaders:
+            loader.load_state_dict(together)
 
 
 def with_fault(kind, urls, shard, place, directory):

@@ -80,7 +80,12 @@ def pipeline(name, make, make_states=None, cuts=(0, 1, 4, 9, 60)):
 
     def load(state):
         made = make()
-        made.load_state_dict(state)
+        before = made.state_dict()
+        try:
+            made.load_state_dict(state)
+        except wp.StateError:
+            assert made.state_dict() == before, "it has changed"
+            raise
         made.state_dict()
         take(made, GIVEN)
         made.state_dict()
@@ -170,6 +175,10 @@ def subjects(directory):
     pipelines["mix in mix"] = lambda: wp.mix(
         {"m": wp.mix({"a": samples(urls), "b": samples(others)}), "c": samples(others, seed=5)}, exhausted="drop"
     )
+    pipelines["mix by a schedule"] = lambda: wp.mix(
+        {"a": samples(urls), "b": samples(others)}, schedule=lambda n: {"a": 1, "b": 1 + n / 100}, exhausted="drop"
+    )
+    pipelines["join"] = lambda: wp.join({"a": samples(urls), "b": samples(urls, shuffle=False)}, prefix=True)
     pipelines["skip"] = lambda: (
         samples(urls).map_samples(_fragile, on_error="skip").batch_samples(2, drop_last=True, collate="list")
     )
@@ -190,10 +199,12 @@ def subjects(directory):
         "loader interleave": loader(lambda: counted().interleave_shards(2).shuffle_buffer(2), lanes=2),
         "loader in order": loader(in_order, lanes=2),
         "loader in order, drop": loader(in_order, epoch_end="drop", lanes=4),
+        "loader ledger": loader(counted, ledger=True, lanes=2),
+        "loader loop": loader(lambda: shuffled(urls), epoch_end="loop", lanes=3),
         "loader with_epoch": lambda: loader(counted, epoch_end="drop", lanes=2)().with_epoch(batches=4),
     }
     found += [pipeline(name, make, cuts=(0, 3, 7, 60)) for name, make in loaders.items()]
-    for name in ("loader", "loader counted", "loader mix", "loader interleave", "loader in order"):
+    for name in ("loader", "loader counted", "loader mix", "loader interleave", "loader in order", "loader loop"):
         make = loaders[name]
         states = functools.cache(lambda make=make: repartitioned(make))
         found.append(pipeline(f"{name} repartitioned", lambda make=make: make(lanes=4), states))
@@ -225,6 +236,47 @@ def get(value, path):
     for name in path:
         value = value[name]
     return value
+
+
+# Values that no value of a type can be replaced by.
+WRONG = {
+    int: [-1, 1 << 70, 0.5, "1", None, []],
+    bool: [2, "no", None],
+    str: [5, None, []],
+    list: [5, "x", {}],
+    dict: [5, "x", []],
+    type(None): [0.5, {1: 1}],
+}
+NOT_READ = ("use DCPState", "use DCPState.")
+
+
+def damages(state):
+    """Yield what was done, and a copy of a state with one value of a wrong type or range, or with
+    an entry too many or too few. ``what`` is the same for the same place in states of any kind.
+    """
+    for path in places(state):
+        if not path or path[0] in NOT_READ or (len(path) > 1 and path[1] in NOT_READ):
+            continue
+        value = get(state, path)
+        names = [name for name in path if not str(name).isdigit()]
+        what = f"{' '.join(names)} {sorted(value) if isinstance(value, dict) else type(value).__name__}"
+        beside = sorted(get(state, path[:-1])) if isinstance(path[-1], str) else ""
+        for wrong in WRONG[type(value)]:
+            if names[-1:] == ["url"] and wrong is None:
+                continue  # it is shown, and not used
+            yield f"{what} beside {beside}: {wrong!r}", replaced(state, path, wrong)
+        if isinstance(value, dict) and {*names} & {"position", "counts", "partition", "ledger"}:
+            yield f"{what}: another name", replaced(state, path, {**value, "zzz": 1})
+        if isinstance(value, list) and names[-1:] == ["position"]:
+            yield f"{what}: longer", replaced(state, path, [*value, value[-1]])
+            yield f"{what}: shorter", replaced(state, path, value[:-1])
+
+
+def replaced(state, path, value):
+    """A copy of a state with another value at a place."""
+    state = copy.deepcopy(state)
+    get(state, path[:-1])[path[-1]] = value
+    return state
 
 
 def mutated(state, others, rng):

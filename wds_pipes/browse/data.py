@@ -274,14 +274,6 @@ class DataSet:
         except WdsError:  # looking at the shard says why
             return None
 
-    def start(self, shard: int, number: int) -> int | None:
-        """Return the byte where a sample begins; None: no index of offsets says it."""
-        try:
-            offsets = None if self._offsets is None else self._offsets.of(shard)
-        except ShardError:  # looking at the shard says why
-            return None
-        return offsets[number] if offsets is not None and number < len(offsets) - 1 else None
-
     def report(self, shard: int, *, now: bool = False) -> VerifyReport | None:
         """Return what ``verify`` finds in a shard, without decoding its fields; None: it was not
         checked.

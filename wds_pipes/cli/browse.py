@@ -10,20 +10,15 @@ import click
 
 from wds_pipes.browse.data import DataSet
 from wds_pipes.browse.histograms import add_histograms
-from wds_pipes.browse.pages import Pages, Section, export
+from wds_pipes.browse.pages import Pages, export
 from wds_pipes.cli.options import echo, example, key_split, storage_options
 from wds_pipes.core.importing import library
 from wds_pipes.core.interrupts import end
 from wds_pipes.core.words import plural
 
 
-@click.command(
-    epilog=example(
-        "wds-pipes browse 'train-*.tar'\nwds-pipes browse s3://bucket/train/index.json --open\n"
-        "wds-pipes browse --order train:make_loader --state checkpoint.pt"
-    )
-)
-@click.argument("urls", nargs=-1)
+@click.command(epilog=example("wds-pipes browse 'train-*.tar'\nwds-pipes browse s3://bucket/train/index.json --open"))
+@click.argument("urls", nargs=-1, required=True)
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="Where the server listens.  [default: a free one]"
 )
@@ -38,10 +33,6 @@ from wds_pipes.core.words import plural
     show_default=True,
     help="How many samples --export writes, the first ones.",
 )
-@click.option("--order", "named", metavar="MODULE:FUNCTION", help="Also show the next batches of this training.")
-@click.option("--state", "file", metavar="FILE", help="The checkpoint from which it goes on.")
-@click.option("--other-state", metavar="FILE", help="Another checkpoint, to show beside that of --state.")
-@click.option("--world-size", type=click.IntRange(min=1), help="How many ranks --order has.")
 @key_split
 @storage_options
 def browse(
@@ -51,10 +42,6 @@ def browse(
     opened: bool,
     folder: str | None,
     samples: int,
-    named: str | None,
-    file: str | None,
-    other_state: str | None,
-    world_size: int | None,
     **options: Any,
 ) -> None:
     """Look at samples in a web browser: images, text, audio, video and arrays, shard by shard.
@@ -69,17 +56,10 @@ def browse(
     and pickles are not read.
 
     --export writes the pages of the first samples as files, to put beside a data set or to send.
-    --order shows which batches each rank of a training gets next, and where it stands: a function
-    that returns its PipeLoader, whose shards are shown if there are no URLS. With --state it goes
-    on from a checkpoint; without --order, by the steps that this names. --other-state stands beside
-    it. Nothing of the training is written.
 
     It needs aiohttp and jinja2: pip install 'wds_pipes[browse]'.
     """
-    if other_state is not None and file is None:
-        raise click.UsageError("--other-state goes with --state")
-    states = [state for state in (file, other_state) if state is not None]
-    data, sections = _data(urls, named, states, world_size, options)
+    data, sections = DataSet(urls, **options), [add_histograms]
     data.check()
     if folder is not None:
         written, pages = export(data, folder, samples, sections)
@@ -97,17 +77,3 @@ def browse(
         asyncio.run(serve(Server(Pages(data, sections)), port, on_ready))
     except KeyboardInterrupt:  # Python would wait for threads, such as one that checks a large shard
         end()
-
-
-def _data(
-    urls: tuple[str, ...], named: str | None, states: list[str], world_size: int | None, options: dict[str, Any]
-) -> tuple[DataSet, list[Section]]:
-    """Return the data set, and what adds pages."""
-    if named is None and (world_size is not None or not urls):
-        raise click.UsageError("--world-size goes with --order" if urls else "Missing argument 'URLS...'.")
-    if named is None and not states:
-        return DataSet(urls, **options), [add_histograms]
-    from wds_pipes.browse.training import training_of  # which needs torch, and that takes seconds
-
-    data, add_training = training_of(urls, named=named, world_size=world_size, states=states, **options)
-    return data, [add_histograms, add_training]

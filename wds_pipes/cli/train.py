@@ -18,6 +18,7 @@ from wds_pipes.cli.options import (
     echo,
     echo_json,
     example,
+    key_split,
     progress,
     report,
     storage_options,
@@ -262,42 +263,28 @@ def diff(*, first: str, second: str, ledger: bool, as_json: bool) -> None:
         raise SystemExit(FOUND)
 
 
-@state.command(
-    epilog=example(
-        "wds-pipes state prove checkpoint.pt 'train-{000..099}.tar'\nwds-pipes state prove saved/ train:make_loader"
-    )
-)
+@state.command(epilog=example("wds-pipes state prove checkpoint.pt 'train-{000..099}.tar'"))
 @click.argument("file")
-@click.argument("what", nargs=-1, required=True, metavar="SHARDS | MODULE:FUNCTION")
+@click.argument("shards", nargs=-1, required=True)
 @click.option("--index", metavar="PATH", help="The index.json with which the shards were listed.")
 @click.option("--moved", is_flag=True, help="The shards are those of the state, whatever their names are.")
 @click.option("--exclude", metavar="FILE", help="The keys that load_state_dict(exclude=...) left out.")
+@key_split
 @as_json
 @storage_options
-def prove(
-    *,
-    file: str,
-    what: tuple[str, ...],
-    index: str | None,
-    moved: bool,
-    exclude: str | None,
-    as_json: bool,
-    storage_options: dict[str, Any],
-) -> None:
-    """Compute from the shards which samples a run has returned, and compare with its ledger.
+def prove(*, file: str, shards: tuple[str, ...], exclude: str | None, as_json: bool, **options: Any) -> None:
+    """Compare the ledger of a run with its shards: whether each sample was returned once.
 
-    FILE has the states of all ranks, of PipeLoaders with ledger=True. What is left of the epoch is
-    read from the state on, and then the whole epoch, without decoding: what was returned must be
-    the difference. So it also holds on other machines, and after the number of ranks or workers
-    has changed. Exits with 1 if it does not hold.
-
-    SHARDS are paths or URLs, with {000..011} or * in quotes; then the steps are those that the
-    state names. If it does not say enough of them, MODULE:FUNCTION is a function that returns the
-    pipe or the PipeLoader of the training.
+    FILE has the states of all ranks, of PipeLoaders with ledger=True. The epochs that have ended
+    are compared, whatever the ranks, workers and order. SHARDS are paths or URLs, with {000..011}
+    or * in quotes, in the order of the run; of these the headers are read. Exits with 1 if an epoch
+    had other samples.
     """
-    named: Any = what[0] if len(what) == 1 else list(what)
-    options = {"index": index, "moved": moved, "storage_options": storage_options or None}
-    proof = tools.prove(file, named, exclude=exclude and f"@{exclude}", **options)
+    from wds_pipes.tar.index import make_opener
+    from wds_pipes.tar.located import read_keys
+
+    keys = () if exclude is None else read_keys(exclude, make_opener(options["storage_options"]))
+    proof = tools.prove(file, shards, exclude=keys, **options)
     report(proof._asdict(), proof.lines, as_json=as_json)
     raise SystemExit(0 if proof.proven else FOUND)
 

@@ -12,6 +12,8 @@ The modules:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes import stages
@@ -29,18 +31,37 @@ if TYPE_CHECKING:
 __all__ = ["WdsPipe", "as_dataset", "join", "load_state_dict", "mix", "register_stage", "state_dict", *stages.__all__]  # noqa: PLE0604
 
 
-def _register(pipe: type[WdsPipe]) -> None:
-    """Make ``pipe`` a method of every IterDataPipe.
+class _MethodOfTorchs:
+    """A method of ours on the pipes of torch, where no other package has registered its name.
 
-    A repeated call replaces the method; a name that another package has registered is an error.
+    ``IterDataPipe.functions`` has one entry for a name, and torch raises an error at the second
+    registration. So our methods are not in it, and what another package registers, before or
+    after, takes precedence on its pipes.
+    """
+
+    def __init__(self, name: str, method: Callable[..., WdsPipe]) -> None:
+        self._name, self._method = name, method
+
+    def __get__(self, pipe: IterDataPipe[Any] | None, owner: type) -> Callable[..., WdsPipe]:
+        if pipe is None:
+            return self._method
+        if self._name in IterDataPipe.functions:
+            raise AttributeError(self._name)  # so that __getattr__ of the pipe finds the other method
+        return MethodType(self._method, pipe)
+
+
+def _register(pipe: type[WdsPipe]) -> None:
+    """Make ``pipe`` a method of our pipes, and of those of torch where the name is free.
+
+    A repeated call replaces the method; another attribute of our pipes with this name is an error.
     """
     name = functional_name(pipe._kind)
-    taken = IterDataPipe.functions.get(name)
+    taken = getattr(WdsPipe, name, None)
     owner = getattr(taken, "_wds_kind", None)
     if taken is not None and (
         owner is None or (owner.__module__, owner.__qualname__) != (pipe._kind.__module__, pipe._kind.__qualname__)
     ):
-        raise RuntimeError(f"the method {name}() of IterDataPipe is taken by {taken!r}: name the stage otherwise")
+        raise RuntimeError(f"pipes have {name!r} already, which is {taken!r}: name the stage otherwise")
 
     def method(source: IterDataPipe[Any], *args: Any, **options: Any) -> WdsPipe:
         return pipe(source, *args, **options)
@@ -49,7 +70,8 @@ def _register(pipe: type[WdsPipe]) -> None:
     method.__name__ = method.__qualname__ = name
     method.__signature__ = shown_signature(pipe._kind, returns=WdsPipe)  # type: ignore[attr-defined]
     method._wds_kind = pipe._kind  # type: ignore[attr-defined]
-    IterDataPipe.register_function(name, method)
+    setattr(WdsPipe, name, method)
+    setattr(IterDataPipe, name, _MethodOfTorchs(name, method))
 
 
 def _no_stage(kind: object) -> str:
@@ -70,7 +92,7 @@ def register_stage(kind: type[Stage[Any]]) -> type[WdsPipe]:
         the class of the stage's pipes.
 
     Raises:
-        RuntimeError: another pipe already has this name.
+        RuntimeError: pipes already have another method or attribute of this name.
         TypeError: it is no class of stages.
     """
     if not (isinstance(kind, type) and issubclass(kind, Stage)):

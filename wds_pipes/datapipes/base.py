@@ -1,8 +1,7 @@
 """IterDataPipe, the base class of all pipes: torch's, or a small replacement if torch no longer has
 one.
 
-torch calls its DataPipes frozen. This package needs only their registry of methods, so it also
-works without them.
+torch calls its DataPipes frozen. This package also works without them.
 """
 
 from __future__ import annotations
@@ -28,25 +27,15 @@ else:
         torch_pipes = None
 
         class IterDataPipe(IterableDataset[T_co]):
-            """An IterableDataset with registered methods; each makes a pipe that reads from this
-            one.
-            """
+            """An IterableDataset whose methods make pipes that read from it."""
 
-            functions: ClassVar[dict[str, Callable[..., Any]]] = {}
-
-            @classmethod
-            def register_function(cls, name: str, function: Callable[..., Any]) -> None:
-                """Make ``function(pipe, ...)`` a method of all pipes."""
-                cls.functions[name] = function
+            functions: ClassVar[dict[str, Callable[..., Any]]] = {}  # of other packages
 
             def reset(self) -> None:
                 """Do nothing; torch calls this before each iteration."""
 
             def __getattr__(self, name: str) -> Any:
                 raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
-
-            def __dir__(self) -> list[str]:
-                return [*super().__dir__(), *self.functions]
 
 
 def torch_kinds(*names: str) -> tuple[type[IterDataPipe[Any]], ...]:

@@ -18,7 +18,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.hosts import add_pipes, build, reads_several, remade, stage_of, stages_of
@@ -208,8 +207,7 @@ class WdsPipe(Countable, Base[T_co]):
         return _torchs("Shuffler", "shuffle_buffer()")(self, **options)
 
     def __getattr__(self, name: str) -> Any:
-        method = IterDataPipe.functions.get(name)
-        if method is None and not name.startswith("_"):
+        if name not in IterDataPipe.functions and not name.startswith("_"):
             lacks = f"{type(self).__name__!r} object has no attribute"
             said = unknown(lacks, name, dir(self))
             if (kind := find_stage(name)) is not None and not is_built_in(kind):
@@ -220,12 +218,7 @@ class WdsPipe(Countable, Base[T_co]):
                     else f"{lacks} {name!r} yet: call {registered}"
                 )
             raise AttributeError(said, name=name)
-        # torch would return a partial here, whose help shows neither the name nor the arguments
-        return (
-            MethodType(method, self)
-            if method is not None and hasattr(method, "_wds_kind")
-            else super().__getattr__(name)
-        )
+        return super().__getattr__(name)
 
     # Hooks that torch's DataLoader calls. Only the first pipe of a chain has them, since a chain is
     # partitioned once.
@@ -260,10 +253,6 @@ class WdsPipe(Countable, Base[T_co]):
         context = self._stream.chain.root.context
         context.lane, context.lanes = instance_id, num_of_instances
         context.passed.starts = None  # no workers are started, or this is one
-
-    def to_mermaid(self) -> str:
-        """Return the chain as a Mermaid flowchart, which GitHub and notebooks draw in Markdown."""
-        return graph.to_mermaid(self)
 
     def _repr_html_(self) -> str:
         return graph.to_html(self)

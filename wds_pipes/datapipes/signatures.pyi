@@ -160,7 +160,6 @@ class Methods(Generic[T_co]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         verify: bool | None = None,
         allow_pipe: bool = False,
-        buffer_bytes: int = 1 << 15,
         on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> WdsPipe[Shard]:

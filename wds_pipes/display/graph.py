@@ -1,4 +1,4 @@
-"""Shows a pipeline as text, as a graph and as HTML: how it was built, from its objects alone.
+"""Shows a pipeline as text and as HTML: how it was built, from its objects alone.
 
 Rules:
 1. Nothing is opened, listed or iterated. The ``repr`` of objects that are not ours is never called:
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,8 +18,6 @@ from wds_pipes.display.text import shown
 
 if TYPE_CHECKING:
     from torch.utils.data.datapipes.datapipe import IterDataPipe
-
-_ENCODED = frozenset('"#<>&`;%|\\')  # characters that Mermaid's text must encode
 
 
 class Call(NamedTuple):
@@ -132,31 +129,6 @@ def to_text(pipe: IterDataPipe[Any]) -> str:
         named = [f"{name!r}: {source}" for name, source in zip(step.sources, sources, strict=True)]
         sources = [f"{{{', '.join(named)}}}"]
     return str(Call(step.call.name, (*sources, *step.call.arguments)))
-
-
-def to_mermaid(pipe: IterDataPipe[Any]) -> str:
-    """Return the chain as a Mermaid flowchart."""
-    return "\n".join(["flowchart TD", *_flow(_unwrapped(pipe), {})]) + "\n"
-
-
-def _flow(pipe: IterDataPipe[Any], numbers: dict[int, int]) -> Iterator[str]:
-    """Yield the lines of each step once, after those of its sources: its box, and an arrow from
-    each source. ``numbers``: those of the pipes that were already yielded.
-    """
-    step = step_of(pipe)
-    for source in step.sources.values():
-        if id(source) not in numbers:
-            yield from _flow(source, numbers)
-    number = numbers[id(pipe)] = len(numbers)
-    yield f'    step{number}["{_mermaid(str(step.call))}"]'
-    for name, source in step.sources.items():
-        label = f'|"{_mermaid(name)}"|' if step.branched and name else ""
-        yield f"    step{numbers[id(source)]} -->{label} step{number}"
-
-
-def _mermaid(text: str) -> str:
-    """Encode text for Mermaid's quotes: special characters become entities with their numbers."""
-    return "".join(f"#{ord(letter)};" if letter in _ENCODED else letter for letter in " ".join(text.split()))
 
 
 def to_html(pipe: IterDataPipe[Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import multiprocessing
 import os
@@ -46,7 +45,8 @@ class Opener:
         verify: compare the MD5 of a shard that is read to its end, if it is known; a remote one
             must also be read from its beginning. None: of remote shards only.
         allow_pipe: run the commands of ``pipe:`` URLs.
-        buffer_bytes: how many bytes are read at once.
+        buffer_bytes: how many bytes are read at once. More would replace what the processor has in
+            its caches: with 1 MiB, samples of 107 KB take 10 % longer.
     """
 
     def __init__(
@@ -70,12 +70,6 @@ class Opener:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": {}, "_stores": {}}
-
-    def uncached(self) -> Opener:
-        """Return one that reads past the cache."""
-        again = copy.copy(self)
-        again._cache = None
-        return again
 
     @property
     def client(self) -> Client:

@@ -64,7 +64,7 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
         return Place(restore(plan, state, moved=edits.moved, changed=edits.changed), plan, ())
     then = new_plan(edition.then)
     at = restore(then, state, moved=edits.moved, changed=edits.changed)
-    now = new_plan(edition.now(None if at.begins else last_begun(edition.saved)))
+    now = new_plan(edition.now(None if at.begins else _last_begun(edition.saved)))
     if at.begins:  # it may have other samples
         at = _beginning(at, now)
     elif len(edition.keys) > edition.known:
@@ -72,7 +72,7 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
     return Place(at, now, edition.keys)
 
 
-def last_begun(saved: Saved) -> int:
+def _last_begun(saved: Saved) -> int:
     """Return the last epoch that a lane has begun."""
     ahead: list[int] = [lane.position[0].get("epoch", 0) for lane in saved.lanes.values() if lane.position is not None]
     later = (saved.partition or {}).get("later", [])

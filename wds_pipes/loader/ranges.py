@@ -462,9 +462,6 @@ class Ranges:
             return Ranges.of(lanes, epoch, terms)
         source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
         shares, samples, divides = self.shares(source, epoch), self.samples(), source.divides_shards
-        counted = divides and source.sample_counts is not None
-        if counted and samples is None:  # these are lanes of whole shards, as workers of a DataLoader have them
-            samples = [share.samples for share in shares]
         # then each lane counts as having opened its whole share, and continues as a whole
         whole = not divides or any(step.scope == "lane" for step in terms.chain)
         for number, share in enumerate(shares):

@@ -183,9 +183,17 @@ class Slices:
             raise damaged(f"lane {number} gave {given} samples, and the next one is number {taken} of the lane")
 
     def repartitioned(self, lanes: int, states: LaneStates, epoch: int, terms: Terms) -> tuple[int, Slices]:
-        return epoch, self.of(
-            lanes, epoch, terms, self.next_place(states, terms), self.digest(states), left_out=self.left_out
-        )
+        place, digest = self.next_place(states, terms), self.digest(states)
+        if len(states) < self.lanes:  # of one rank, which does not know the digests of the others: see ``kept``
+            digest = of_counts(self.counts)
+        return epoch, self.of(lanes, epoch, terms, place, digest, left_out=self.left_out)
+
+    def kept(self, states: LaneStates) -> dict[str, int]:
+        """Return what the first lane of a rank counts after a repartition of the states of this
+        rank alone.
+        """
+        digest = add(of_counts(state["counts"]) for state in states.values())
+        return as_counts(digest) if digest and len(states) < self.lanes else {}
 
     def digest(self, states: LaneStates) -> Digest:
         """Return the digest of all samples that came before the lanes stand at these states."""

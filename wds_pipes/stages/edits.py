@@ -242,11 +242,6 @@ def _known(saved: Saved, keys: Keys, *, explicit: bool) -> int:
     return count
 
 
-def has_exclusion(graph: Sequence[str]) -> bool:
-    """Return whether the pipeline of a state leaves samples out."""
-    return any(map(_LABEL.fullmatch, graph))
-
-
 def _appends(chain: Chain, saved: Saved, added: object) -> bool:
     """Return whether the list of shards is longer than that of a state.
 

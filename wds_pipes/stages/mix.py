@@ -13,14 +13,17 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.stage import END, Mark, Source, Stage
-from wds_pipes.core.state import damaged
+from wds_pipes.core.state import damaged, is_count
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.stages.proportions import (
     SCHEDULE,
     TURNS,
+    UNITS,
+    how_far_behind,
     in_proportion,
+    in_units,
     scheduled_weights,
     turns,
     whole_weights,
@@ -80,7 +83,7 @@ class Mix(Composite[Any], Source[Any]):
             100 samples, with the numbers 0, 100 * lanes, 200 * lanes and so on. It must return the
             same for the same number, also after a resume; the state does not know it. A source
             with weight 0 is not drawn. How often each source was drawn differs from the sum of its
-            shares by less than the number of sources, if no weight is 0.
+            shares by about one.
         exhausted: what to do when a source that comes next has no more samples. ``"stop"``: the
             epoch ends. ``"drop"``: the epoch continues with the other sources, whose proportions
             start anew at this place. ``"repeat"``: the source starts again in another order, and
@@ -114,9 +117,9 @@ class Mix(Composite[Any], Source[Any]):
     class At(Composite.At):
         last: str = ""  # the name of the source that was drawn last
         # With a schedule: how many samples were yielded, and of each source by how many draws it is
-        # behind its shares; None: by none.
+        # behind its shares, times UNITS; None: by none.
         yielded: int = 0
-        behind: list[float] | None = None
+        behind: list[int] | None = None
 
     divides = True
     divides_items = False  # each source divides its own items over the lanes
@@ -154,7 +157,7 @@ class Mix(Composite[Any], Source[Any]):
         # a row each had no shard in this lane.
         self._running: dict[int, Stage[Any]] = {}
         self._empty: list[int] = []
-        self._behind: list[float] = []  # after the draw that comes now
+        self._behind: list[int] = []  # after the draw that comes now
 
     @property
     def storage_options(self) -> dict[str, Any] | None:  # type: ignore[override]
@@ -233,9 +236,14 @@ class Mix(Composite[Any], Source[Any]):
         at, running, places, key = self.at, self._running, self.parts, self.lane.key(TURNS)
         weights, hashes = list(self.weights.values()), [hash64(key, hash_text(name)) for name in self.sources]
         while live := [number for number, place in enumerate(places) if not place.ended]:
-            drawn = [places[number].draws - places[number].since for number in live]
-            of_live = [weights[number] for number in live], [hashes[number] for number in live]
-            for turn in turns(*of_live, drawn) if self.schedule is None else self._by_schedule(live, of_live[1]):
+            of_live = [hashes[number] for number in live]
+            if self.schedule is None:
+                drawn = [places[number].draws - places[number].since for number in live]
+                shares = [weights[number] for number in live]
+                draws = turns(shares, of_live, how_far_behind(shares, drawn))
+            else:
+                draws = self._by_schedule(live, of_live)
+            for turn in draws:
                 number = live[turn]
                 item = next(running[number].items, END)
                 while item is END and self._begin_again(number):
@@ -258,28 +266,24 @@ class Mix(Composite[Any], Source[Any]):
         return scheduled_weights(self.schedule, samples, list(self.sources))
 
     def _by_schedule(self, live: list[int], hashes: list[int]) -> Iterator[int]:
-        """Yield which of the sources ``live`` to draw from, one after the other, without end: the
-        one that is most behind its shares.
-        """
-        at, weights, known = self.at, list[float](), -1
+        """Yield which of the sources ``live`` to draw from, one after the other, without end."""
+        at = self.at
         while True:
-            turn = at.yielded // _EVERY
-            if turn != known:
-                known, samples = turn, turn * _EVERY * self.lane.of
-                weights = self._scheduled_at(samples)
-                total = sum(weights[number] for number in live)
-                if not total:
-                    left = ", ".join(repr(self.parts[number].name) for number in live)
-                    raise ValueError(
-                        f"schedule({samples}) of mix() gives no weight to the sources that are left: {left}"
-                    )
-            self._behind = behind = [*(at.behind or [0.0] * len(weights))]
-            for number in live:
-                behind[number] += weights[number] / total
-            drawn = [place for place, number in enumerate(live) if weights[number]]
-            place = max(drawn, key=lambda place: (behind[live[place]], hashes[place]))
-            behind[live[place]] -= 1
-            yield place
+            known = at.yielded // _EVERY
+            samples = known * _EVERY * self.lane.of
+            weights = self._scheduled_at(samples)
+            if not any(weights[number] for number in live):
+                left = ", ".join(repr(self.parts[number].name) for number in live)
+                raise ValueError(f"schedule({samples}) of mix() gives no weight to the sources that are left: {left}")
+            shares, behind = in_units([weights[number] for number in live]), at.behind or [0] * len(weights)
+            for turn in turns(shares, hashes, [behind[number] for number in live]):
+                self._behind = [*(at.behind or behind)]
+                for number, share in zip(live, shares, strict=True):
+                    self._behind[number] += share
+                self._behind[live[turn]] -= sum(shares)
+                yield turn
+                if at.yielded // _EVERY != known:
+                    break
 
     def _is_done(self) -> bool:
         """Whether the epoch ends when a source is exhausted."""
@@ -351,8 +355,14 @@ class Mix(Composite[Any], Source[Any]):
                     f"source {shown(part.name)} of mix was drawn {part.draws} times, and earlier "
                     f"{max(part.since, part.given)} times"
                 )
-        behind = at.behind or [0.0] * len(parts)
-        if len(behind) != len(parts) or not all(isinstance(value, float) and abs(value) < 2**53 for value in behind):
+        behind = [0] * len(parts) if at.behind is None else at.behind
+        most = UNITS * len(parts)
+        if (
+            not isinstance(behind, list)
+            or len(behind) != len(parts)
+            or not all(is_count(value, least=-most, most=most) for value in behind)
+            or sum(behind)
+        ):
             raise damaged(f"mix cannot be behind by {shown(behind)}")
         if not parts:
             return []

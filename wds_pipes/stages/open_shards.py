@@ -206,8 +206,6 @@ class OpenShards(Tolerant[Shard]):
             beginning. Of a shard that is divided, the last part is responsible.
         allow_pipe: run the shell commands of ``pipe:`` URLs and read their output. Use this only
             for commands that you wrote.
-        buffer_bytes: the size of the buffer through which each shard is read. A larger one replaces
-            what the processor has in its caches: with 1 MiB, samples of 107 KB take 10 % longer.
         on_error: what to do with a shard that cannot be opened: ``"raise"``, or ``"skip"`` it and
             count it; None: as ``ShardList(on_error=...)`` says. Errors that are not the fault of
             one shard are never skipped: too many open files, credentials that are refused (401,
@@ -253,7 +251,6 @@ class OpenShards(Tolerant[Shard]):
         cache: ShardCache | str | os.PathLike[str] | None = None,
         verify: bool | None = None,
         allow_pipe: bool = False,
-        buffer_bytes: int = 1 << 15,
         on_error: OnError | None = None,
         max_errors: int | None = None,
     ) -> None:
@@ -272,10 +269,7 @@ class OpenShards(Tolerant[Shard]):
         )
         self.shards_ahead = check_count("shards_ahead", shards_ahead, least=0)
         self.cache = _cache(cache, source)
-        buffer_bytes = check_count("buffer_bytes", buffer_bytes, least=512)
-        self.opener: Opener = Opener(
-            reading, cache=self.cache, verify=verify, allow_pipe=bool(allow_pipe), buffer_bytes=buffer_bytes
-        )
+        self.opener: Opener = Opener(reading, cache=self.cache, verify=verify, allow_pipe=bool(allow_pipe))
         self._queue: ReadQueue | None = None  # while running, the queue through which its remote shards are read
         self._ended = False  # while running, whether nothing more will be read through this queue
         # while running, the shards ahead, each with the position of the source after it

@@ -14,13 +14,17 @@ For all n sources, the numbers of the last draws add up to less than q + n/m <= 
 q; the same holds for the first draws. Hence there is room for all draws, and taking the earliest
 deadline finds it. So the draws of a source never differ from y_i by more than 1 - 1/m, and always
 differ by less than 1 from s_i * t.
+
+With shares that change, y_i(t) adds up the shares of each draw, and deadlines are as if the shares
+of now stayed. Then a draw that is overdue may wait for others, and the source that is allowed next
+is drawn where none is allowed yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from math import gcd, inf, isfinite, lcm
+from math import fsum, gcd, inf, isfinite, lcm
 from numbers import Integral, Rational, Real
 from typing import TYPE_CHECKING, Any
 
@@ -32,42 +36,60 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SCHEDULE = "schedule"  # in a state, instead of the weight of a source
+UNITS = 1 << 48  # the sum of the weights of a schedule; a state holds multiples of 1 / UNITS of a draw
 TURNS = 4  # the salt of the order of draws
 _PHASES = 1 << 16  # phases are multiples of 1 / (m * _PHASES)
 
 
-def turns(weights: Sequence[int], hashes: Sequence[int], drawn: Sequence[int]) -> Iterator[int]:
+def turns(weights: Sequence[int], hashes: Sequence[int], behind: Sequence[int]) -> Iterator[int]:
     """Yield the numbers of the sources to draw from, one after the other, without end: see the head
     of this module.
 
     Args:
-        weights: one for each source, at least 1; the shares are these divided by their sum.
+        weights: one for each source, at least one above 0; the shares are these divided by their
+            sum. A source with weight 0 is not drawn.
         hashes: one of 64 bits for each source: they decide the phases and the ties.
-        drawn: how often each source was drawn already.
+        behind: of each source, its share of the draws so far minus its draws, times the sum of the
+            weights.
     """
     order = sorted(range(len(weights)), key=hashes.__getitem__)
     ahead = dict(zip(order, [*order[1:], *order[:1]], strict=True))
     phases = [hashes[source] % _PHASES - hashes[ahead[source]] % _PHASES for source in range(len(weights))]
     total, m = sum(weights), max(2, 2 * len(weights) - 2)
-    # Draw x + 1 is allowed from the first t with weight * t / total + phase / (m * _PHASES) >= x +
-    # 1/m. All terms here are multiplied by m * _PHASES * total, so that they are integers.
+    # The next draw is allowed from the first t with (behind + weight * t) / total + phase / (m *
+    # _PHASES) >= 1/m. All terms here are multiplied by m * _PHASES * total, so that they are
+    # integers.
     rates = [m * _PHASES * weight for weight in weights]
     step = m * _PHASES * total
-    may = [step * x + (_PHASES - phase) * total for x, phase in zip(drawn, phases, strict=True)]
+    may = [(_PHASES - phase) * total - m * _PHASES * late for late, phase in zip(behind, phases, strict=True)]
     late = (m - 2) * _PHASES * total  # from "may" (allowed) to the deadline
-    first = [-(-start // rate) for start, rate in zip(may, rates, strict=True)]
-    last = [(start + late) // rate + 1 for start, rate in zip(may, rates, strict=True)]
-    turn = sum(drawn)
+    first = [-(-start // rate) if rate else inf for start, rate in zip(may, rates, strict=True)]
+    last = [(start + late) // rate + 1 if rate else inf for start, rate in zip(may, rates, strict=True)]
+    turn = 0
     while True:
         turn += 1
         chosen, deadline = -1, inf
         for source in order:
             if last[source] < deadline and first[source] <= turn:
                 chosen, deadline = source, last[source]
+        if chosen < 0:  # only after a change of the weights, to which what came before did not lead
+            chosen = min(order, key=first.__getitem__)
         yield chosen
         start = may[chosen] = may[chosen] + step
         rate = rates[chosen]
         first[chosen], last[chosen] = -(-start // rate), (start + late) // rate + 1
+
+
+def how_far_behind(weights: Sequence[int], drawn: Sequence[int]) -> list[int]:
+    """Return what ``turns`` takes as ``behind``, by how often each source was drawn."""
+    total, turn = sum(weights), sum(drawn)
+    return [weight * turn - total * count for weight, count in zip(weights, drawn, strict=True)]
+
+
+def in_units(weights: Sequence[float]) -> list[int]:
+    """Return weights, of which one is above 0, as ints with about the sum ``UNITS``."""
+    total = fsum(weights)
+    return [round(weight / total * UNITS) for weight in weights]
 
 
 def scheduled_weights(schedule: Any, samples: int, names: list[str]) -> list[float]:
@@ -93,8 +115,8 @@ def in_proportion(sources: Sequence[tuple[int, int]]) -> bool:
     """Return whether ``turns`` can have drawn so often; ``sources``: the weight of each, and how
     often it was drawn.
     """
-    total, turn = sum(weight for weight, _ in sources), sum(count for _, count in sources)
-    return all(abs(count * total - weight * turn) < total for weight, count in sources)
+    weights, drawn = [weight for weight, _ in sources], [count for _, count in sources]
+    return all(abs(behind) < sum(weights) for behind in how_far_behind(weights, drawn))
 
 
 def whole_weights(names: list[str], weights: Any) -> dict[str, int]:

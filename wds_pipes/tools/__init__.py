@@ -14,9 +14,8 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``looking``, ``reading``: info, ls, head, cat and get: samples, and their fields in words.
 - ``verifying``: verify.
 - ``selecting``: keys by conditions over tables of metadata.
-- ``states``: the states in checkpoint files; ``training``: computes the digest in one again, the
-  loader of a training, to ask which samples come when, and the batches that a rank gets next, also
-  where only reading says it.
+- ``states``: the states in checkpoint files; ``training``: compares the digests in one with shards,
+  and returns the loader of a training, to ask which samples come when.
 - ``speed``: bench. ``diagnosing``: doctor.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.

@@ -27,7 +27,7 @@ def build(urls: str | list[str]) -> wp.WdsPipe:
     kept = samples.filter_samples(lambda sample: sample["__key__"] != "bad").decode_by_ext("torchrgb", {"seg.png": len})
     reveal_type(kept.to_tuple("jpg;png", "cls"))  # WdsPipe[tuple[Any, ...]]
     reveal_type(kept.map_samples(lambda sample: (sample["jpg"], sample["cls"])))  # WdsPipe[Any]
-    reveal_type(repr(kept) + kept.to_mermaid())  # str
+    reveal_type(repr(kept))  # str
     return kept.map_samples(augment).to_tuple("jpg;png", "cls").batch_samples(64, collate="numpy")
 
 
