@@ -311,8 +311,8 @@ def _one_item(made: object, taken: object) -> str | None:
     items; None if it is not.
     """
     if isinstance(made, tuple) and (made is taken or hasattr(made, "_fields")):
-        return "one item, a tuple"
-    return f"one item, a {type(made).__name__}" if isinstance(made, ONE_ITEM) else None
+        return "one item (tuple)"
+    return f"one item ({type(made).__name__})" if isinstance(made, ONE_ITEM) else None
 
 
 ONE_ITEM = (Mapping, str, bytes, bytearray, memoryview)  # of which a function must return a list

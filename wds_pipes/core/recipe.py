@@ -100,6 +100,10 @@ def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = Fa
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
         differences.append(_unlike(saved.graph, recipe.graph))
+        mend = (
+            f"{mend} Or begin the next epoch with this pipeline: set_epoch({saved.epoch + 1}), without the state. If "
+            "only the shards are elsewhere, pass moved=True."
+        )
     if saved.shards != recipe.data.shards:
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.shards}")
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:

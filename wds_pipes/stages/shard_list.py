@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -17,7 +17,6 @@ from wds_pipes.core.order import below, hash64, permutation, weighted
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
-from wds_pipes.errors import mended
 from wds_pipes.io.expand import expand_each, in_sure_order
 from wds_pipes.io.packed import Packed
 from wds_pipes.io.urls import Urls, at_home, local_path, origins_of, redact, with_origins
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from wds_pipes.stages.shard_source import Numbers
+
+logger = logging.getLogger("wds_pipes")
 
 _DRAWS = 32  # the bits of the number of a shard: how often it was drawn before is in those above
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
@@ -329,16 +330,13 @@ def warn_of_repeated(urls: Packed) -> bool:
     """Warn if a list has a shard more than once, and return whether it has."""
     if not (numbers := urls.repeated()):
         return False
-    others = f" (and {plural(len(numbers) - 1, 'other')})" if numbers[1:] else ""
-    warning = mended(
-        UserWarning,
-        f"the list has shard {redact(urls[numbers[0]])} more than once{others}, so its samples come as often in each "
-        "epoch. Do two of its patterns match it?",
-        mend="Name each shard once. To read some shards more often than others, use mix(weights=...), or "
+    repeats = f", and {plural(len(numbers), 'repeat')} in all" if numbers[1:] else ""
+    logger.warning(
+        "the list has shard %s more than once%s, and its samples come as often in each epoch: name each shard once, "
+        "also by patterns that overlap. To read some more often than others, use mix(weights=...), or "
         "ShardList(resampled=True, weights=...).",
-        mend_cli="Name each shard once.",
-    )
-    warnings.warn(warning, stacklevel=4)
+        redact(urls[numbers[0]]), repeats,
+    )  # fmt: skip
     return True
 
 

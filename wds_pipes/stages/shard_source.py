@@ -107,8 +107,9 @@ class ShardRef:
 
 
 class ShardUrl(str):
-    """The URL of the members of a shard of which more is known, such as its number of samples: a str that also has the
-    ShardRef, so that ``group_by_key`` knows which samples to yield, whatever is in between.
+    """The URL of the members of a shard of which more is known, such as its number of samples: a
+    str that also has the ShardRef, so that ``group_by_key`` knows which samples to yield, whatever
+    is in between.
     """
 
     __slots__ = ("ref",)
@@ -116,8 +117,8 @@ class ShardUrl(str):
 
     @classmethod
     def of(cls, ref: ShardRef) -> str:
-        """Return the URL of the members of a shard: a plain str if its number of samples is unknown,
-        and it comes once in an epoch.
+        """Return the URL of the members of a shard: a plain str if the number of samples is unknown
+        and the shard comes once in an epoch.
         """
         if ref.stop is None and ref.draw is None:
             return ref.url
