@@ -19,7 +19,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import ShardList
 from wds_pipes.stages.shard_source import ShardRef
-from wds_pipes.testing import check_resume
+from wds_pipes.testing import check_resume, make_shards
 
 URLS = [f"x-{number}.tar" for number in range(7)]
 
