@@ -214,7 +214,7 @@ def test_positions_that_no_stage_can_have(shards):
     pipe.load_state_dict({**state, "lanes": {"0": {**state["lanes"]["0"], "position": one(position, 0, next=8)}}})
     with pytest.raises(wp.StateError, match="it has passed 8 shards of lane 0 of 1, which has only 7"):
         next(iter(pipe))
-    mix = wp.mix({"a": pipe, "b": wp.ShardList(shards, seed=1).open_shards().load_tar().group_by_key()})
+    mix = wp.mix({"a": pipe, "b": wp.ShardList(shards[::-1], seed=1).open_shards().load_tar().group_by_key()})
     after(mix, 4)
     state = mix.state_dict()
     state["lanes"]["0"]["position"][0]["chains"][0]["draws"] += 5

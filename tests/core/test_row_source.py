@@ -161,3 +161,16 @@ def test_a_dataset_with_numbers_is_a_source(tmp_path):
     assert [int(value) for value in make(values)] == list(range(9000))
     loader = wp.PipeLoader(make(values), batch_size=1000, lanes=3)
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(9000))
+
+
+def test_one_row_in_place_of_a_list_is_refused(table):
+    """Its keys would be the rows."""
+
+    class OneRow(wp.RowSource):
+        order_options = ()
+
+        def read(self, start, stop):
+            return {"__key__": str(start)}
+
+    with pytest.raises(TypeError, match=r"read\(\) of one_row returned .*: it must yield the rows.* \[row\]"):
+        next(iter(wp.register_stage(OneRow)(2)))

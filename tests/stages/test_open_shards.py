@@ -109,7 +109,7 @@ def test_a_missing_shard_is_raised_or_skipped_and_counted(some, caplog):
     with caplog.at_level(logging.WARNING, "wds_pipes"):
         assert len(list(stream)) == 12
     assert stream.chain.dump(stream.position.mark)[1] == {"skipped_shards": 3}
-    assert len(caplog.records) == 3
+    assert sum(record.getMessage().startswith("skipped: ") for record in caplog.records) == 3
 
 
 def test_nothing_is_opened_before_its_turn(tmp_path):

@@ -120,9 +120,16 @@ def _unstackable(
     )
     key, url = identity(batch[place])
     why = why or f"{_describe(values[0])} in {_name(batch, 0)}, but {_describe(values[place])} in {_name(batch, place)}"
+    first, other = values[0], values[place]
+    if all(getattr(value, "ndim", 0) == 1 for value in (first, other)) and first.dtype == other.dtype:
+        mend = (
+            "They are of different lengths: fill them up with pad= of pack_samples() or bucket_samples(), or with "
+            "map_samples()"
+        )
+    else:
+        mend = "Bring them to one shape and type with map_samples(), images with size= where they are decoded"
     return SampleError(
-        f"{column} cannot be stacked into a batch: {why}. Bring them to one shape and type "
-        "with map_samples(), images with size= where they are decoded, or pass collate=.",
+        f"{column} cannot be stacked into a batch: {why}. {mend}, or pass collate=.",
         url=url,
         key=key,
     )

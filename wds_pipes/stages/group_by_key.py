@@ -7,11 +7,12 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
+from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_choice, nearest
 from wds_pipes.core.stage import END, Mark, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
@@ -151,7 +152,10 @@ class GroupByKey(Tolerant[Sample]):
             for ref, members, resumed, part, offset in tars:
                 usual = self._begin_shard(ref, resumed=resumed, part=part)
                 if members is not None:
-                    yield from self._requested(self._grouping.samples(members, ref.url, usual), offset)
+                    samples = self._requested(self._grouping.samples(members, ref.url, usual), offset)
+                    if ref.draw is not None and self.lane.occurrences:
+                        samples = map(occurring, samples, repeat(ref.draw))
+                    yield from samples
                     self._end_shard(ref.url)
         self._read = True
         if self.fields is not None and self._found:
