@@ -205,7 +205,7 @@ ENDS = [("exact", False, None), ("drop", True, None), ("pad", True, None), ("loo
 
 
 @pytest.mark.parametrize(("epoch_end", "counted", "epoch_samples"), ENDS)
-def test_two_resumes_in_one_epoch_and_one_across_epochs(host, shards, tmp_path, epoch_end, counted, epoch_samples):
+def test_two_resumes_in_one_epoch_and_one_across_epochs(host, shards, tmp_path, *, epoch_end, counted, epoch_samples):
     """An epoch has 12 batches, or 6 of "loop"; three make a step of the optimizer."""
     data = {"batch_size": 2, "epoch_end": epoch_end, "epoch_samples": epoch_samples}
     stops = [("batch", 2), ("batch", 1), ("batch", 1), ("batch", 11)]
@@ -228,7 +228,7 @@ STOPS = st.tuples(st.sampled_from(["batch", "batch", "validation", "epoch"]), st
     batch_size=st.sampled_from([2, 3]),
     lanes=st.integers(1, 2),
 )
-def test_any_resumes(host, shards, tmp_path, end, stops, accumulate, validate, limit, batch_size, lanes):
+def test_any_resumes(host, shards, tmp_path, *, end, stops, accumulate, validate, limit, batch_size, lanes):
     """With any numbers of batches before each save, in any hook."""
     epoch_end, counted, epoch_samples = end
     check_chain(
@@ -236,6 +236,38 @@ def test_any_resumes(host, shards, tmp_path, end, stops, accumulate, validate, l
         val_check_interval=validate, max_epochs=3,
         data={"batch_size": batch_size, "epoch_end": epoch_end, "epoch_samples": epoch_samples, "lanes": lanes},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["fit", "dict", "module"])
+def test_a_loader_that_lightning_saves_itself(host, shards, tmp_path, where):
+    """Its checkpoints are not exact, so there is a warning in the first one, which names the way;
+    a loader for validation is fine.
+    """
+    loader, validation = (wp.PipeLoader(samples(shards), batch_size=BATCH) for _ in range(2))
+
+    class Plain(host.pl.LightningDataModule):
+        def train_dataloader(self):
+            return loader
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = host.pl.Trainer(max_epochs=1, limit_train_batches=3, callbacks=[host.Save(tmp_path, 1, 2)], **quiet)
+    with pytest.warns(UserWarning, match="position of a PipeLoader is not exact: .*ResumableData") as found:
+        if where == "module":
+            trainer.fit(host.Model(), Plain())
+        else:
+            trainer.fit(host.Model(), {"a": loader} if where == "dict" else loader, validation)
+    assert len([each for each in found if "PipeLoader" in str(each.message)]) == 1
+    assert trainer.train_dataloader in (loader, {"a": loader})
+
+
+def test_a_state_that_lightning_saved_on_one_of_several_ranks(host, shards, tmp_path):
+    """The error names what saves the states of all."""
+    pipe = samples(shards, samples_per_shard=SAMPLES)
+    loader, other = (wp.PipeLoader(pipe, batch_size=BATCH, rank=rank, world_size=2) for rank in range(2))
+    (leaf,) = host.CombinedLoader(loader).flattened
+    with pytest.raises(wp.StateError) as caught:
+        leaf.load_state_dict(other.state_dict())
+    assert "ResumableData" in caught.value.mend
 
 
 def test_a_limit_above_an_unknown_length(host, shards, tmp_path):
