@@ -249,13 +249,11 @@ def test_a_loader_that_lightning_saves_itself(host, shards, tmp_path, where):
         def train_dataloader(self):
             return loader
 
+    data = {"fit": (loader, validation), "dict": ({"a": loader}, validation), "module": (Plain(),)}[where]
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     trainer = host.pl.Trainer(max_epochs=1, limit_train_batches=3, callbacks=[host.Save(tmp_path, 1, 2)], **quiet)
     with pytest.warns(UserWarning, match="position of a PipeLoader is not exact: .*ResumableData") as found:
-        if where == "module":
-            trainer.fit(host.Model(), Plain())
-        else:
-            trainer.fit(host.Model(), {"a": loader} if where == "dict" else loader, validation)
+        trainer.fit(host.Model(), *data)
     assert len([each for each in found if "PipeLoader" in str(each.message)]) == 1
     assert trainer.train_dataloader in (loader, {"a": loader})
 

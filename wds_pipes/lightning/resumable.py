@@ -48,7 +48,9 @@ class ResumableData:
                 return self.resumable(wds_pipes.PipeLoader(...))
 
     Without it, if you pass a PipeLoader to the Trainer, Lightning saves only the state of rank 0's
-    loader; if the length is not known, this state is one batch ahead of the model.
+    loader, which is one batch ahead of the model if the length is not known, and does not load it
+    from a checkpoint at the end of an epoch. Then a warning says so when the first checkpoint is
+    saved.
 
     Several training loaders have names, and are combined by Lightning's ``CombinedLoader(...,
     "min_size")``: an epoch ends with the first of them.
