@@ -17,6 +17,7 @@ from waiting import wait_for
 from your_trainer import shown_under
 
 import wds_pipes as wp
+from wds_pipes import checkpoint
 from wds_pipes.tar import index_shards
 from wds_pipes.testing import make_shards
 
@@ -37,6 +38,9 @@ def make_pipe(urls, *rest):
     return samples.shuffle_buffer(5).map_samples(tokens_of)
 
 
+STOPS = 5, 4, 20, 6  # the steps of runs, each resumed from the one before
+
+
 def make_loader(urls, **options):
     return wp.PipeLoader(make_pipe(urls), batch_size=2, epoch_end="loop", **options)
 
@@ -51,7 +55,7 @@ def expected(urls, count, **options):
 
 @pytest.mark.slow
 def test_torchtitan(urls, tmp_path):
-    """Ten steps against five, save, load and five; and once more."""
+    """Two resumes in one epoch of 24 steps, and one across epochs."""
     pytest.importorskip("torchtitan", reason="needs torchtitan")
     import torch.distributed.checkpoint as dcp  # not when tests are collected: it takes a second
 
@@ -64,15 +68,42 @@ def test_torchtitan(urls, tmp_path):
         )
 
     given = []
-    for run in range(3):
+    for run, steps in enumerate(STOPS):
         dataloader = build()
         if run:
             dcp.load({"dataloader": dataloader}, checkpoint_id=tmp_path / str(run))
-        for inputs, labels in itertools.islice(iter(dataloader), 5):
+        for inputs, labels in itertools.islice(iter(dataloader), steps):
             assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
             given.append(numbers(inputs["input"]))
         dcp.save({"dataloader": dataloader}, checkpoint_id=tmp_path / str(run + 1))
-    assert given == expected(urls, 15)
+    assert given == expected(urls, sum(STOPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epoch_end", ["loop", "exact", "drop", "pad"])
+def test_accelerate(urls, tmp_path, epoch_end):
+    """Two resumes in one epoch of 24 steps, and one across epochs, by save_state() and
+    load_state().
+    """
+    accelerate = pytest.importorskip("accelerate")
+
+    def build():
+        counts = {} if epoch_end in ("loop", "exact") else {"samples_per_shard": 4}
+        samples = wp.ShardList(urls, shuffle=True, seed=3, **counts).open_shards().load_tar().group_by_key()
+        return wp.PipeLoader(samples.shuffle_buffer(5), batch_size=2, epoch_end=epoch_end)
+
+    def keys(loader):
+        return (batch["__key__"] for batch in itertools.chain.from_iterable(itertools.repeat(loader)))
+
+    given = []
+    for run, steps in enumerate(STOPS):
+        accelerator, loader = accelerate.Accelerator(cpu=True), build()
+        accelerator.register_for_checkpointing(checkpoint.AllRanks(loader))
+        if run:
+            accelerator.load_state(str(tmp_path / str(run)))
+        given += itertools.islice(keys(loader), steps)
+        accelerator.save_state(str(tmp_path / str(run + 1)))
+    assert given == list(itertools.islice(keys(build()), sum(STOPS)))
 
 
 def megatron(urls, directory, of, begin, dies):
