@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterator
@@ -197,15 +198,20 @@ class _Batches(IterableDataset[Any]):
 
 
 class _TrainBatches(_Batches):
-    begun = False
+    begun = False  # the Trainer's first epoch was
+    left = False  # an epoch was begun, whose end was not seen
 
     def __iter__(self) -> Iterator[Any]:
-        self.loader.load_state_dict(self.loader.state_dict())  # rule 3
+        progress = progress_of(self.loader)
+        if self.left and not progress.is_over(progress.at):
+            progress.go_to(progress.position)  # rule 3
+        self.left = True
         if not self.begun:
             self.begun = True
-            yield from [None] * self._skipped()  # rule 2
+            yield from itertools.repeat(None, self._skipped())  # rule 2
         for batch in self.loader:
             yield self.trainer.known_fields(batch)
+        self.left = False
 
     def _skipped(self) -> int:
         """Return how many batches the Trainer skips in its first epoch."""

@@ -203,6 +203,50 @@ def test_two_ranks_killed_twice(hf, urls, tmp_path):
         assert runs[-1][-1] == whole[-1]
 
 
+def train_with_pads(hf, urls, directory, *, rank, attempt, dies):
+    loader = loader_of(urls, epoch_end="pad", counted=True)
+    train(hf, loader, directory / "out", directory / f"{attempt}-{rank}", dies, steps=14)
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+def test_on_another_number_of_ranks(hf, urls, tmp_path):
+    """One rank, killed after a checkpoint of 3 of 12 batches; then two, which take the other 9 of
+    this epoch, and then the next epoch from its beginning, though their Trainer counts 6 batches.
+    """
+    alone = loader_of(urls, epoch_end="pad", counted=True)
+    in_process(train, hf, alone, tmp_path / "out", tmp_path / "0", dies=5, steps=14)
+    on_two_ranks(train_with_pads, hf, urls, tmp_path, attempt=1)
+    ranks = [[labels for _, labels in noted(tmp_path / f"1-{rank}")] for rank in range(2)]
+    first = [number for _, labels in noted(tmp_path / "0")[:3] for number in labels]
+    first += [number for batches in ranks for labels in batches[:5] for number in labels]
+    assert set(first) == set(range(48))
+    assert len(first) == 48 + 4  # those that fill up the last batch
+    assert sorted(number for batches in ranks for labels in batches[5:11] for number in labels) == list(range(48))
+
+
+@pytest.mark.parametrize("batches", [None, 7])
+def test_an_epoch_that_ends_early_loses_nothing(hf, urls, tmp_path, batches):
+    """Its first one is ended after 5 steps, and the next one goes on there; also where with_epoch()
+    makes the epochs.
+    """
+    from transformers import TrainerCallback
+
+    def loader():
+        return loader_of(urls) if batches is None else loader_of(urls, epoch_end="loop").with_epoch(batches=batches)
+
+    class EndEpoch(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest):
+            control.should_epoch_stop = state.global_step == 5
+
+    model, seen = Model(), []
+    model.note = seen.append
+    arguments = hf.Arguments(str(tmp_path), max_steps=12, save_strategy="no", **QUIET)
+    hf.PipeTrainer(model, arguments, train_dataset=loader(), callbacks=[EndEpoch()]).train()
+    whole = itertools.chain.from_iterable(itertools.repeat(loader()))
+    assert len(seen) >= 7
+    assert seen == [batch["labels"].tolist() for batch, _ in zip(whole, seen)]
+
+
 def evaluate(hf, urls, directory, *, rank, attempt, dies=0):
     def metrics(found):
         return {"labels": sorted(found.label_ids.tolist()), "sum": float(found.predictions.sum())}
