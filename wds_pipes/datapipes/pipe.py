@@ -421,7 +421,7 @@ def _refuse_accelerate(pipe: IterDataPipe[Any]) -> None:
     loader = None if module is None else module.GradientState().active_dataloader
     if module is None or loader is None or all(part is not pipe for part in walk(loader.dataset)):
         return
-    instead = "do not prepare() the data, and use wds_pipes.PipeLoader, as tutorials/16_your_trainer shows"
+    instead = "do not prepare() the data, and use wds_pipes.PipeLoader, for the Trainer with huggingface.PipeTrainer"
     if isinstance(loader, module.DataLoaderDispatcher) and loader.state.num_processes > 1:
         raise TypeError(
             "Accelerate reads on rank 0 for all ranks here (dispatch_batches), and torch's DataLoader divides a pipe "

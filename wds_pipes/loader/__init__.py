@@ -15,6 +15,7 @@ cross).
   continues; ``edited``: the same with edits.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
 - ``lookup``: which samples a rank gets at a step, and when a sample comes, without reading.
+- ``in_trainers``: a loader or a dataset in a trainer that takes it for something else.
 - ``parent``: ties workers to their main process.
 - ``on_device``: decodes the images of a batch in the main process.
 - ``lengths``: the number of items of an epoch; ``stats``: where the time goes, on one

@@ -29,6 +29,7 @@ from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.display import graph
 from wds_pipes.loader.edited import Editable, find_place
+from wds_pipes.loader.in_trainers import loader_of_accelerate, no_dataset, register_for_lightning
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
 from wds_pipes.loader.lengths import in_batches, uneven
@@ -585,10 +586,19 @@ class PipeLoader:
         if progress.cut is not None and not progress.cut_in_samples:
             return progress.cut
         if unknown := progress.length_unknown:
+            if loader_of_accelerate(self) is not None:
+                raise no_dataset()
             raise TypeError(f"the number of batches is not known: {unknown}")
         length = self._plan.left(self._plan.beginning(progress.epoch, progress.lanes))
         assert length is not None
         return length
+
+    def __getitem__(self, number: Any) -> Any:
+        """Raise TypeError: batches have no numbers. A DataLoader over a dataset calls this."""
+        raise no_dataset()
+
+
+register_for_lightning(PipeLoader)
 
 
 def progress_of(loader: PipeLoader) -> Progress:
