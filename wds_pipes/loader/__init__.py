@@ -21,6 +21,7 @@ cross).
   rank and on all.
 - ``checkpoint_files`` and ``checkpoint_ranks``: used by ``wds_pipes.checkpoint``.
 - ``sample_order``: the sampler for map-style datasets.
+- ``meetings``: where ranks wait for each other, never for ever.
 - ``ranks``: finds the rank of this process; whether all ranks begin the same iteration; values of
   all ranks.
 """

@@ -32,8 +32,8 @@ Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose file
 
 
 def look_for_steps(root: Path) -> Found:
-    """Return the checkpoints in a directory; StateError if it cannot be listed, or is one of them
-    itself.
+    """Return the checkpoints in a directory, none if it does not exist; StateError if it cannot be
+    listed, or is one of them itself.
     """
     try:
         found = find_steps(root)
@@ -44,10 +44,8 @@ def look_for_steps(root: Path) -> Found:
                 + (f", and step={int(step[1])} for this one." if step else ", under the name that save() gave it.")
             )
         return found
-    except FileNotFoundError as error:
-        raise StateError(
-            f"{root} does not exist: for a first start make it, else see whether its disk is mounted."
-        ) from error
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         raise StateError(f"cannot read checkpoints from {root}: {error}.") from error
 

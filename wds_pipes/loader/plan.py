@@ -211,10 +211,11 @@ class Plan:
             return {}
         return {"ledger": dict(zip(LEDGER, map(to_text, (self.digest(at), at.earlier)), strict=True))}
 
-    def check_ranks(self, loader: object, at: LoaderPosition, cut: int | None) -> None:
+    def check_ranks(self, loader: object, at: LoaderPosition, cut: int | None, what: str) -> None:
         """Raise StateError on all ranks if they begin different iterations, see ``check_alike``.
 
-        ``cut`` is how many batches of this rank with_epoch() requests of an iteration.
+        ``cut`` is how many batches of this rank with_epoch() requests of an iteration; ``what`` is
+        the call that begins it.
         """
         facts = self.of_all_ranks(at) | {
             "fingerprint": "",
@@ -224,7 +225,7 @@ class Plan:
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
             facts |= {"epoch": None, "partition": None, "grown": None}
-        check_alike(loader, self.rank, facts)
+        check_alike(loader, self.rank, facts, f"{what} of epoch {at.epoch}")
 
     @property
     def source(self) -> Source[Any]:
