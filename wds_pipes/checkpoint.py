@@ -68,6 +68,7 @@ from wds_pipes.loader.checkpoint_ranks import (
 from wds_pipes.loader.meetings import TIMEOUT_SECONDS
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import datasets_of, merge_states, place_of_workers
+from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -106,7 +107,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     state = loader.state_dict()
     rank, world = state["rank"], state["world_size"]
     path = step_directory(root, number) / rank_file(rank, world)
-    content = {"step": number, "rank": rank, "world_size": world, "state": state}
+    content = {"step": number, "rank": rank, "world_size": world, "state": without_shared(state)}
     text = json.dumps({"format": FORMAT, "checksum": checksum_of(content), **content}, allow_nan=False) + "\n"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -335,7 +336,7 @@ class DCPState:
                 has not called it in time.
         """
         states = gather_states(self._loader, self._group, "DCPState.state_dict()", self._timeout_seconds)
-        return {"ranks": json.dumps({f"dp_rank_{state['rank']}": state for state in states})}
+        return {"ranks": json.dumps({f"dp_rank_{state['rank']}": without_shared(state) for state in states})}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
         """Make the loader continue from what ``dcp.load`` has read.
@@ -348,7 +349,7 @@ class DCPState:
         """
         try:
             ranks = json.loads(state_dict["ranks"])
-            states = [ranks[f"dp_rank_{rank}"] for rank in range(len(ranks))]
+            states = with_shared([ranks[f"dp_rank_{rank}"] for rank in range(len(ranks))])
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint "

@@ -36,6 +36,7 @@ from wds_pipes.loader.edited import Place, find_place
 from wds_pipes.loader.meetings import exchange
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import why_apart
+from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 
 _LOOK_AGAIN_SECONDS = 0.5
@@ -219,9 +220,10 @@ def gather_states(loader: PipeLoader, group: Any, what: str, timeout_seconds: fl
             "which collects the states of the others, is not initialised: "
             "call init_process_group(), or use checkpoint.save(), which needs none."
         )
-    states: list[State] = exchange(state, what, group, timeout_seconds)
+    states: list[State] = exchange(without_shared(state), what, group, timeout_seconds)
     states.sort(key=lambda state: int(state["rank"]))
-    return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
+    apart = [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
+    return with_shared(apart)
 
 
 def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Place:
@@ -323,7 +325,7 @@ def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> N
     since = progress.made if known.saved is None else known.saved[1]
     if (other := written_since(root, number, rank, world, since)) is None:
         return
-    states = [state, other]
+    states = with_shared([state, other])
     try:
         apart = why_apart(states, [read_state(one) for one in states], progress.plan.recipe.data.moved)
     except StateError as error:

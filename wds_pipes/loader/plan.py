@@ -22,6 +22,7 @@ from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Terms, counts_in, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
+from wds_pipes.loader.sharing import digest_of
 from wds_pipes.loader.slices import Partition, kind_of
 
 
@@ -222,6 +223,8 @@ class Plan:
             "data": self.recipe.data.identity,
             "sources": _sources(self.recipe),
         }
+        if isinstance(text := facts.get("partition"), str):  # of a large job, too long for the store
+            facts["partition"] = digest_of(text)
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
             facts |= {"epoch": None, "partition": None, "grown": None}
