@@ -3,6 +3,7 @@ memory is refused before it is allocated.
 """
 
 import copy
+import json
 import random
 import reprlib
 
@@ -167,6 +168,7 @@ def test_a_loader_with_more_lanes_than_a_state_can_hold_is_refused(shards):
 )
 def test_a_damaged_partition(edit, message, shards):
     state = through_json(repartitioned(shards))
+    state["partition"] = json.loads(state["partition"])
     assert state["partition"]["remainders"]
     edit(state["partition"])
     with pytest.raises(wp.StateError, match=message):
