@@ -98,6 +98,15 @@ def test_samples_of_any_type_and_order_of_bytes_are_written(name, dtype):
         assert np.array_equal(little[0], samples.astype(np.float32) / 32768)
 
 
+def test_a_tag_that_is_not_utf_8_is_no_error(sounds):
+    pytest.importorskip("av")
+    title = b"\x03caf\xe9"  # said to be UTF-8
+    tag = b"ID3\x03\0\0\0\0\0\x0fTIT2" + len(title).to_bytes(4, "big") + b"\0\0" + title
+    plain, rate = decoded("mp3", sounds["mp3"], "audio")
+    tagged, rate_of_tagged = decoded("mp3", tag + sounds["mp3"], "audio")
+    assert (tagged.shape, rate_of_tagged) == (plain.shape, rate)
+
+
 def test_m4a_is_decoded():
     av = pytest.importorskip("av")
     pytest.importorskip("soundfile")

@@ -67,9 +67,10 @@ def test_the_snippet_with_torchdata_prints_no_warning():
 
 def test_the_first_lines_install_show_and_test():
     lines = README.read_text().splitlines()
-    install = ".venv/bin/pip install -U pip && .venv/bin/pip install torch==2.13.0 -e . --group dev"
-    assert lines[2] == f"python3 -m venv .venv && {install} && .venv/bin/wds-pipes demo"
-    assert lines[3] == ".venv/bin/python -m pytest"
+    install = ".venv/bin/pip install -c .ci/constraints.txt"
+    demo = f"{install} -U pip && {install} -e '.[demo]' && .venv/bin/wds-pipes demo"
+    assert lines[2] == f"python3 -m venv .venv && {demo}"
+    assert lines[3] == f"{install} -e . --group dev && .venv/bin/python -m pytest"
     assert len(lines) <= 200
 
 

@@ -39,7 +39,7 @@ rows = wp.register_stage(Rows)
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "train.sqlite"
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path)) as base, base:
         for name, count in (("texts", 23), ("others", 23), ("some", 6), ("few", 1), ("none", 0)):
             base.execute(f"CREATE TABLE {name} (key TEXT, txt TEXT)")
             base.executemany(
@@ -95,7 +95,7 @@ def test_rows_that_are_gone_are_an_error(table, tmp_path):
     path = tmp_path / "gone.sqlite"
     shutil.copy(table, path)
     pipe = rows(str(path))
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path)) as base, base:
         base.execute("DELETE FROM texts WHERE key = '022'")
     with pytest.raises(wp.SampleError, match=r"read\(22, 23\) of rows yielded fewer than 1 row"):
         list(pipe)

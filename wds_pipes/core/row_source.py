@@ -28,7 +28,8 @@ class RowSource(Source[Out]):
 
             def __init__(self, path, *, seed=None):
                 self.path = path
-                [(count,)] = sqlite3.connect(path).execute("SELECT count(*) FROM rows")
+                with closing(sqlite3.connect(path)) as connection:
+                    [(count,)] = connection.execute("SELECT count(*) FROM rows")
                 super().__init__(count, seed=seed)
 
             def read(self, start, stop):

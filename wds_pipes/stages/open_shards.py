@@ -49,6 +49,12 @@ class Shard:
         self._opened: list[BinaryIO] = []
         self._ahead: int | None = None  # requested from this byte on, without waiting
 
+    def __deepcopy__(self, copies: dict[int, Any]) -> Shard:
+        """Return the same shard, which is not open. It opens by the same running step, which cannot
+        be copied.
+        """
+        return Shard(self.ref, self._opening, self.refuse)
+
     @property
     def is_open(self) -> bool:
         """Whether it was requested."""
