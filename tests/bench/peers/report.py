@@ -25,7 +25,7 @@ SHORT_PANELS = {  # what is measured, and the row that is the limit
 }
 OTHERS = ' opacity="0.45"'  # the bars of other loaders
 SHORT_ROWS = ("wds_pipes", "webdataset", "Energon", "HF datasets", "Mosaic Streaming", "LitData")
-# Where the picture is a file of its own, as in the README, it has no page whose colours and letters it takes.
+# In the README the picture is a file of its own, with no page whose colours it could take.
 ALONE = """  <style>
     svg:root { font-family: system-ui, sans-serif; }
     @media (prefers-color-scheme: dark) { svg:root { color: #e6edf3; --color-brand-primary: #5c93ff; } }
