@@ -322,3 +322,11 @@ def test_as_dataset_under_their_trainer(hf, urls, tmp_path, recwarn, counted):
     hf.Trainer(Model(), arguments, train_dataset=pipe.select_fields("cls", "labels").as_dataset()).train()
     found = [str(each.message) for each in recwarn if "PipeTrainer" in str(each.message)]
     assert len(found) == (0 if counted else 1)
+
+
+def test_a_pipe_under_their_trainer(hf, urls, tmp_path):
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key().decode_by_ext().map_samples(numbered)
+    arguments = hf.Arguments(str(tmp_path), max_steps=1, save_strategy="no", **QUIET)
+    trainer = hf.Trainer(Model(), arguments, train_dataset=pipe.select_fields("cls", "labels"))
+    with pytest.warns(UserWarning, match="PipeTrainer"):
+        trainer.train()
