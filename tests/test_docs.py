@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import warm
 from commands import run_command
-from documents import run_script
+from documents import PROGRAMS, ROOT, cells_of, run_script
+from documents import TUTORIALS as NOTEBOOKS
 
 import wds_pipes
 import wds_pipes.datapipes
@@ -43,19 +44,49 @@ def public():
             yield f"{module.__name__}.{name}", getattr(module, name)
 
 
-PAGES = sorted({*TUTORIALS.glob("docs/**/*.md"), *TUTORIALS.glob("*.md"), TUTORIALS.parent / "README.md"})
+PAGES = sorted({*TUTORIALS.glob("docs/**/*.md"), *TUTORIALS.glob("*.md"), ROOT / "README.md"})
+
+
+def text_of(page):
+    """A page, or the text of a tutorial, as Markdown."""
+    return page.read_text() if page.suffix == ".md" else "\n\n".join(cells_of(page, "markdown"))
 
 
 def fences(text):
-    """The language of each block of code; that of a directive is in braces."""
-    return re.findall(r"(?ms)^(?:# )?```(.*?)$.*?^(?:# )?```$", text)
+    """The language of each block of code, and the code; that of a directive is in braces."""
+    return re.findall(r"(?ms)^```(.*?)$(.*?)^```$", text)
 
 
 def test_every_block_of_code_names_its_language():
     """So that a command is not coloured as Python, and has a button that copies it."""
-    for page in [*PAGES, *TUTORIALS.glob("[0-9]*.py")]:
-        for language in fences(page.read_text()):
+    for page in [*PAGES, *NOTEBOOKS]:
+        for language, _ in fences(text_of(page)):
             assert language.startswith("{") or language in {"python", "sh", "text", "toml", "yaml", "json"}, page
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS, *PROGRAMS], ids=lambda page: page.stem)
+def test_code_is_not_wider_than_the_site_shows(page):
+    """The README's two lines that install and test are one command each."""
+    if page.suffix == ".py":
+        code = [page.read_text()]
+    else:
+        wide = {"python"} if page.name == "README.md" else {"python", "sh"}
+        code = [code for language, code in fences(text_of(page)) if language in wide]
+        code += cells_of(page, "code") if page.suffix == ".ipynb" else []
+    assert [line for text in code for line in text.splitlines() if len(line) > 88] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda page: page.stem)
+def test_links_work_in_a_clone(page):
+    """They name the file with its extension, which the site understands, too."""
+    text = re.sub(r"(?ms)^```.*?^```$|`[^`\n]*`", "", text_of(page))
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+:|#", link)]
+    assert [link for link in links if not (page.parent / link.partition("#")[0]).is_file()] == []
+
+
+def test_a_tutorial_is_linked_where_a_page_speaks_of_it():
+    for page in [*PAGES, *NOTEBOOKS]:
+        assert not re.search(r"`\d\d_\w+`", text_of(page)), page
 
 
 GROUPS = ("tutorials", "guides", "reference", "explanation")
@@ -65,7 +96,8 @@ GROUPS = ("tutorials", "guides", "reference", "explanation")
 def test_a_group_has_a_line_about_each_of_its_pages(group):
     page = (TUTORIALS / "docs" / f"{group}.md").read_text()
     [listed] = re.findall(r"(?s)```{toctree}\n:hidden:\n\n(.*?)```", page)
-    assert re.findall(r"(?m)^- \[[^]]+\]\((\S+)\): \S", page.replace("\n  ", " ")) == listed.split()
+    linked = re.findall(r"(?m)^- \[[^]]+\]\((\S+)\.(?:md|ipynb)\): \S", page.replace("\n  ", " "))
+    assert linked == listed.split()
 
 
 def test_every_step_is_in_the_table():
@@ -104,7 +136,7 @@ NO_DOCUMENTS = {"genindex", "py-modindex", "search"}
 
 def extensions():
     """Those that conf.py lists."""
-    (found,) = re.findall(r"(?m)^extensions = (.*)$", (TUTORIALS / "docs" / "conf.py").read_text())
+    (found,) = re.findall(r"(?ms)^extensions = (\[.*?\])$", (TUTORIALS / "docs" / "conf.py").read_text())
     return ast.literal_eval(found)
 
 
@@ -124,8 +156,6 @@ def site(tmp_path_factory):
         "-W",
         "--keep-going",
         "-q",
-        "-D",
-        "nb_execution_mode=off",  # test_tutorials.py runs them
         "-D",
         f"extensions={','.join(name for name in extensions() if name not in LEFT_OUT)}",
         "-d",
@@ -245,6 +275,20 @@ def test_the_program_with_tasks_runs(engine, tmp_path):
     done = run_script(tmp_path / "program.py", "forkserver", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(wds_pipes.IndexedShards(f"{tmp_path}/merged/*.tar")) == 12
+
+
+@pytest.mark.slow
+def test_the_short_answers_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for language, block in fences((TUTORIALS / "docs/how_to.md").read_text()):
+        if language == "python":
+            exec(block, names)
+    shown = capsys.readouterr().out
+    assert "5 images; {'delivered': 5, 'filtered': 0, 'skipped': 1, 'dropped': 0}" in shown
+    assert "{'cat': 100, 'dog': 101}" in shown
+    assert shown.count("400 samples\n") == 4
+    assert "started at None and made 12 steps" in shown
 
 
 @pytest.mark.slow

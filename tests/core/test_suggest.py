@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import wds_pipes as wp
 from wds_pipes import checkpoint, nodes
 
-TABLE = (Path(__file__).parents[2] / "tutorials/10_moving_from_webdataset.py").read_text().partition("# %%\nimport")[0]
+TABLE = (Path(__file__).parents[2] / "tutorials/10_moving_from_webdataset.ipynb").read_text()
 NO_NAME = "module 'wds_pipes' has no attribute "
 NO_METHOD = "'GroupByKey' object has no attribute "
 

@@ -1,12 +1,15 @@
 """The code of the documentation, and the ways in which users run it.
 
+``python tests/support/documents.py NOTEBOOK...`` runs tutorials again, and stores what they print.
 Jupyter is imported where it is needed, not by each process that collects tests.
 """
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,8 +18,14 @@ import warm
 from wds_pipes.tools.demo.trial import write_images
 
 ROOT = Path(__file__).parents[2]
-TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
-PROGRAMS = [path for path in sorted((ROOT / "tutorials").glob("*.py")) if path not in TUTORIALS]  # what tutorials run
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.ipynb"))
+PROGRAMS = sorted((ROOT / "tutorials").glob("*.py"))  # what tutorials run
+
+
+def cells_of(path: Path, kind: str) -> list[str]:
+    """The cells of a tutorial that are ``"code"``, or ``"markdown"``."""
+    cells = json.loads(path.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
 def snippets() -> list[str]:
@@ -60,17 +69,19 @@ class Notebooks:
 
         A cell that fails raises CellExecutionError.
         """
-        import jupytext
+        import nbformat
         from nbclient import NotebookClient
         from nbformat.v4 import new_code_cell
 
-        notebook = jupytext.read(path)
+        notebook = nbformat.read(path, as_version=4)
         # Not in tmp_path, whose name is too long for the sockets of worker processes.
         with tempfile.TemporaryDirectory() as directory:
             for program in PROGRAMS:
                 shutil.copy(program, directory)
             environment = {**os.environ, "TMPDIR": directory, "IPYTHONDIR": f"{directory}/ipython"}
-            client = NotebookClient(notebook, timeout=300, kernel_name="python3", km=self.manager)
+            environment["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # pictures are outputs
+            options = {"timeout": 300, "kernel_name": "python3", "record_timing": False, "coalesce_streams": True}
+            client = NotebookClient(notebook, km=self.manager, **options)
             notebook.cells.insert(0, new_code_cell(START.format(directory=directory, environment=environment)))
             try:
                 client.execute(env=environment, cleanup_kc=False)
@@ -83,6 +94,9 @@ class Notebooks:
                 if client.kc:
                     client.kc.stop_channels()
         del notebook.cells[0]
+        for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
+            cell.execution_count = number
+            cell.outputs = [without_places(output, number) for output in cell.outputs]
         return notebook
 
     def close(self) -> None:
@@ -104,3 +118,42 @@ os.environ.update({environment!r})
 tempfile.tempdir = None
 del os, tempfile
 """
+
+
+def without_places(output, number):
+    """An output of a cell without what only this machine and this run have: where the temporary
+    directory, the checkout and the packages are, ports, places in memory and what the clock says.
+    """
+    import nbformat
+
+    if output.output_type == "execute_result":
+        output.execution_count = number
+    text = json.dumps(output, ensure_ascii=False)
+    for pattern, shown in PLACES.items():
+        text = re.sub(pattern, shown, text)
+    return nbformat.from_dict(json.loads(text))
+
+
+PLACES = {
+    rf"{re.escape(tempfile.gettempdir())}/tmp\w{{8}}(/tmp\w{{8}})?": "/tmp/tutorial",
+    rf"{re.escape(str(ROOT))}/": "",
+    rf"{re.escape(sys.prefix)}/": ".venv/",
+    r"(?<=127\.0\.0\.1:)\d+": "8000",
+    r"(?<=localhost:)\d+": "8000",
+    r"(?<= at 0x)[0-9a-f]{6,}": "7f0000000000",
+    r"\b20\d\d-\d\d-\d\d \d\d:\d\d:\d\d\b": "2026-01-01 12:00:00",
+}
+
+
+def store(paths: list[Path]) -> None:
+    """Run tutorials, and write them with what they print."""
+    import nbformat
+
+    runner = Notebooks()
+    for path in paths:
+        nbformat.write(runner.run(path), path)
+    runner.close()
+
+
+if __name__ == "__main__":
+    store(list(map(Path, sys.argv[1:])))

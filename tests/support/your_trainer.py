@@ -1,25 +1,14 @@
-"""What tutorials/16_your_trainer.py defines, and the code that it shows as text."""
+"""The code that tutorials show as text, such as 16_your_trainer."""
 
-import ast
 import re
-from types import SimpleNamespace
 
-from documents import ROOT
-
-CHAPTER = (ROOT / "tutorials" / "16_your_trainer.py").read_text()
+from documents import TUTORIALS, cells_of
 
 
-def defined(*wanted, **names):
-    """Functions and classes that the tutorial defines, where these names are known."""
-    kinds = (ast.ClassDef, ast.FunctionDef)
-    found = [node for node in ast.parse(CHAPTER).body if isinstance(node, kinds) and node.name in wanted]
-    exec(compile(ast.Module(found, []), "16_your_trainer.py", "exec"), names)
-    return SimpleNamespace(**names)
-
-
-def shown_under(heading, names, chapter=CHAPTER):
+def shown_under(heading, names, tutorial="16"):
     """Run the code under a heading, where these names are known; returns all names."""
-    text = re.sub(r"(?m)^# ?", "", chapter)
+    [path] = [path for path in TUTORIALS if path.stem.startswith(tutorial)]
+    text = "\n".join(cells_of(path, "markdown"))
     [section] = re.findall(rf"(?ms)^## {heading}$(.*?)^## ", text)
     [code] = re.findall(r"(?s)```python\n(.*?)```", section)
     names = {"__name__": "shown", **names}

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from documents import ROOT
 from waiting import wait_for
 from your_trainer import shown_under
 
@@ -248,8 +247,7 @@ def test_grain(tmp_path, monkeypatch):
     pytest.importorskip("grain")
     monkeypatch.chdir(tmp_path)
     index_shards(make_shards("shards", shards=3, samples=6), offsets=True)
-    chapter = (ROOT / "tutorials" / "12_random_access.py").read_text()
-    data = shown_under("Coming from other libraries", {}, chapter)["data"]
+    data = shown_under("Coming from other libraries", {}, tutorial="12")["data"]
     whole = [batch["__key__"].tolist() for batch in data]
     assert sorted(key for keys in whole for key in keys) == [f"{number:08d}" for number in range(18)]
     batches = iter(data.to_iter_dataset())

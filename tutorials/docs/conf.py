@@ -1,8 +1,7 @@
 """How Sphinx builds the documentation: ``python -m sphinx -c tutorials/docs tutorials build/docs``,
 then open build/docs/index.html.
 
-The build runs each tutorial once after each change, to show its output; ``-D
-nb_execution_mode=off`` does not run them.
+It shows what the tutorials have printed when their notebooks were stored.
 """
 
 import importlib.metadata
@@ -10,7 +9,6 @@ import inspect
 import json
 import posixpath
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -26,16 +24,16 @@ from wds_pipes.core.stage import functional_name, shown_signature
 project = "wds_pipes"
 release = version = importlib.metadata.version("wds_pipes")
 root_doc = "index"
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_nb", "sphinx_copybutton"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_nb",
+    "sphinx_copybutton",
+]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 exclude_patterns = ["**/.ipynb_checkpoints"]
-nb_execution_mode = "cache"
-nb_execution_timeout = 300
-nb_execution_excludepatterns = (
-    [] if find_spec("ray") else ["14_clusters.ipynb"]
-)  # not run without ray, which the extra does not install
-nb_execution_raise_on_error = True
-nb_execution_show_tb = True
+nb_execution_mode = "off"
 nb_merge_streams = True
 
 html_theme = "furo"
@@ -45,7 +43,9 @@ html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_copyright = False
-copybutton_selector = ", ".join(f".highlight-{language} pre" for language in ("python", "ipython3", "sh"))
+copybutton_selector = ", ".join(
+    f".highlight-{language} pre" for language in ("python", "ipython3", "sh")
+)
 text_add_secnumbers = False
 
 autodoc_member_order = "bysource"
@@ -56,7 +56,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Checkpoint"]
 myst_heading_anchors = 3
-GROUPS = ("docs/tutorials", "docs/guides", "docs/reference", "docs/explanation")  # pages that list pages
+# pages that list pages
+GROUPS = ("docs/tutorials", "docs/guides", "docs/reference", "docs/explanation")
 OPTIONAL = """\
 - [All pages](llms-full.txt): the text of all of them, in one file.
 - [Contributing](docs/contributing.md): the tests, and what a step, a codec or a command needs.
@@ -72,7 +73,9 @@ def shortened(app, what, name, value, *rest):
     _options, lines = rest
     if what == "module":
         told = lines[: lines.index("Rules:") if "Rules:" in lines else None]
-        code = next((number for number, line in enumerate(told) if line.startswith(" ")), None)
+        code = next(
+            (number for number, line in enumerate(told) if line.startswith(" ")), None
+        )
         lines[:] = told if code is None else [*told[:code], "::", "", *told[code:]]
     elif name.startswith("wds_pipes.nodes.") and getattr(value, "_kind", None):
         step = (
@@ -88,7 +91,9 @@ def shortened(app, what, name, value, *rest):
 def given(app, what, name, value, *rest):
     """The return type of ``mix()`` and ``join()``, which are classes used as functions."""
     _options, signature, _returned = rest
-    return (signature, "WdsPipe") if name in ("wds_pipes.mix", "wds_pipes.join") else None
+    return (
+        (signature, "WdsPipe") if name in ("wds_pipes.mix", "wds_pipes.join") else None
+    )
 
 
 def is_field(app, what, name, value, *rest):
@@ -98,13 +103,22 @@ def is_field(app, what, name, value, *rest):
 
 def step(app, name):
     """The help of a step, as that of a method of a pipe."""
-    kind = next(kind for kind in map(stages.__dict__.get, stages.__all__) if functional_name(kind) == name)
+    kind = next(
+        kind
+        for kind in map(stages.__dict__.get, stages.__all__)
+        if functional_name(kind) == name
+    )
     signature = shown_signature(kind)
     arguments = signature.replace(parameters=list(signature.parameters.values())[1:])
-    text = re.sub(r" \(functional name: ``\w+``\)", "", inspect.getdoc(kind)).replace("\n    source: ", "\n    pipe: ")
+    text = re.sub(r" \(functional name: ``\w+``\)", "", inspect.getdoc(kind)).replace(
+        "\n    source: ", "\n    pipe: "
+    )
     text = re.sub(
         r"\nCheckpoint: ((?:.+\n?)+)",
-        lambda found: "\nCheckpoint:\n" + "\n".join(f"    {line.strip()}" for line in found[1].splitlines()),
+        lambda found: (
+            "\nCheckpoint:\n"
+            + "\n".join(f"    {line.strip()}" for line in found[1].splitlines())
+        ),
         text,
     )
     described = str(GoogleDocstring(text, app.config, app, "class", name, kind))
@@ -135,9 +149,17 @@ def codecs():
     ]
     for row in TABLE:
         names = " ".join(f"`{name}`" for name in row.names)
-        encoded = "from bytes only" if row.encode is None else "yes, not exactly" if row.lossy else "yes"
+        encoded = (
+            "from bytes only"
+            if row.encode is None
+            else "yes, not exactly"
+            if row.lossy
+            else "yes"
+        )
         needs = f"`{row.package}`" if row.package else ""
-        rows.append(f"| {names} | {row.gives} | {encoded} | {row.media_type} | {needs} | {asked[row.asked]} |")
+        rows.append(
+            f"| {names} | {row.gives} | {encoded} | {row.media_type} | {needs} | {asked[row.asked]} |"
+        )
     return "\n".join(rows)
 
 
@@ -147,14 +169,27 @@ def expanded(app, text):
     """
     helps = []
     context = click.Context(main)
-    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    commands = {
+        name: main.get_command(context, name) for name in main.list_commands(context)
+    }
     for name, group in list(commands.items()):
-        commands.update({f"{name} {sub}": command for sub, command in getattr(group, "commands", {}).items()})
+        commands.update(
+            {
+                f"{name} {sub}": command
+                for sub, command in getattr(group, "commands", {}).items()
+            }
+        )
     for name, command in sorted(commands.items()):
-        context = click.Context(command, info_name=f"wds-pipes {name}", max_content_width=100)
-        helps.append(f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
+        context = click.Context(
+            command, info_name=f"wds-pipes {name}", max_content_width=100
+        )
+        helps.append(
+            f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n"
+        )
     text = re.sub(
-        r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), text
+        r"(?m)^STEPS (.*)$",
+        lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()),
+        text,
     )
     text = text.replace("\nCODECS\n", f"\n{codecs()}\n")
     return text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))
@@ -167,7 +202,11 @@ def lists(app, document, source):
 
 def breaks(app, doctree, document):
     """Let names in tables be broken before a dot, and after a bracket and the like."""
-    for literal in (literal for table in doctree.findall(nodes.table) for literal in table.findall(nodes.literal)):
+    for literal in (
+        literal
+        for table in doctree.findall(nodes.table)
+        for literal in table.findall(nodes.literal)
+    ):
         first, *parts = re.split(r"(?<=[(,=/_])(?=\w)|(?=\.\w)", literal.astext())
         literal.children = []
         literal += [nodes.Text(first)]
@@ -175,19 +214,18 @@ def breaks(app, doctree, document):
             literal += [nodes.raw("", "<wbr>", format="html"), nodes.Text(part)]
 
 
-def links(app, doctree, document):
-    """Make the name of a tutorial, such as ``05_s3_gcs_http``, a link to it."""
-    for literal in [literal for literal in doctree.findall(nodes.literal) if literal.astext() in app.env.found_docs]:
-        target = app.builder.get_relative_uri(document, literal.astext())
-        literal.replace_self(nodes.reference("", "", literal.deepcopy(), refuri=target, internal=True))
-
-
 def plain(app, document):
     """The text of a page: its Markdown, the cells of a notebook, or what autodoc has made of it."""
     path = Path(app.env.doc2path(document))
     if path.suffix == ".ipynb":
-        cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]]
-        text = "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells)
+        cells = [
+            (cell["cell_type"], "".join(cell["source"]))
+            for cell in json.loads(path.read_text())["cells"]
+        ]
+        text = "\n\n".join(
+            text if kind == "markdown" else f"```python\n{text}\n```"
+            for kind, text in cells
+        )
     else:
         text = expanded(app, path.read_text())
         if "{eval-rst}" in text:
@@ -202,8 +240,13 @@ def linked(app, document, text, start):
     """A text of a page whose links to pages are those to their texts, seen from a directory."""
 
     def link(found):
-        page = posixpath.normpath(posixpath.join(posixpath.dirname(document), found[1]))
-        return f"]({posixpath.relpath(page, start)}.md" if page in app.env.found_docs else found[0]
+        page = posixpath.join(posixpath.dirname(document), found[1])
+        page = posixpath.normpath(re.sub(r"\.(md|ipynb)$", "", page))
+        return (
+            f"]({posixpath.relpath(page, start)}.md"
+            if page in app.env.found_docs
+            else found[0]
+        )
 
     return re.sub(r"\]\(([\w./-]+)(?=[#)])", link, text)
 
@@ -220,13 +263,18 @@ def write_texts(app, exception):
         pages += app.env.toctree_includes.get(page, [])
     texts = {page: plain(app, page) for page in pages}
     for page, text in texts.items():
-        (site / f"{page}.md").write_text(linked(app, page, text, posixpath.dirname(page) or "."))
+        (site / f"{page}.md").write_text(
+            linked(app, page, text, posixpath.dirname(page) or ".")
+        )
     head = linked(app, "docs/brief", texts["docs/brief"], ".").partition("\n")[2]
     parts = ["# wds_pipes", f"> {importlib.metadata.metadata('wds_pipes')['Summary']}."]
     parts.append(re.sub(r"(?m)^## (.*)$", r"**\1**", head.strip()))
     for group in GROUPS:
         title, _, text = linked(app, group, texts[group], ".").partition("\n")
-        pages = (page.replace("\n  ", " ") for page in re.findall(r"(?m)^- \[.*(?:\n  .*)*", text))
+        pages = (
+            page.replace("\n  ", " ")
+            for page in re.findall(r"(?m)^- \[.*(?:\n  .*)*", text)
+        )
         parts.append(f"#{title}\n\n" + "\n".join(pages))
     parts.append(f"## Optional\n\n{OPTIONAL}")
     (site / "llms.txt").write_text("\n\n".join(parts) + "\n")
@@ -239,5 +287,4 @@ def setup(app):
     app.connect("autodoc-skip-member", is_field)
     app.connect("source-read", lists)
     app.connect("doctree-resolved", breaks)
-    app.connect("doctree-resolved", links)
     app.connect("build-finished", write_texts)

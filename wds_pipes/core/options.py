@@ -62,7 +62,7 @@ Options = ParamSpec("Options")
 Result = TypeVar("Result")
 
 # What to use here for the methods, options and names of other libraries. The table of
-# tutorials/10_moving_from_webdataset says more.
+# tutorials/10_moving_from_webdataset.ipynb says more.
 _HERE = {
     # webdataset: methods
     "append": "a method for each step, or .then(fn) for a generator function",
