@@ -54,7 +54,7 @@ from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import hide
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.stats import describe_stats
+from wds_pipes.loader.stats import SHARES, limit_in_words, limit_of_ranks
 from wds_pipes.loader.transport import Inbox, Outbox
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tools.training import are_shards, loader_of
@@ -66,7 +66,6 @@ _CONNECTIONS = (1, 2, 4, 8, 16, 32)
 _WORTH_CONNECTIONS = 1.15  # twice as many connections are worth it if they transfer so many times as much
 _BUSY = 0.8  # a process that computes for this share of the time cannot do more
 _WORTH = 1.1  # a change that brings less than this is not worth a word
-_UNEVEN, _WAITS = 0.1, 0.05  # shares of the time in which a rank waits: more than the others; and at all
 _GRACE = 25.0  # seconds after its time in which the measurement must end
 _SEARCH = 10.0  # seconds in which the step is searched that does not return
 T = TypeVar("T")
@@ -244,7 +243,7 @@ def _in_time(seconds: float, function: Callable[[], T]) -> T:
 def _hanging(step: str, seconds: float, why: str) -> Diagnosis:
     change = "make it return, or raise an error, as with a timeout"
     return Diagnosis(
-        "hang", step, change=change, sentences=_sentences(why, change, f"No batch has come in {seconds:.0f} s")
+        "hang", step, change=change, sentences=limit_in_words(why, change, f"No batch has come in {seconds:.0f} s")
     )
 
 
@@ -598,12 +597,8 @@ class _Run:
         times = {part.name: 1e6 * part.seconds for part in self.parts.values() if part.seconds}
         worst = max(times, key=lambda name: times[name], default="")
         return Diagnosis(
-            limit, step or worst, self.rate, max(gain, 1.0), change, times, _sentences(why, change, brings)
+            limit, step or worst, self.rate, max(gain, 1.0), change, times, limit_in_words(why, change, brings)
         )
-
-
-def _sentences(why: str, change: str, brings: str) -> list[str]:
-    return [f"The limit is {why}.", f"{change[0].upper()}{change[1:]}.", f"{brings}."]
 
 
 def _endless(epochs: Iterable[Any]) -> Iterator[Any]:
@@ -788,43 +783,16 @@ def _reading_rate(run: _Run, seconds: float, *, shards_ahead: int, connections: 
 # Of a training
 
 
-_SHARES = {
-    "stall_share": "waiting for bytes of a store: compare its network and its cache with those of the others",
-    "read_share": "reading: compare its disk, and the sizes of its shards, with those of the others",
-    "decode_share": "the steps after reading: compare its processor, what else runs there, and its samples with those "
-    "of the others",
-}  # what a rank spends its time on, and what to compare if that is more on one rank than on the others
-
-
 def _of_ranks(ranks: Any) -> Diagnosis:
     """Return the diagnosis of a training from the stats of its ranks."""
-    names = ("wait_share", *_SHARES)
+    names = ("wait_share", *SHARES)
     if not (
         isinstance(ranks, Sequence)
         and ranks
         and all(isinstance(one, Mapping) and all(isinstance(one.get(name), float) for name in names) for one in ranks)
     ):
         raise ValueError("the stats are what loader.stats_of_ranks() returns after the first batch of an iteration")
-    slowest = max(ranks, key=lambda one: one["wait_share"])
-    others = [one for one in ranks if one is not slowest] or [slowest]
-    mean = {name: sum(one[name] for one in others) / len(others) for name in names}
-    waits, usual, rate = slowest["wait_share"], mean["wait_share"], slowest.get("samples_per_second", 0.0)
-    if waits - usual > max(_UNEVEN, usual):
-        name = max(_SHARES, key=lambda name: slowest[name] - mean[name])
-        what, _, compare = _SHARES[name].partition(": ")
-        rank, gain = f"rank {slowest.get('rank', ranks.index(slowest)):.0f}", 1 / max(1 - waits + usual, 0.01)
-        change = f"look at the host of {rank}, and {compare}"
-        said = _sentences(
-            f"{rank}, which waits for data {waits:.0%} of its time, and the others {usual:.0%}; its workers spend "
-            f"{slowest[name]:.0%} of their time on {what}, and theirs {mean[name]:.0%}",
-            change,
-            f"All ranks make up to {gain:.1f} times as many steps",
-        )
-        return Diagnosis("rank", rank, rate, gain, change, {}, said)
-    if waits < _WAITS:
-        why, change = f"the training loop: no rank waits for data more than {waits:.0%} of its time", "leave the data"
-        return Diagnosis("training", "", rate, 1.0, change, {}, _sentences(why, change, "Faster data brings nothing"))
-    gain, why = 1 / max(1 - waits, 0.01), f"the data, on all ranks alike: {describe_stats(ranks)[:-1]}"
-    change = "name the pipeline, to measure its steps"
-    brings = f"Without waiting, the ranks make up to {gain:.1f} times as many steps"
-    return Diagnosis("data", "", rate, gain, change, {}, _sentences(why, change, brings))
+    found = limit_of_ranks(ranks)
+    rate = found.stats.get("samples_per_second", 0.0)
+    said = limit_in_words(found.why, found.change, found.brings)
+    return Diagnosis(found.limit, found.step, rate, found.gain, found.change, {}, said)
