@@ -315,8 +315,8 @@ def _sample_again(row: Row, number: str) -> dict[str, Any]:
 
 
 def plain_value(value: Any, *, text: bool = False) -> Any:
-    """A value as JSON can hold it: bytes are base64; in a column of text, they and lists of them are
-    text.
+    """A value as JSON can hold it: bytes are base64; in a column of text, they and lists of them
+    are text.
     """
     if isinstance(value, bytes):
         return value.decode("utf-8") if text else {"base64": base64.b64encode(value).decode()}
