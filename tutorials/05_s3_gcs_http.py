@@ -195,7 +195,7 @@ SHARDS = url + "/large/shard-{000000..000002}.tar"  # 8 MB each
 #
 # | option | what it is | when to change it |
 # |---|---|---|
-# | `connections=8` | concurrent requests of one process | increase it if `wds-pipes bench` says that the link can transfer more |
+# | `connections=8` | concurrent requests of one process | increase it if `wds-pipes doctor URL` says that the link can transfer more |
 # | `readahead_bytes=64 << 20` | bytes held in memory by one process | connections x 8 MiB is a good value; use less with many workers |
 # | `shards_ahead=2` | how many shards after the current one may be requested | increase it for small shards, of less than about 10 MB |
 # | `retries`, `timeout_seconds` | how often and how long to try without progress | increase them for a store that is unavailable for minutes |
@@ -230,7 +230,7 @@ axis.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# `wds-pipes bench URL` measures this for your store, and says what would help. (Measure longer than
+# `wds-pipes doctor URL` measures this for your store, and says what would help. (Measure longer than
 # this example does.)
 
 
@@ -242,7 +242,7 @@ def command(*arguments):
     print(done.stdout.strip())
 
 
-command("bench", SHARDS, "--seconds", "0.3", "--readahead-mib", "8")
+command("doctor", SHARDS, "--seconds", "2")
 
 # %% [markdown]
 # ## Network faults
