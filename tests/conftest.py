@@ -58,6 +58,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Modules are freed at the end: else those of DuckDB print pages of what they have leaked."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Shards of other projects; a checkout without them skips."""

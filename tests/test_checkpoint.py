@@ -486,16 +486,19 @@ def test_a_crash_in_the_first_save_is_survived(shards, tmp_path, caplog, first):
     assert checkpoint.load(tmp_path, make_loader(shards)) == 1
 
 
-def test_directories(shards, tmp_path):
-    """An empty directory returns None. A missing directory, or a file in its place, is an error.
-    URLs are refused.
+def test_directories(shards, tmp_path, caplog):
+    """An empty directory returns None, and so does a missing one, with a warning. A file in its
+    place is an error. URLs are refused.
     """
     loader, file = make_loader(shards), tmp_path / "file"
     assert checkpoint.load(tmp_path, loader) is checkpoint.load(str(tmp_path), loader) is None
+    assert not caplog.records
+    assert checkpoint.load(tmp_path / "no", loader) is None
+    assert "no does not exist: nothing is loaded, as at a first start" in caplog.text
     file.write_text("")
     for place, options, message in (
         (tmp_path, {"step": 3}, "no complete checkpoint 3"),
-        (tmp_path / "no", {}, "does not exist: for a first start make it"),
+        (tmp_path / "no", {"step": 3}, "no complete checkpoint 3"),
         (file, {}, "cannot read checkpoints from"),
     ):
         with pytest.raises(wp.StateError, match=message):
@@ -727,9 +730,11 @@ SEEN = {
     ),
     "another": Case(of_another_checkpoint, "the ranks read different files of checkpoint 3"),
     "apart": Case(only_newest, "checkpoint 3 is not there, or not complete, for rank 0", harm_0=without_newest),
-    "missing": Case(shutil.rmtree, "does not exist", first="rank 1 cannot load a checkpoint"),
+    "missing": Case(shutil.rmtree, "and rank 1 has no such directory. See that it is the same directory"),
+    "first start": Case(shutil.rmtree, None, harm_0=shutil.rmtree),
+    "made early": Case(empty, None, harm_0=shutil.rmtree),
     "nothing": Case(empty, None, harm_0=empty),
-    "half": Case(halves, "the ranks see different files", harm_0=empty),
+    "half": Case(halves, "rank 0 sees no checkpoint, and rank 1 sees step-0000000001 lacks rank 1", harm_0=empty),
     "crashed": Case(halves, None, harm_0=halves),
 }
 

@@ -12,6 +12,7 @@ import pickle
 import struct
 import sys
 import time
+import warnings
 import zipfile
 import zlib
 from functools import partial
@@ -26,6 +27,8 @@ import webdataset.autodecode
 import webdataset.tenbin
 import yaml
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from memory import memory_below
 from pickles import Creates
 from PIL import Image, features
@@ -231,6 +234,87 @@ def test_an_array_of_version_3_is_read():
     with pytest.warns(UserWarning, match="format 3.0"):
         data = written(np.save, array)
     assert same(decode("npy", data), array)
+
+
+KINDS = [
+    *("b1", "i1", "u1", "i2", "<u2", ">u2", "<i8", ">f4", "f8", "f2", "c8", ">c16", "f16", "U3", "S2", "M8[s]", "O"),
+    [("a", "<i4"), ("b", "f8", (2,))],
+]
+
+
+@settings(deadline=None)
+@given(
+    kind=st.sampled_from(KINDS),
+    shape=st.lists(st.integers(0, 4), max_size=4),
+    fortran=st.booleans(),
+    version=st.sampled_from([(1, 0), (2, 0), (3, 0)]),
+    extra=st.integers(-3, 3),
+)
+def test_an_npy_is_read_as_numpy_reads_it(kind, shape, fortran, version, extra):
+    """Of any type, shape, order and version, cut short or with more bytes after it."""
+    array = np.zeros(shape, kind, order="F" if fortran else "C")
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version)
+    data = file.getvalue() + bytes(max(0, extra))
+    data = data[: len(data) + min(0, extra)]
+    try:
+        expected = np.load(io.BytesIO(data), allow_pickle=False)
+    except ValueError:
+        with pytest.raises((ValueError, NotAllowedError)):
+            decode("npy", data)
+    else:
+        found = decode("npy", data)
+        assert same(found, expected)
+        assert found.flags.f_contiguous == expected.flags.f_contiguous
+        assert found.flags.writeable
+
+
+NUMBERS_OF_HEADERS = ["0", "1", "3", "007", "1e1", "-1", str(1 << 62), "9" * 30, " 2", "True", "x"]
+
+
+@settings(deadline=None)
+@given(
+    descr=st.sampled_from(["<u2", ">f4", "|b1", "|u1", "<u1", "=i4", "|O", "<f3", "i4", "<M8", "<i16"]),
+    sizes=st.lists(st.sampled_from(NUMBERS_OF_HEADERS), max_size=3),
+    form=st.sampled_from(["({},)", "({})", "[{}]", "({}, )"]),
+    end=st.sampled_from([", }\n", ", } \t\n", ", }", "}\n", ", }x\n", ", }" + " " * 10_000 + "\n"]),
+    length=st.integers(-2, 2),
+)
+def test_an_unusual_header_of_an_npy_is_read_as_numpy_reads_it(descr, sizes, form, end, length):
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {form.format(', '.join(sizes))}{end}".encode()
+    data = b"\x93NUMPY\x01\0" + (len(text) + length).to_bytes(2, "little") + text + bytes(64)
+    with warnings.catch_warnings(record=True):
+        try:
+            expected = np.load(io.BytesIO(data), allow_pickle=False)
+        except Exception:
+            with pytest.raises(Exception):  # noqa: B017, PT011 - numpy has many for what is no header
+                decode("npy", data)
+        else:
+            assert same(decode("npy", data), expected)
+
+
+@settings(deadline=None)
+@given(place=st.integers(1, 700), value=st.integers(0, 255), more=st.binary(max_size=30))
+def test_the_directory_of_a_zip_is_read_as_zipfile_reads_it(place, value, more):
+    """Whatever stands in its last bytes, so that no limit can be passed by."""
+    data = bytearray(torch_bytes(torch.arange(4)))
+    data[-place] = value
+    data += more
+    try:
+        names = arrays.check_zip(bytes(data))
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            entries = archive.infolist()
+    except (ValueError, NotImplementedError, zipfile.BadZipFile):
+        return
+    assert sum(entry.file_size for entry in entries) <= arrays.MAX_DECODED_BYTES
+    assert len(names) == len(entries)
+
+
+@settings(deadline=None)
+@given(kind=st.sampled_from(KINDS[:13]), shape=st.lists(st.sampled_from([0, 1, 12, 123]), max_size=3))
+def test_an_npy_is_written_as_numpy_writes_it(kind, shape):
+    array = np.zeros(shape, kind)
+    assert encode("npy", array) == written(np.save, array)
 
 
 # Packed fields

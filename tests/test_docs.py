@@ -68,6 +68,13 @@ def test_a_group_has_a_line_about_each_of_its_pages(group):
     assert re.findall(r"(?m)^- \[[^]]+\]\((\S+)\): \S", page.replace("\n  ", " ")) == listed.split()
 
 
+def test_every_step_is_in_the_table():
+    table = (TUTORIALS / "docs" / "reference.md").read_text().split("## All steps")[1]
+    for name in wds_pipes.stages.__all__:
+        step = name if name in ("ShardList", "SampleList") else functional_name(getattr(wds_pipes.stages, name))
+        assert f"`{step}(" in table, f"add {step}() to the table in tutorials/docs/reference.md, 'All steps'"
+
+
 @pytest.mark.slow
 def test_the_code_of_the_first_pages_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

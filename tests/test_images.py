@@ -5,6 +5,8 @@ Formats, specs and limits of Pillow's decoders are in test_codecs.py.
 
 import io
 import struct
+import sys
+import zlib
 from functools import cache
 
 import numpy as np
@@ -45,8 +47,9 @@ def decoder(request, monkeypatch):
     return request.param
 
 
-def decode(data, spec="rgb8", *, size=None, fit="cover", extension="jpg", max_image_pixels=1 << 26):
-    decoding = Decoding((spec,), allow_pickle=False, max_image_pixels=max_image_pixels, resize=read_resize(size, fit))
+def decode(data, spec="rgb8", *, size=None, fit="cover", extension="jpg", max_image_pixels=1 << 26, **options):
+    options = {"allow_pickle": False, "max_image_pixels": max_image_pixels, "resize": read_resize(size, fit)} | options
+    decoding = Decoding((spec,), **options)
     return decoding.decoder(extension)(data)
 
 
@@ -237,7 +240,7 @@ def test_8_bits_refuse_what_they_would_cut(spec, instead):
         decode(saved(DEEP, "PNG"), spec)
 
 
-def test_raw_is_what_the_file_stores():
+def test_raw_of_what_pillow_keeps():
     palette = Image.fromarray(PIXELS).quantize(16)
     for image in (Image.fromarray(DEEP), palette, palette.convert("1"), Image.fromarray(PIXELS)):
         assert same(decode(saved(image, "PNG"), "raw"), np.array(image))
@@ -281,3 +284,163 @@ def test_the_geometry_is_exact_for_large_numbers():
     place = Resize((224, 336), "cover").place(30_000, 20_000)
     assert place.box == (0, 0, 30_000, 20_000)
     assert Resize((1, 1000), "contain").place(1, 60_000)[1:3] == (1, 1)
+
+
+# As the file stores it
+
+
+RANDOM = np.random.default_rng(0)
+
+
+def random(shape, dtype):
+    kind = np.dtype(dtype)
+    if kind.kind == "f":
+        return RANDOM.normal(size=shape).astype(dtype)
+    return RANDOM.integers(np.iinfo(kind).min, np.iinfo(kind).max, shape, dtype, endpoint=True)
+
+
+def tiff(array, **options):
+    file = io.BytesIO()
+    pytest.importorskip("tifffile").imwrite(file, array, **options)
+    return file.getvalue()
+
+
+def png(array):
+    return pytest.importorskip("imagecodecs").png_encode(array)
+
+
+BANDS = {"photometric": "minisblack", "planarconfig": "contig"}
+RGB = {"photometric": "rgb"}
+STORED = {
+    "png, colours of 16 bits": (png, random((4, 5, 3), "u2"), {}),
+    "png, colours and alpha of 16 bits": (png, random((4, 5, 4), "u2"), {}),
+    "png, grey and alpha of 16 bits": (png, random((4, 5, 2), "u2"), {}),
+    "png, grey of 16 bits": (png, random((4, 5), "u2"), {}),
+    "png, colours and alpha": (png, random((4, 5, 4), "u1"), {}),
+    "colours of 16 bits": (tiff, random((4, 5, 3), "u2"), RGB),
+    "near infrared as the fourth band": (tiff, random((4, 5, 4), "u1"), RGB | {"extrasamples": [0]}),
+    "associated alpha": (tiff, random((4, 5, 4), "u1"), RGB | {"extrasamples": [1]}),
+    "alpha": (tiff, random((4, 5, 4), "u1"), RGB | {"extrasamples": [2]}),
+    "two bands": (tiff, random((4, 5, 2), "u1"), BANDS),
+    "twelve bands": (tiff, random((4, 5, 12), "u2"), BANDS),
+    "white is 0": (tiff, random((4, 5), "u1"), {"photometric": "miniswhite"}),
+    "compressed": (tiff, random((40, 50, 3), "u2"), RGB | {"compression": "zlib", "predictor": True}),
+    **{f"{kind} of 1 band": (tiff, random((4, 5), kind), {}) for kind in ("u1", "i1", "u2", "i2", "u4", "i4", "u8")},
+    **{f"{kind} of 1 band": (tiff, random((4, 5), kind), {}) for kind in ("f2", "f4", "f8")},
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_raw_is_what_the_file_stores(name):
+    write, array, options = STORED[name]
+    assert same(decode(write(array, **options), "raw"), array.astype(array.dtype.newbyteorder("=")))
+
+
+def test_raw_of_bands_in_planes_has_them_last():
+    planes = random((12, 4, 5), "u2")
+    data = tiff(planes, photometric="minisblack", planarconfig="separate")
+    assert same(decode(data, "raw"), np.ascontiguousarray(planes.transpose(1, 2, 0)))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_raw_of_few_bits_is_not_stretched(depth):
+    """Pillow writes such a grey PNG only by its options."""
+    numbers = np.arange(4, dtype=np.uint8).reshape(2, 2) % (1 << depth)
+    rows = b"".join(
+        b"\0" + bytes([sum(int(value) << (8 - depth * (place + 1)) for place, value in enumerate(row))])
+        for row in numbers
+    )
+    chunks = [
+        (b"IHDR", struct.pack(">IIBBBBB", 2, 2, depth, 0, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    ]
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+    assert np.array_equal(decode(data, "raw"), numbers)
+
+
+def test_pages_are_asked_for():
+    """Thumbnails are no pages."""
+    pages = random((3, 4, 5), "u1")
+    data = tiff(pages, photometric="minisblack")
+    with pytest.raises(ValueError, match="it has 3 pages: pass pages='all'"):
+        decode(data, "raw")
+    assert same(decode(data, "raw", pages="all"), pages)
+    assert np.array_equal(decode(data, "l8"), pages[0])
+    file = io.BytesIO()
+    with pytest.importorskip("tifffile").TiffWriter(file) as writer:
+        writer.write(pages[0])
+        writer.write(pages[0, ::2, ::2], subfiletype=1)
+    assert same(decode(file.getvalue(), "raw"), pages[0])
+    with pytest.raises(ValueError, match="60 pixels in all, more than 59"):
+        decode(data, "raw", pages="all", max_image_pixels=59)
+    with pytest.raises(ValueError, match="use it with the image spec 'raw'"):
+        decode(data, "rgb8", pages="all")
+
+
+def test_what_pillow_would_change_needs_libraries(monkeypatch):
+    for module, data in (("imagecodecs", png(random((4, 5, 3), "u2"))), ("tifffile", tiff(random((4, 5), "i1")))):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'wds_pipes\[deep\]'"):
+            decode(data, "raw")
+
+
+def test_values_that_pillow_would_stretch_are_refused():
+    with pytest.raises(ValueError, match="its values go to 15, and would be stretched"):
+        decode(b"P5 2 1 15 \1\2", "raw")
+    assert decode(b"P5 2 1 255 \1\2", "raw").tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("write", [png, lambda array: tiff(array, photometric="rgb")])
+def test_colours_of_16_bits_keep_them_as_floats(write):
+    """As Pillow converts colours of 8 bits."""
+    array = random((6, 7, 3), "u2")
+    data, floats = write(array), array / np.float32(65535)
+    assert same(decode(data, "rgb"), floats)
+    assert torch.equal(decode(data, "torchrgb"), torch.from_numpy(floats).permute(2, 0, 1))
+    assert np.array_equal(decode(data, "rgba")[..., 3], np.ones((6, 7)))
+    grey = np.asarray(Image.fromarray((array >> 8).astype(np.uint8)).convert("L")) / 255
+    assert np.abs(decode(data, "l") - grey).max() < 2 / 255
+    assert decode(data, "rgb", size=3).shape == (3, 3, 3)
+    assert decode(data, "rgb8").dtype == np.uint8
+
+
+def test_alpha_of_16_bits_is_kept():
+    array = random((6, 7, 4), "u2")
+    assert same(decode(png(array), "rgba"), array / np.float32(65535))
+    assert same(decode(png(array), "rgb"), np.ascontiguousarray(array[..., :3]) / np.float32(65535))
+
+
+# Upright
+
+
+def lying(orientation, form, pixels):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form, exif=exif, **({} if form == "PNG" else {"quality": 100}))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright(orientation, form):
+    """As Pillow turns it."""
+    data = lying(orientation, form, smooth(40, 56))
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    assert np.array_equal(decode(data, upright=True), expected)
+    assert np.array_equal(np.asarray(decode(data, "pil", upright=True)), expected)
+    assert np.array_equal(decode(data, "torchrgb8", upright=True).permute(1, 2, 0).numpy(), expected)
+    assert decode(data).shape == (40, 56, 3), "by default, as it is stored"
+    small = decode(data, size=(20, 30), upright=True)
+    by_hand = np.asarray(ImageOps.fit(Image.fromarray(expected), (30, 20), BILINEAR))
+    assert small.shape == (20, 30, 3)
+    assert np.abs(small.astype(int) - by_hand).mean() < 6  # a JPEG is scaled when it is decoded
+
+
+def test_upright_wants_an_image_spec():
+    for specs in ((), ("raw",)):
+        with pytest.raises(ValueError, match="also name an image spec, one other than 'raw'"):
+            DecodeByExt(Given([]), *specs, upright=True)

@@ -24,6 +24,7 @@ from tars import SORTS, fill, header, padded, tar
 from torch.utils.data import DataLoader, RandomSampler
 
 import wds_pipes as wp
+from wds_pipes import tools
 from wds_pipes.tar import ShardWriter, TarWriter, index_shards
 from wds_pipes.testing import make_shards, same
 
@@ -364,6 +365,25 @@ def test_a_wrong_offset_never_gives_half_a_sample(stem, read, tmp_path):
     assert wrong >= 12
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(place=st.integers(0, 9), inserted=st.one_of(st.none(), st.integers(1, 40)), read=st.sampled_from(list(READ)))
+def test_an_offset_that_is_missing_or_too_many_never_gives_another_number(place, inserted, read, tmp_path):
+    """The numbers of the keys differ from it; without them, that of an ``index.json``."""
+    url, index = str(put(tmp_path, OLD)), str(tmp_path / "index.json")
+    index_shards(url, index)
+    offsets = np.fromfile(f"{url}.idx", "<u8").tolist()
+    changed = sorted({*offsets[:place], *offsets[place + (inserted is None) :], *([inserted * 512] if inserted else [])})
+    if changed == offsets:
+        return
+    np.array(changed, "<u8").tofile(f"{url}.idx")
+    assert "stale-index" in tools.verify(url).counts
+    for keys in (True, False):
+        if not keys:
+            os.unlink(f"{url}.keys")
+        with pytest.raises(wp.ShardError, match="x-0.tar.idx"):
+            list(READ[read](url if keys else index, [7, 3]))
+
+
 @pytest.mark.parametrize("ending", [".idx", ".keys"])
 def test_a_huge_index_takes_no_memory(ending, tmp_path):
     """It is read only as far as its shard can have samples."""
@@ -548,6 +568,7 @@ def few(tmp_path):
 def test_an_index_without_the_first_sample(few, change, read):
     shard, offsets = few
     np.array(change(offsets), "<u8").tofile(f"{shard}.idx")
+    os.unlink(f"{shard}.keys")
     with pytest.raises(wp.ShardError, match="a sample begins before byte"):
         read(wp.IndexedShards(str(shard)))
 

@@ -3,6 +3,7 @@
 import io
 import pickle
 import random
+import struct
 import sys
 
 import numpy as np
@@ -97,6 +98,15 @@ def test_samples_of_any_type_and_order_of_bytes_are_written(name, dtype):
         assert np.array_equal(little[0], samples.astype(np.float32) / 32768)
 
 
+def test_a_tag_that_is_not_utf_8_is_no_error(sounds):
+    pytest.importorskip("av")
+    title = b"\x03caf\xe9"  # said to be UTF-8
+    tag = b"ID3\x03\0\0\0\0\0\x0fTIT2" + len(title).to_bytes(4, "big") + b"\0\0" + title
+    plain, rate = decoded("mp3", sounds["mp3"], "audio")
+    tagged, rate_of_tagged = decoded("mp3", tag + sounds["mp3"], "audio")
+    assert (tagged.shape, rate_of_tagged) == (plain.shape, rate)
+
+
 def test_m4a_is_decoded():
     av = pytest.importorskip("av")
     pytest.importorskip("soundfile")
@@ -113,10 +123,40 @@ def test_m4a_is_decoded():
 
 
 def test_other_audio_is_an_error(sounds):
-    refused("wav", b"FORM\0\0\0\x20AIFF" + bytes(100), "audio", "the data are none of WAV, FLAC, Ogg, MP3")
+    refused("wav", b".snd" + bytes(100), "audio", "the data are none of WAV, FLAC, Ogg, AIFF")
     refused("wav", sounds["wav"], {"wav": wp.audio(start=6)}, "it ends before start=6")
     for name in ("flac", "mp3", "opus"):
         refused(name, sounds[name][:40], "audio", "it is damaged|has no audio|neither")
+
+
+@pytest.mark.parametrize("rate", [8_000, 16_000, 44_100, 48_000])
+def test_audio_is_resampled(rate):
+    """A tone stays that tone, and its length n times the ratio of the rates, rounded up."""
+    pytest.importorskip("av")
+    time = np.arange(24_001) / 24_000
+    tones = np.stack([np.sin(2 * np.pi * 440 * time), np.sin(2 * np.pi * 660 * time)]).astype(np.float32) / 2
+    data = encode("wav", (tones, 24_000))
+    found, found_rate = decoded("wav", data, "audio", sample_rate=rate)
+    assert (found_rate, found.dtype, found.shape) == (rate, np.float32, (2, -(-24_001 * rate // 24_000)))
+    expected = np.stack([np.sin(2 * np.pi * tone * np.arange(found.shape[1]) / rate) / 2 for tone in (440, 660)])
+    assert np.abs(found - expected)[:, 100:-100].max() < 1e-3
+    clip = wp.audio(start=0.5, duration=0.1, sample_rate=rate, mono=True)
+    mono, _ = decoded("wav", data, {"wav": clip})
+    assert mono.shape == (1, rate // 10)
+    assert np.abs(mono[0] - expected[:, rate // 2 : rate // 2 + rate // 10].mean(0))[100:-100].max() < 1e-3
+    assert wp.AudioReader(data).read(0, 4 / 24_000, sample_rate=rate).shape == (2, -(-4 * rate // 24_000))
+
+
+def test_channels_become_one():
+    pytest.importorskip("soundfile")
+    samples, rate = media.audio_example()
+    found, found_rate = decoded("wav", encode("wav", (samples, rate)), "audio", mono=True)
+    assert found_rate == rate
+    assert np.array_equal(found, samples.mean(axis=0, keepdims=True))
+    with pytest.raises(ValueError, match="also name it, as in decode_by_ext\\('audio'\\)"):
+        DecodeByExt(Given([]), mono=True)
+    with pytest.raises(ValueError, match="sample_rate"):
+        DecodeByExt(Given([]), "audio", sample_rate=0)
 
 
 # Video
@@ -166,7 +206,7 @@ def test_other_files_are_not_opened(tmp_path):
     pytest.importorskip("av")
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile://{tmp_path}/a.ts\n#EXT-X-ENDLIST\n".encode()
     for data in (playlist, b"ffconcat version 1.0\nfile a.mp4\n", bytes(100)):
-        refused("mp4", data, "video", "the data are none of WAV, FLAC, Ogg, MP3, MP4")
+        refused("mp4", data, "video", "the data are none of WAV, FLAC, Ogg, AIFF")
 
 
 def test_frames_of_too_many_pixels_are_refused_before_they_take_memory(films, monkeypatch):
@@ -231,3 +271,24 @@ def test_a_missing_package_says_what_to_install(field, module, package, monkeypa
     data = b"RIFF\4\0\0\0WAVE" if field == "wav" else bytes(4) + b"ftyp" + bytes(8)
     with pytest.raises(wp.DecodeError, match=f"pip install {package}"):
         decoded(field, data, "audio" if field == "wav" else "video", on_error="skip")
+
+
+def test_the_frames_of_a_phone_held_upright_are_turned():
+    """As they are shown; the file marks how it was held."""
+    av = pytest.importorskip("av")
+    stored = np.zeros((5, 32, 64, 3), np.uint8)
+    stored[:, :, :32, 0] = 255
+    data = bytearray(encode("mp4", (stored, 10)))
+    place = data.index(b"tkhd") + 44
+    data[place : place + 36] = struct.pack(">9I", 0, 0x10000, 0, 0xFFFF0000, 0, 0, 0, 0, 0x40000000)
+    reader = wp.VideoReader(bytes(data))
+    assert (reader.rotation, reader.height, reader.width) == (-90, 32, 64)
+    with av.open(io.BytesIO(bytes(data))) as container:
+        lying = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    shown = np.stack([np.rot90(frame, -1) for frame in lying])
+    assert shown[0, 0, 0, 0] > 200, "the left of what is stored is shown at the top"
+    assert shown[0, -1, 0, 0] < 50
+    assert np.array_equal(reader.read(), shown)
+    assert np.array_equal(decoded("mp4", bytes(data), "video")[0], shown)
+    assert np.array_equal(decoded("mp4", bytes(data), {"mp4": wp.video(upright=False)})[0], lying)
+    assert wp.VideoReader(encode("mp4", (stored, 10))).rotation == 0

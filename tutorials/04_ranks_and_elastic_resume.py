@@ -159,6 +159,12 @@ print(f"two ranks: {len(seen)} samples, then one rank: {len(rest)}, all differen
 # files of all ranks exist. Save the model *first*, so that a complete checkpoint of the data never
 # lacks its model.
 #
+# At the start, **every rank** calls `checkpoint.load(directory, loader)`, without an `if`: at a first
+# start, when the directory does not exist or is empty for all ranks, it returns None. Otherwise it
+# returns the step of the newest complete checkpoint, the same on all ranks. (With
+# `if os.path.isdir(directory)` one rank might look before another one has made the directory. Then a
+# rank calls `load` alone: an error that names both ranks.)
+#
 # If the number of ranks may change, set `epoch_end="drop"` explicitly: the default depends on that
 # number (`"exact"` for one rank, `"drop"` for several).
 
@@ -176,8 +182,9 @@ def main():
     dist.init_process_group("gloo")
     pipe = wp.ShardList("shards/index.json", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
     loader = wp.PipeLoader(pipe.shuffle_buffer(20).decode_by_ext().to_tuple("__key__", "cls"), batch_size=8, epoch_end="drop")
+    done = checkpoint.load("checkpoints", loader)  # every rank; None at a first start
     trained = []
-    for step, (keys, _) in enumerate(loader, 1):
+    for step, (keys, _) in enumerate(loader, 1 if done is None else done + 1):
         trained += keys  # a real program trains the model here
         if step == 5:
             dist.barrier()  # after rank 0 has saved the model
@@ -364,7 +371,10 @@ print({name: round(value, 2) for name, value in stats.items()})
 # few hundred batches.
 #
 # On several ranks, one that waits makes all wait. All call `loader.stats_of_ranks()` at the same step
-# (one collective operation), and `describe_stats` says which one waits for what:
+# (one collective operation), and `describe_stats` says which one waits for what. A rank that waits
+# for others in such a call, or in `load` or `gather`, never waits for ever: after `timeout_seconds=`
+# (300 by default) it raises an error that names the ranks that did not come, and where each of them
+# has been last.
 
 # %%
 print(wp.describe_stats(one.stats_of_ranks()))

@@ -212,7 +212,8 @@ assert sorted(model.trained_on[:200]) == sorted(whole.trained_on[:200])
 # ## A DataModule of your own
 #
 # Put `ResumableData` before `LightningDataModule` in the list of base classes, and pass your
-# `PipeLoader` to `self.resumable`.
+# `PipeLoader` to `self.resumable`. Of a `PipeLoader` that Lightning gets itself, as in
+# `trainer.fit(model, loader)`, its checkpoints do not hold the exact position; the first one warns.
 
 
 # %%

@@ -383,7 +383,7 @@ class Rows(wp.RowSource):
                 yield {"__key__": key, "txt": text}
 
 
-with sqlite3.connect("texts.sqlite") as table:
+with closing(sqlite3.connect("texts.sqlite")) as table, table:
     table.execute("CREATE TABLE texts (key TEXT, txt TEXT)")
     table.executemany("INSERT INTO texts VALUES (?, ?)", [(f"{n:03d}", f"text {n}") for n in range(20)])
 rows = wp.register_stage(Rows)

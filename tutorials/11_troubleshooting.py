@@ -249,11 +249,13 @@ one.load_state_dict([loader.state_dict() for loader in ranks])
 #
 # **Cause:** a crash while the first checkpoint was saved, or files that were lost in copying. `load`
 # returns None, with a warning, and the training begins anew. (If an older checkpoint is complete, it
-# is loaded instead.) A directory that does not exist is an error.
+# is loaded instead.) It is the same, with another warning, if the directory does not exist: pass
+# `step=` where a checkpoint must be there, for example after a disk was mounted.
 
 # %%
+assert checkpoint.load("nowhere", one) is None
 with raises(wp.StateError):
-    checkpoint.load("nowhere", one)
+    checkpoint.load("nowhere", one, step=10)
 saved = checkpoint.save("checkpoints", ranks[0], step=10)
 assert checkpoint.load("checkpoints", one) is None
 checkpoint.save("checkpoints", ranks[1], step=10)

@@ -5,7 +5,7 @@
 # TorchTitan, Megatron, torchft and Ray Train, and where each saves the state of the data, so that a
 # run that is killed continues with the next batch.
 #
-# **You need** `pip install wds_pipes accelerate transformers`. The recipes for TorchTitan, Megatron,
+# **You need** `pip install 'wds_pipes[transformers]'`. The recipes for TorchTitan, Megatron,
 # torchft and Ray Train are shown as text. They are tested with these libraries; that for
 # Megatron with Megatron-Core, of which the training loop is no part.
 #
@@ -89,57 +89,24 @@ def train(directory, until):
 # %% [markdown]
 # ## Hugging Face's Trainer
 #
-# The Trainer resumes by skipping batches, and numbers epochs by the length of the loader. With a
-# pipe, or `pipe.as_dataset()`, it continues at another place than it stopped after the first epoch.
-# This Trainer leaves all that to the loader, counted or not:
+# `PipeTrainer` takes a `PipeLoader` for `train_dataset` and `eval_dataset`, saves its position with
+# the model, and resumes both, also with accumulated gradients and on several ranks. The loader makes
+# the batches, so the batch sizes, workers and collators of `TrainingArguments` do not apply. Fields
+# that the model does not take are left out, unless you pass `remove_unused_columns=False`.
+#
+# The Trainer itself resumes by skipping batches, and numbers epochs by the length of the data. If
+# that is not known, a pipe or `pipe.as_dataset()` continues at another place after the first epoch,
+# with a warning.
 
 # %%
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import TrainerCallback, TrainingArguments
 
-
-class PipeTrainer(Trainer):
-    """A Trainer that trains on a PipeLoader, and resumes it with the model."""
-
-    class Batches:  # the loader without set_epoch(), which the Trainer would call by its own count
-        def __init__(self, loader):
-            self.loader = loader
-
-        def __iter__(self):
-            return iter(self.loader)
-
-        def __len__(self):
-            return len(self.loader)
-
-    def __init__(self, *args, loader, **options):
-        super().__init__(*args, **options)
-        self.loader = loader
-        self.args.ignore_data_skip = True
-
-    def get_train_dataloader(self):
-        return self.Batches(self.loader)
-
-    def _save_checkpoint(self, model, trial):
-        folder = f"{self.args.output_dir}/checkpoint-{self.state.global_step}/data"
-        os.makedirs(folder, exist_ok=True)
-        checkpoint.save(folder, self.loader, step=self.state.global_step)  # on every rank, and before the model
-        super()._save_checkpoint(model, trial)
-
-    def train(self, resume_from_checkpoint=None, **options):
-        if resume_from_checkpoint:
-            checkpoint.load(f"{resume_from_checkpoint}/data", self.loader)
-        return super().train(resume_from_checkpoint, **options)
-
-
-def newest(directory):
-    """The newest complete checkpoint; the Trainer writes trainer_state.json last."""
-    complete = [name for name in os.listdir(directory) if os.path.exists(f"{directory}/{name}/trainer_state.json")]
-    return f"{directory}/{max(complete, key=lambda name: int(name.split('-')[1]))}" if complete else None
-
+from wds_pipes.huggingface import PipeTrainer, newest_checkpoint
 
 # %% [markdown]
 # With `epoch_end="loop"` the length of an epoch is not known: pass `max_steps`. With other ways to
-# end, the Trainer begins the next epoch by itself. `remove_unused_columns=False` keeps all fields of
-# a batch; the model gets them by name.
+# end, the Trainer begins the next epoch by itself. For evaluation on several ranks, pass a loader
+# with `epoch_end="pad"`: the repeated samples are in no metric, prediction or loss.
 
 
 # %%
@@ -168,9 +135,8 @@ def train_with_trainer(directory, stop=None, **options):
     arguments = TrainingArguments(
         directory, max_steps=30, save_steps=4, remove_unused_columns=False, dataloader_pin_memory=False, **quiet
     )
-    trainer = PipeTrainer(Model(), arguments, loader=make_loader(**options), callbacks=[StopAt(stop)])
-    os.makedirs(directory, exist_ok=True)
-    trainer.train(newest(directory))
+    trainer = PipeTrainer(Model(), arguments, train_dataset=make_loader(**options), callbacks=[StopAt(stop)])
+    trainer.train(newest_checkpoint(directory))
     return trainer.model.seen
 
 

@@ -2,7 +2,6 @@
 
     from wds_pipes import checkpoint
 
-    os.makedirs("run/data", exist_ok=True)
     done = checkpoint.load("run/data", loader)  # the newest complete one; None if there is none
     for step, batch in enumerate(loader, start=0 if done is None else done + 1):
         ...
@@ -10,9 +9,10 @@
 
 Rules:
 1. When saving, no rank waits for another, except with torch.distributed before the first batch:
-   then they compare what they will read. They only share a directory, in which each writes its own
-   file, such as ``directory/step-0000001200/rank-0002-of-0004.json``. The directory is in a local
-   or shared file system, not at a URL.
+   then they compare what they will read, and wait for at most a minute. They only share a
+   directory, in which each writes its own file, such as
+   ``directory/step-0000001200/rank-0002-of-0004.json``. The directory is in a local or shared file
+   system, not at a URL.
 2. A file is written in the same directory under a hidden name, flushed to the disk and renamed: it
    is complete or not there. A checkpoint is complete when the files of all its ranks are there. A
    crash while saving leaves an incomplete checkpoint; the one before remains valid.
@@ -21,7 +21,7 @@ Rules:
 4. Only files that this module wrote are ever removed, by any rank at any time, and only when
    ``keep`` newer checkpoints are complete.
 5. When loading with torch.distributed, ranks compare what they see: all read the same checkpoint,
-   or all raise. See ``load``.
+   or all raise. See ``load``. All ranks call it, also at a first start, when nothing is there.
 6. A rank does not save what ``load`` would refuse, as far as it sees: it compares its state with
    that of another rank at the same step. A file counts if it is newer than this loader's last one,
    or, when a loader saves first, than the loader: older ones may be left from a run that crashed,
@@ -37,7 +37,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from wds_pipes.core.options import check_count, checks_options
+from wds_pipes.core.options import check_count, check_seconds, checks_options
 from wds_pipes.core.stage import State
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import (
@@ -65,8 +65,10 @@ from wds_pipes.loader.checkpoint_ranks import (
     place_in,
     read_alone,
 )
+from wds_pipes.loader.meetings import TIMEOUT_SECONDS
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import merge_states
+from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 
 WAIT_SECONDS = 10.0  # network file systems may show a new name only after some seconds
@@ -105,7 +107,7 @@ def save(directory: str | os.PathLike[str], loader: PipeLoader, *, keep: int = 3
     state = loader.state_dict()
     rank, world = state["rank"], state["world_size"]
     path = step_directory(root, number) / rank_file(rank, world)
-    content = {"step": number, "rank": rank, "world_size": world, "state": state}
+    content = {"step": number, "rank": rank, "world_size": world, "state": without_shared(state)}
     text = json.dumps({"format": FORMAT, "checksum": checksum_of(content), **content}, allow_nan=False) + "\n"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -140,6 +142,7 @@ def load(
     step: int | None = None,
     group: Any = None,
     wait_seconds: float = WAIT_SECONDS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
     moved: bool = False,
     exclude: str | os.PathLike[str] | Iterable[str] | None = None,
     added: str | None = None,
@@ -157,8 +160,10 @@ def load(
     torch.distributed, each rank relies on what it sees itself: pass ``step`` on such a file system.
 
     Args:
-        directory: the directory of ``save``, the same for all ranks. It must exist: a missing
-            directory may be one that is not mounted.
+        directory: the directory of ``save``, the same for all ranks. At a first start it need not
+            exist; a warning in the log says so, since it may be on a disk that is not mounted. So
+            call ``load`` on all ranks without an ``if``: whether the directory exists may change
+            between the moments at which ranks look.
         loader: the loader, on any number of ranks and workers. If its lanes, ranks and workers fit
             the checkpoint, it continues as if it had not stopped; else the rest of the epoch is
             repartitioned. If ranks were in different epochs (which ``epoch_end="exact"`` allows),
@@ -168,6 +173,7 @@ def load(
         group: the process group of the ranks; None: the default group.
         wait_seconds: how long ranks that see different checkpoints look again; the value of rank 0
             counts.
+        timeout_seconds: how long to wait for ranks that have not called ``load``.
         moved: the shards are those of the checkpoint, whatever their names and the index say: see
             ``WdsPipe.load_state_dict``.
         exclude: the keys of samples to leave out from the checkpoint on, as in
@@ -176,26 +182,28 @@ def load(
         mix: ``"changed"``: sources or weights of a mix have changed, as there.
 
     Returns:
-        The step of the checkpoint; None if the directory holds no complete one.
+        The step of the checkpoint; None if the directory does not exist, or holds no complete one,
+        on all ranks.
 
     Raises:
         StateError: the requested step is not complete; a file is truncated, edited, of a
             newer format, or of another run than the other files; the state does not fit the loader;
-            ranks request different steps or see different files; or another rank cannot load. The
-            loader keeps its position.
+            ranks request different steps or see different files; another rank cannot load, or has
+            not called ``load`` in time. The loader keeps its position.
     """
     _check_loader("load(directory, loader)", loader)
     root, known = local_directory(directory), known_of(loader)
     number, states = None, list[State]()
     if together := has_group(loader, group):
-        number = agree(root, loader, step, group, wait_seconds)
+        number = agree(root, loader, step, group, wait_seconds=wait_seconds, timeout_seconds=timeout_seconds)
     elif (found := read_alone(root, step)) is not None:
         number, states = found
     if number is None:
         if incomplete := newer_incomplete(root, -1):
             known.root, known.incomplete = root, incomplete
         return None
-    alike = agreeing(loader, group, f"checkpoint {number} of {root}") if together else nullcontext(list[str]())
+    what = f"checkpoint {number} of {root}"
+    alike = agreeing(loader, group, what, timeout_seconds) if together else nullcontext(list[str]())
     with alike as agreed:
         states = states or states_of_step(root, number)
         at = place_in(loader, states, str(step_directory(root, number)), Edits(moved, exclude, added, mix))
@@ -213,7 +221,7 @@ def _check_loader(what: str, loader: object) -> None:
         raise TypeError(f"{what} takes a PipeLoader, not {type(loader).__name__}: PipeLoader(pipe) makes one of a pipe")
 
 
-def gather(loader: PipeLoader, group: Any = None) -> State:
+def gather(loader: PipeLoader, group: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> State:
     """Return the states of all ranks as one state, on every rank.
 
     Use it with ``torch.save``, Lightning or Accelerate. Any number of ranks can load it. It is a
@@ -224,15 +232,16 @@ def gather(loader: PipeLoader, group: Any = None) -> State:
         loader: the loader of this rank.
         group: the process group of all data-parallel ranks; None: the default group. It may contain
             several processes of one data-parallel rank.
+        timeout_seconds: how long to wait for the other ranks.
 
     Returns:
         A state for ``load_state_dict`` of every rank.
 
     Raises:
-        StateError: the ranks are not at the same step or do not have the same pipeline, or
-            torch.distributed is not initialised.
+        StateError: the ranks are not at the same step or do not have the same pipeline, a rank has
+            not called it in time, or torch.distributed is not initialised.
     """
-    return merge_states(gather_states(loader, group))
+    return merge_states(gather_states(loader, group, "checkpoint.gather()", timeout_seconds))
 
 
 class AllRanks:
@@ -244,16 +253,18 @@ class AllRanks:
 
     Args:
         loader: the loader of this rank.
-        group: as in ``gather``. Every rank must call ``state_dict``, as described there.
+        group, timeout_seconds: as in ``gather``. Every rank must call ``state_dict``, as described
+            there.
     """
 
-    def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+    def __init__(self, loader: PipeLoader, group: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         _check_loader("AllRanks()", loader)
         self._loader, self._group = loader, group
+        self._timeout_seconds = check_seconds("timeout_seconds", timeout_seconds)
 
     def state_dict(self) -> State:
         """Return what ``gather`` returns."""
-        return gather(self._loader, self._group)
+        return merge_states(gather_states(self._loader, self._group, "AllRanks.state_dict()", self._timeout_seconds))
 
     def load_state_dict(self, state: State, **options: Any) -> None:
         """Make the loader continue from ``state``, on any number of ranks; for the options see
@@ -280,27 +291,26 @@ class DCPState:
 
     Args:
         loader: the loader of this rank.
-        group: as in ``gather``.
+        group, timeout_seconds: as in ``gather``.
 
     Raises:
         TypeError: when built: it is not a PipeLoader.
     """
 
-    def __init__(self, loader: PipeLoader, group: Any = None) -> None:
+    def __init__(self, loader: PipeLoader, group: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         _check_loader("DCPState()", loader)
         self._loader, self._group = loader, group
+        self._timeout_seconds = check_seconds("timeout_seconds", timeout_seconds)
 
     def state_dict(self) -> dict[str, str]:
         """Return the states of all ranks, as ``{"ranks": '{"dp_rank_0": ..., "dp_rank_1": ...}'}``.
 
         Raises:
-            StateError: there are several ranks, and torch.distributed is not initialised.
+            StateError: there are several ranks, and torch.distributed is not initialised, or a rank
+                has not called it in time.
         """
-        return {
-            "ranks": json.dumps(
-                {f"dp_rank_{state['rank']}": state for state in gather_states(self._loader, self._group)}
-            )
-        }
+        states = gather_states(self._loader, self._group, "DCPState.state_dict()", self._timeout_seconds)
+        return {"ranks": json.dumps({f"dp_rank_{state['rank']}": without_shared(state) for state in states})}
 
     def load_state_dict(self, state_dict: dict[str, str]) -> None:
         """Make the loader continue from what ``dcp.load`` has read.
@@ -313,7 +323,7 @@ class DCPState:
         """
         try:
             ranks = json.loads(state_dict["ranks"])
-            states = [ranks[f"dp_rank_{rank}"] for rank in range(len(ranks))]
+            states = with_shared([ranks[f"dp_rank_{rank}"] for rank in range(len(ranks))])
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise StateError(
                 f"this is not what DCPState.state_dict() gave ({error!r}): load a checkpoint "

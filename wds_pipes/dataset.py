@@ -22,6 +22,7 @@ from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import damaged, read_state
 from wds_pipes.core.stream import Position, Stream
 from wds_pipes.errors import StateError
+from wds_pipes.loader.in_trainers import is_in_trainer, warn_of_trainer
 from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import end_with_parent, worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
@@ -66,11 +67,16 @@ class WdsDataset(Countable, IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         stream = self._stream
-        if worker_info() is not None:
+        worker = worker_info()
+        if worker is not None:
             end_with_parent()
+        first = worker is None or worker.id == 0
+        misplaced = first and is_in_trainer(self) and not self._has_length()
         stream.settle()
         stream.ask()
-        if stream.waits and worker_info() is not None:
+        if misplaced and stream.coming() == 0:  # once: there the Trainer begins, also at a resume
+            warn_of_trainer()
+        if stream.waits and worker is not None:
             # When the state was taken, the lane of this worker had ended, but not all other lanes:
             # this iteration yields nothing.
             stream.waits = False
@@ -91,6 +97,13 @@ class WdsDataset(Countable, IterableDataset[Any]):
 
     def __bool__(self) -> bool:
         return True  # also if len() is not known
+
+    def _has_length(self) -> bool:
+        try:
+            len(self)
+        except TypeError:
+            return False
+        return True
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration start ``epoch`` from its beginning, in all workers.

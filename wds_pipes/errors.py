@@ -164,7 +164,13 @@ class ShardError(WdsError, OSError):
 
 
 class DamagedShardError(ShardError, tarfile.ReadError):
-    """A shard is cut or damaged. Also a ``tarfile.ReadError``."""
+    """A shard is cut or damaged. Also a ``tarfile.ReadError``.
+
+    Attributes:
+        joined: whether it may be several archives, one after another.
+    """
+
+    joined = False
 
 
 class SampleError(WdsError, ValueError):

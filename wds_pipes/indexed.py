@@ -15,7 +15,7 @@ from wds_pipes.core.options import check_count, check_storage_options, checks_op
 from wds_pipes.errors import SampleError
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import LARGE, Part, Range, RangeReader
+from wds_pipes.io.ranges import LARGE, LocalFile, Range, RangeReader
 from wds_pipes.io.urls import Urls, origins_of, redact, with_origins
 from wds_pipes.stages.cache_shards import as_cache
 from wds_pipes.stages.decode_by_ext import DecodeByExt
@@ -42,8 +42,7 @@ class IndexedShards(Dataset[dict[str, Any]]):
     the same dicts that ``group_by_key`` yields, in the order of the shards.
 
     ``data[i]`` is a sample, ``data[-1]`` the last one, ``data[10:20]`` a view of the same kind,
-    ``data[[3, 1, 2]]`` a view in this order. Local shards are mapped into memory; a remote sample
-    is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
+    ``data[[3, 1, 2]]`` a view in this order. A remote sample is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
     then read together, and remote samples with many requests at once.
 
     An index of another shard is an error, or each sample is a whole one of the shard, with one
@@ -279,23 +278,23 @@ class _Opened:
         return [samples[number] for number in numbers]
 
     def _read_local(self, numbers: Sequence[int]) -> list[Any]:
-        # To look how large a file is takes a seventh of reading a tiny sample: once for each shard.
-        known: dict[int, tuple[Sequence[int], Part]] = {}
-        starts, urls, parse, decode, found = self.located.starts, self._urls, self._parser.parse, self._decode, []
+        known: dict[int, tuple[Sequence[int], LocalFile]] = {}
+        starts, urls, parser, decode, found = self.located.starts, self._urls, self._parser, self._decode, []
         for number in numbers:
             shard = bisect_right(starts, number) - 1
             url, place, there = urls[shard], number - starts[shard], known.get(shard)
             if there is None:
-                offsets = self.located.offsets(shard)
-                mapped = self._files.map_up_to(url, offsets[-1] + AFTER)
-                assert mapped is not None
-                there = known[shard] = offsets, mapped
-            offsets, part = there
+                offsets, file = self.located.offsets(shard), self._files.file(url)
+                assert file is not None
+                there = known[shard] = offsets, file
+            offsets, file = there
             start, stop = offsets[place], offsets[place + 1]
             if stop - start >= LARGE:
-                self._files.announce(part[0], url, start, stop)
-            before = offsets[place - 1] if place else -1
-            sample = parse(part, start, stop, url, self._shown[url], before=before)
+                self._files.announce(file, url, start, stop)
+            before, last = offsets[place - 1] if place else -1, place + 2 == len(offsets)
+            begin = start if parser.begins == (url, start) else max(before, 0)
+            part = file.part(begin, stop + AFTER)
+            sample = parser.parse(part, start, stop, url, self._shown[url], before=before, last=last)
             found.append(sample if decode is None else decode(sample))
         return found
 

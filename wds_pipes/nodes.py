@@ -139,7 +139,7 @@ class ForeignNode(Source[Any]):
     def __init__(self, node: BaseNode[Any]) -> None:
         self._ours = _below(node)
         self._below = self._ours[0]._stream.chain.root if self._ours else None
-        super().__init__(self._below.seed if self._below else 0)
+        super().__init__(self._below.seed if self._below and self._below.seed_given else None)
         self.node = node
         # Whether the node has a state that was loaded, from which an item had been requested, and
         # was not asked for one since then. All copies share it.

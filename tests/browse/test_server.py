@@ -1,6 +1,7 @@
 """``wds-pipes browse``: the pages over HTTP."""
 
 import asyncio
+import contextlib
 import gzip
 import io
 import os
@@ -8,6 +9,7 @@ import re
 import socket
 import struct
 import sys
+import threading
 import tracemalloc
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +21,11 @@ import pytest
 from commands import refused, run_command
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from serving import Quiet, serving
 from tars import put, tar
 
-from wds_pipes.browse.data import DataSet, Unpacked, Window
+from wds_pipes.browse.data import Budget, DataSet, Unpacked, Window
+from wds_pipes.browse.fields import Fields
 from wds_pipes.browse.pages import Pages
 from wds_pipes.codecs.table import ROWS
 from wds_pipes.tar import index_shards
@@ -421,6 +425,90 @@ def test_a_small_hostile_sample_makes_no_large_page(tmp_path):
     tracemalloc.stop()
     assert max(map(len, texts)) < 50_000
     assert peak < 4_000_000
+
+
+class Stalled(Quiet):
+    """Never answers."""
+
+    def do_GET(self):
+        self.released.wait()
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def stalled():
+    """A shard of a store that does not answer."""
+    released = threading.Event()
+    with serving(Stalled, released=released) as address:
+        yield f"{address}/a.tar"
+        released.set()
+
+
+@contextlib.asynccontextmanager
+async def client_of(*urls):
+    from wds_pipes.browse.server import Server
+
+    server = Server(Pages(DataSet([str(url) for url in urls], key_split="last-dot")), TOKEN)
+    async with test_utils.TestClient(test_utils.TestServer(server.app)) as client:
+        yield client
+
+
+def test_a_stalled_shard_stops_no_other_page(texts, stalled, monkeypatch):
+    """Nor as many pages of it as are made at once, whose tabs are closed."""
+    monkeypatch.setattr("wds_pipes.browse.server._PAGES", 2)
+
+    async def look():
+        async with client_of(texts[0], stalled) as client:
+            tabs = [asyncio.ensure_future(client.get(f"/{TOKEN}/shard-1-1.html")) for _ in range(2)]
+            assert not (await asyncio.wait(tabs, timeout=0.2))[0]
+            for tab in tabs:
+                tab.cancel()
+            async with client.get(f"/{TOKEN}/shard-0-1.html") as page:
+                assert "00000023" in await page.text()
+            async with client.get(f"/{TOKEN}/shards-1.html") as page:
+                assert '<td class="number">?</td>' in await page.text()
+
+    asyncio.run(look())
+
+
+def test_a_page_has_a_deadline(stalled, monkeypatch):
+    monkeypatch.setattr("wds_pipes.browse.server.SECONDS", 0.1)
+    monkeypatch.setattr("wds_pipes.browse.server._GRACE", 0.1)
+
+    async def look():
+        async with client_of(stalled) as client, client.get(f"/{TOKEN}/shard-0-1.html") as page:
+            return page.status, await page.text()
+
+    status, text = asyncio.run(look())
+    assert (status, "It has not come in" in text) == (504, True)
+
+
+def test_fields_that_unpack_to_more_than_a_page_may_take_are_not_shown(tmp_path):
+    def archive(size):
+        file = io.BytesIO()
+        np.savez_compressed(file, a=np.zeros(size, np.uint8))
+        return file.getvalue()
+
+    path = put(
+        tmp_path / "a.tar", tar((f"{number}.npz", archive(size)) for number, size in enumerate([3000, 500, 700]))
+    )
+    page = Pages(DataSet(path)).page("shard-0-1.html", budget=Budget(unpacked=1400))
+    assert [page.count(text) for text in ("too much to be shown", "(500,)", "(700,)")] == [2, 1, 0]
+
+
+def test_a_page_without_time_left_shows_no_fields(texts):
+    budget = Budget()
+    data = DataSet(texts)
+    with data.look(0, 0) as view:
+        budget.end()
+        assert "It took too long" in Fields(view, budget=budget).of(view.found[0], range(1))[0].problem
+    assert "It took too long to read" in Pages(data).page("shard-0-1.html", budget=budget)
+
+
+def test_a_shard_that_does_not_exist_is_not_found(texts, tmp_path):
+    [(status, _, text)] = fetch([texts[0], tmp_path / "no.tar"], "shard-1-1.html")
+    assert (status, "does not exist" in text) == (404, True)
 
 
 def test_a_port_that_is_in_use(shards):

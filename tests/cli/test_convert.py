@@ -313,7 +313,7 @@ def test_columns_with_other_columns_and_without_values(tmp_path):
     columns = {
         "pages": [[{"bytes": JPEG, "path": None}, None, {"bytes": b"x", "path": "a.PDF"}], []],
         "parts": [[b"\0", None], None],
-        "inner": [{"n": 1, "data": b"\0"}, None],
+        "inner": [{"n": 1, "data": b"\0", "more": [b"\0", b"text by chance"]}, None],
         "map": arrow.array([[("k", 1)], None], arrow.map_(arrow.string(), arrow.int64())),
         "none": arrow.nulls(2, arrow.binary()),
         "audio": [{"bytes": b"RIFF\0\0\0\0WAVE", "path": "x"}, {"bytes": None, "path": None}],
@@ -325,7 +325,8 @@ def test_columns_with_other_columns_and_without_values(tmp_path):
     run(parquet_of(tmp_path / "x.parquet", columns), tmp_path / "out", "--from", "parquet")
     first, second = read(tmp_path / "out").values()
     times = {"us": "2001-09-09T01:46:40", "ns": "1970-01-01 00:00:00.000000001", "took": 7, "day": "1970-01-02"}
-    rest = {"inner": {"n": 1, "data": {"base64": "AA=="}}, "map": [["k", 1]], "none": None, **times}
+    more = [{"base64": "AA=="}, {"base64": "dGV4dCBieSBjaGFuY2U="}]
+    rest = {"inner": {"n": 1, "data": {"base64": "AA=="}, "more": more}, "map": [["k", 1]], "none": None, **times}
     assert json.loads(first.pop("json")) == rest
     assert first == {
         "pages.0.jpg": JPEG,

@@ -1,5 +1,6 @@
 """``wds-pipes create``: shards of files, lists and tables."""
 
+import base64
 import csv
 import errno
 import itertools
@@ -46,6 +47,9 @@ def fill(folder, files):
     return folder
 
 
+LEFT_OUT = (".hidden/x.jpg", "cat/.DS_Store", "cat/Thumbs.db", "desktop.ini", "__MACOSX/cat/v1.0/000.JPG")
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """60 samples of two fields in directories, and what is left out."""
@@ -54,7 +58,7 @@ def source(tmp_path_factory):
     for number in range(60):
         name = f"{'cat' if number % 3 else 'dog'}/v1.0/{number:03d}"
         files |= {f"{name}.JPG": numbers.randbytes(numbers.randrange(3000)), f"{name}.seg.png": b"x" * number}
-    return fill(tmp_path_factory.mktemp("source"), {**files, ".hidden/x.jpg": "x", "cat/.DS_Store": "x"})
+    return fill(tmp_path_factory.mktemp("source"), {**files, **dict.fromkeys(LEFT_OUT, "x")})
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +214,19 @@ def test_a_compressed_table(tmp_path, kind):
     for name in (f"cut.jsonl.{kind}", f"bad.jsonl.{kind}"):
         message = refused(tmp_path / name, tmp_path / "no", "--key", "id", "--value", "txt=text")
         assert f"{name} is damaged, or was cut: " in message
+
+
+def test_a_column_of_bytes_has_one_type(tmp_path):
+    """Base64 in JSON, also where some values are text by chance; or a field that --value names."""
+    codes = [b"oI", b"\xff\0", b"<Y"]
+    table = pyarrow.table({"code": pyarrow.array(codes, pyarrow.binary()), "pair": [[code, b"a"] for code in codes]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    run(tmp_path / "t.parquet", tmp_path / "out")
+    for code, sample in zip(codes, read(tmp_path / "out").values(), strict=True):
+        both = [{"base64": base64.b64encode(value).decode()} for value in (code, b"a")]
+        assert json.loads(sample["json"]) == {"code": both[0], "pair": both}
+    run(tmp_path / "t.parquet", tmp_path / "named", "--value", "bin=code")
+    assert list(read(tmp_path / "named").values()) == [{"bin": code} for code in codes]
 
 
 def test_a_parquet_file_is_not_read_compressed(tmp_path):
@@ -389,6 +406,16 @@ def test_shards_are_no_files_to_pack(tmp_path):
         assert set(read(tmp_path / kind)) == {"cat/b", "cat/c"}
     run(tmp_path / "in", tmp_path / "out", "--include", "a.tar")
     assert read(tmp_path / "out")["a"] == {"tar": b"x"}
+
+
+def test_tables_and_parts_of_a_tar_are_no_files_to_pack(tmp_path):
+    fill(tmp_path / "rows", {"a.parquet": b"x", "sub/b.parquet": b"y"})
+    assert "wds-pipes convert --from parquet makes" in refused(tmp_path / "rows", tmp_path / "out")
+    run(tmp_path / "rows", tmp_path / "out", "--include", "*.parquet")
+    assert read(tmp_path / "out") == {"a": {"parquet": b"x"}, "sub/b": {"parquet": b"y"}}
+    fill(tmp_path / "parts", {"x.tar.part00": b"x", "x.tar.part01": b"y"})
+    for source in ("parts", "parts/x.tar.part00"):
+        assert "x.tar.part00 is a part of a tar: join" in refused(tmp_path / source, tmp_path / "none")
 
 
 def test_another_file_of_one_size_and_time_is_another_one(tmp_path):

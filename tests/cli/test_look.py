@@ -81,6 +81,7 @@ def shard(tmp_path_factory):
         ("cat dots.tar --key-split last-dot", 1, "its key has a dot"),
         ("get 3 a.tar", 2, "there are 3"),
         ("get x a.tar", 2, "no sample has the key 'x'"),
+        ("get a.tar k0", 2, "the key of the sample comes before the shards: wds-pipes get k0 a.tar ..."),
         ("get 0 a.tar --field png", 2, "has no field 'png'; it has cls, jpg"),
     ],
 )

@@ -296,7 +296,7 @@ else:
 """
 
 
-@pytest.mark.parametrize("when", ["import of click", "at exit"])
+@pytest.mark.parametrize("when", ["import of click", "import of the function", "at exit"])
 def test_ctrl_c_is_one_line_at_any_moment(tmp_path, when):
     """Also where a library makes another error of it, as numpy does when it is imported."""
     make_shards(tmp_path / "d", shards=1, samples=2)

@@ -186,7 +186,7 @@ def test_compressed_shards_become_plain_ones(here, tmp_path):
         content = (here / f"d/s{number}.tar").read_bytes()
         (folder / name).write_bytes(gzip.compress(content) if number < 2 else content)
     told = run("filter", folder, tmp_path / "out", "--drop-fields", "none", "--progress").stderr
-    assert "shard/s]" in told
+    assert "B/s]" in told
     assert read(tmp_path / "out") == read(here / "d")
     assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["x.tar", "y.tar", "z.tar"]
     assert (tmp_path / "out/z.tar").read_bytes() == (here / "d/s2.tar").read_bytes()

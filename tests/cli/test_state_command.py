@@ -1,6 +1,7 @@
 """``wds-pipes state``: show and diff the states in checkpoint files."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -79,6 +80,11 @@ def test_files_without_a_state_are_refused_in_one_line(content, message, tmp_pat
         (tmp_path / "a.pt").write_text(content)
     result = run_command("state", "show", tmp_path / "a.pt", code=2)
     assert (result.stdout, result.stderr.count("\n"), message in result.stderr) == ("", 1, True)
+
+
+def test_a_pipe_is_no_file_of_states(tmp_path):
+    os.mkfifo(tmp_path / "a.pt")
+    assert "is no regular file" in refused("state", "show", tmp_path / "a.pt")
 
 
 def test_no_code_of_a_file_is_run(tmp_path):

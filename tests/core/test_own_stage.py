@@ -357,3 +357,8 @@ def test_check_resume_finds_what_is_lost_on_other_lanes(kind, urls):
 def test_tallies_are_fields_that_count(urls):
     with pytest.raises(TypeError, match="Wrong.tallies has 'number': it is a tuple of fields of At, which are some of"):
         type("Wrong", (TagSamples,), {"tallies": ("number",)})
+    with pytest.raises(
+        TypeError, match=r"Declare it: @dataclass\(slots=True\), class At\(wp.FlatMap.At\): skipped: int = 0"
+    ):
+        type("Wrong", (wp.FlatMap,), {"tallies": ("skipped",)})
+    assert type("Right", (wp.FlatMap,), {"tallies": ("filtered",)}).tallies == ("filtered",)

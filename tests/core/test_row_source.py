@@ -39,7 +39,7 @@ rows = wp.register_stage(Rows)
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "train.sqlite"
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path)) as base, base:
         for name, count in (("texts", 23), ("others", 23), ("some", 6), ("few", 1), ("none", 0)):
             base.execute(f"CREATE TABLE {name} (key TEXT, txt TEXT)")
             base.executemany(
@@ -95,7 +95,7 @@ def test_rows_that_are_gone_are_an_error(table, tmp_path):
     path = tmp_path / "gone.sqlite"
     shutil.copy(table, path)
     pipe = rows(str(path))
-    with sqlite3.connect(path) as base:
+    with closing(sqlite3.connect(path)) as base, base:
         base.execute("DELETE FROM texts WHERE key = '022'")
     with pytest.raises(wp.SampleError, match=r"read\(22, 23\) of rows yielded fewer than 1 row"):
         list(pipe)
@@ -161,3 +161,16 @@ def test_a_dataset_with_numbers_is_a_source(tmp_path):
     assert [int(value) for value in make(values)] == list(range(9000))
     loader = wp.PipeLoader(make(values), batch_size=1000, lanes=3)
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(9000))
+
+
+def test_one_row_in_place_of_a_list_is_refused(table):
+    """Its keys would be the rows."""
+
+    class OneRow(wp.RowSource):
+        order_options = ()
+
+        def read(self, start, stop):
+            return {"__key__": str(start)}
+
+    with pytest.raises(TypeError, match=r"read\(\) of one_row returned .*: it must yield the rows.* \[row\]"):
+        next(iter(wp.register_stage(OneRow)(2)))

@@ -413,3 +413,12 @@ def test_secrets_are_not_in_the_state():
 def test_an_object_that_is_no_state_is_named(loads, wrap, mend, urls):
     with pytest.raises(wp.StateError, match=f"this is not a state of a wds_pipes pipeline but .*{mend}"):
         loads(decoded(urls)).load_state_dict(wrap(decoded(urls).state_dict()))
+
+
+def test_another_pipeline_may_begin_the_next_epoch(urls):
+    """The message says how, and what does not need it."""
+    after(pipe := samples(urls), 2)
+    with pytest.raises(wp.StateError) as caught:
+        samples(urls).shuffle_buffer(2).load_state_dict(pipe.state_dict())
+    assert "set_epoch(1), without the state" in caught.value.mend
+    assert "moved=True" in caught.value.mend

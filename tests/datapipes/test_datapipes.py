@@ -375,3 +375,9 @@ def test_a_state_of_another_number_of_workers_is_refused(urls):
         wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"
     ):
         shuffled(urls).as_dataset().load_state_dict(worker)
+
+
+def test_a_number_in_brackets_is_refused(urls):
+    """torch's own message speaks of subclasses."""
+    with pytest.raises(TypeError, match=r"has no item \[0\]: take items with next\(iter\(pipe\)\)"):
+        wp.ShardList(urls)[0]

@@ -9,6 +9,7 @@ import fsspec
 import pytest
 from remote import content, put_all, samples
 from scripts import run_code
+from serving import Quiet, serving
 
 import wds_pipes as wp
 from wds_pipes import ShardError, nodes
@@ -135,6 +136,24 @@ def test_no_shards_are_left_out_with_a_page_that_does_not_come(web, monkeypatch)
         expand(pattern)
     web.faults.rules({"match": "/pages/b/", "drop": True, "times": 1})
     assert expand(pattern) == urls
+
+
+class Page(Quiet):
+    """A page with the link of a shard."""
+
+    def do_GET(self):
+        self.begin(200, {"Content-Type": self.kind, "Content-Length": 23})
+        self.write(b'<a href="a.tar">a</a>\r\n')
+
+
+@pytest.mark.parametrize("kind", [None, "text/html", "text/plain"])
+def test_a_page_of_links_is_html(kind):
+    with serving(Page, kind=kind) as address:
+        if kind == "text/plain":
+            with pytest.raises(ValueError, match="is empty, or has no page of type text/html"):
+                expand(f"{address}/*.tar")
+        else:
+            assert expand(f"{address}/*.tar") == [f"{address}/a.tar"]
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/*.tar", "gs://bucket/a.tar"])

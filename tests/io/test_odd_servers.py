@@ -73,20 +73,25 @@ def test_one_answer_that_cannot_be_read(web, local, junk):
 
     At the beginning and in the middle.
     """
-    read_on(web, local, junk)
+    read_on(web, local, JUNK[junk])
 
 
 @pytest.mark.parametrize("store", ["s3", "gcs"])
 @pytest.mark.parametrize("junk", ["no status line", "a bad header", "a bad chunk", "not modified"])
 def test_one_answer_of_s3_or_gcs_that_cannot_be_read(request, local, store, junk):
-    read_on(request.getfixturevalue(store), local, junk)
+    read_on(request.getfixturevalue(store), local, JUNK[junk])
 
 
-def read_on(remote, local, junk):
+def test_a_range_that_is_refused_and_within_the_size_of_the_refusal(web, local):
+    size = len(content(local[0]))
+    read_on(web, local, f"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */{size}\r\n\r\n")
+
+
+def read_on(remote, local, raw):
     (url,) = put_all(remote, local[:1])
     remote.faults.rules(
-        {"match": remote.reads, "raw": JUNK[junk], "times": 1},
-        {"match": remote.reads, "raw": JUNK[junk], "times": 1, "skip": 2},
+        {"match": remote.reads, "raw": raw, "times": 1},
+        {"match": remote.reads, "raw": raw, "times": 1, "skip": 2},
     )
     assert list(map(bare, samples(url, remote))) == list(map(bare, samples(local[0])))
     assert sum("raw" in request.faults for request in remote.faults.stats(remote.reads)) == 2

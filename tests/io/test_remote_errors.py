@@ -243,6 +243,13 @@ REFUSALS = {
         "it is stored with Content-Encoding gzip.*store it without",
         1,
     ),
+    "compressed, as no library here unpacks it": (
+        "web",
+        {"headers": {"Content-Encoding": "br"}},
+        {},
+        "it is stored with Content-Encoding br.*store it without",
+        1,
+    ),
     "an expired URL": ("web", {"status": 403, "body": DENIED}, {}, r"AccessDenied: Request has expired\)", 1),
     "who pays": ("gcs", {"status": 400, "body": PAYS}, {}, "Bucket is a requester pays bucket", 1),
     "an expired token": (

@@ -111,6 +111,7 @@ def test_equal_epochs_raise_the_same_error(end, urls):
         list(loader)
 
 
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_a_source_of_a_mix(urls, caplog):
     """A single source raises the error; beside other sources a warning names the fields."""
     with pytest.raises(SampleError, match=SEEN):

@@ -1121,9 +1121,9 @@ def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
     assert re.search(r"another thread is in next\(\) of this loader", str(errors[0]))
 
 
-def test_batches_of_what_is_no_sample_are_warned_of(urls):
+def test_batches_of_what_is_no_sample_are_refused(urls):
     members = wp.ShardList(urls).open_shards().load_tar()
-    with pytest.warns(UserWarning, match=r"items of this chain are members of shards, not samples: group_by_key\(\)"):
+    with pytest.raises(TypeError, match=r"members of shards, not samples, .*: add group_by_key\(\) at its end"):
         wp.PipeLoader(members, batch_size=2)
     assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
 

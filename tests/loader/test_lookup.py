@@ -227,7 +227,7 @@ wp.register_stage(Twice)
         (lambda urls: samples(urls, index=True).repeat(2), "repeat"),
         (lambda urls: samples(urls, index=True).pack_samples(len, 9), "pack_samples"),
         (lambda urls: wp.join({name: samples(urls, shuffle=False) for name in "ab"}), "join"),
-        (lambda urls: wp.mix({"a": samples(urls, index=True), "b": samples(urls, index=True)}), "mix"),
+        (lambda urls: wp.mix({"a": samples(urls[:1], index=True), "b": samples(urls[1:], index=True)}), "mix"),
         (
             lambda urls: wp.ShardList(urls, index=True).open_shards().load_tar().group_by_key(fields=["txt"]),
             "use select_fields",

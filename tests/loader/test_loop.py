@@ -1,6 +1,7 @@
 """epoch_end="loop": equal steps with any steps, and a ledger of each epoch that balances."""
 
 import itertools
+import json
 import random
 from collections import Counter
 
@@ -239,6 +240,7 @@ def test_a_damaged_state(damage, urls):
     other = loaded(loader(urls, lanes=2), source.state_dict())
     taken(other, 2)
     state = through_json(other.state_dict())
+    state["partition"] = json.loads(state["partition"])
     assert state["partition"]["later"]
     edit, message = DAMAGED[damage]
     edit(state)

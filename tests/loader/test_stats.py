@@ -38,8 +38,10 @@ def test_one_rank_needs_no_group(urls):
     loader = wp.PipeLoader(samples(urls), batch_size=2)
     [stats] = loader.stats_of_ranks()
     assert (stats["rank"], stats["world_size"]) == (0, 1)
-    assert wp.describe_stats([stats]) == "no rank has begun an iteration"
+    assert wp.describe_stats(loader.stats()) == "no rank has begun an iteration"
     list(loader)
+    stats = loader.stats()
+    assert wp.describe_stats(stats) == wp.describe_stats([stats])
     assert wp.describe_stats(loader.stats_of_ranks()).startswith("rank 0 of 1 waits most for data: ")
     alone = wp.PipeLoader(samples(urls), batch_size=2, rank=1, world_size=2, epoch_end="exact")
     with pytest.raises(RuntimeError, match="rank 1 of 2, and torch.distributed"):

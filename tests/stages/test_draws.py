@@ -47,26 +47,85 @@ def test_each_cut_resumes_with_the_same_draws(urls):
     check_resume(lambda: samples(urls[:1]).map_samples(draw_all, seed_all=True).shuffle_buffer(3))
 
 
-def test_the_generators_are_restored_in_the_main_process(urls):
-    def run(pipe):
-        random.seed(1), np.random.seed(2), torch.manual_seed(3)
-        found = []
-        for _ in pipe:
-            found.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-        return found
+def fails(sample):
+    draw_all(sample)
+    raise ValueError("odd")
 
-    assert run(samples(urls).map_samples(draw_all, seed_all=True)) == run(samples(urls))
 
-    def fails(sample):
-        draw_all(sample)
-        raise ValueError("odd")
+def in_a_function(pipe):
+    for _ in pipe:
+        return
 
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    expected = random.random(), np.random.rand(), float(torch.rand(()))
-    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+
+def with_an_error(pipe):
     with pytest.raises(ValueError, match="odd"):
-        list(samples(urls).map_samples(fails, seed_all=True))
-    assert (random.random(), np.random.rand(), float(torch.rand(()))) == expected
+        list(pipe.map_samples(fails, seed_all=True))
+
+
+def closed(pipe):
+    items = iter(pipe)
+    next(items)
+    items.close()
+
+
+def by_another_iterator(pipe):
+    items = iter(pipe)
+    next(items)
+    list(pipe)
+
+
+def in_lanes(pipe):
+    """The lanes of one process begin and end one after another."""
+    loader = wp.PipeLoader(pipe, batch_size=2, collate="list", lanes=3)
+    list(loader)
+    next(iter(loader))
+    loader.close()
+
+
+LEFT = {
+    "at the end": list,
+    "break": in_a_function,
+    "error": with_an_error,
+    "close": closed,
+    "another iterator": by_another_iterator,
+    "two steps": lambda pipe: list(pipe.map_samples(draw_all, seed_all=True)),
+    "lanes": in_lanes,
+}
+
+
+@pytest.mark.parametrize("leave", LEFT.values(), ids=LEFT)
+def test_the_generators_are_put_back_when_the_iteration_is_left(urls, leave):
+    def next_numbers():
+        numbers = draw_all({})["draws"]
+        return *numbers, float(np.random.randn())  # the second one of a pair, which numpy keeps
+
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(1)
+    draw_all({})
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = next_numbers()
+    random.setstate(states[0]), np.random.set_state(states[1]), torch.set_rng_state(states[2])
+    leave(samples(urls).map_samples(draw_all, seed_all=True))
+    assert next_numbers() == expected
+
+
+def test_a_generator_belongs_to_its_call(urls):
+    """One generator serves all calls. A function that keeps it has it for itself."""
+    kept = list(samples(urls).map_samples(lambda sample, rng: (rng, rng.random())))
+    expected = list(samples(urls).map_samples(lambda sample, rng: (rng.random(), rng.random())))
+    assert [(first, rng.random()) for rng, first in kept] == expected
+    parts = list(samples(urls).map_samples(lambda sample, rng: (rng.bit_generator, rng.random())))
+    assert [(first, np.random.Generator(bits).random()) for bits, first in parts] == expected
+
+
+def test_threads_draw_the_same(urls):
+    """Each thread has a generator of its own, also one whose numbers come in pairs."""
+
+    def draws(sample, rng):
+        return sample["__key__"], rng.integers(1 << 20, dtype=np.uint32), rng.normal(), rng.random(7).sum()
+
+    alone = list(samples(urls).map_samples(draws))
+    assert list(samples(urls).map_samples(draws, threads=3)) == alone
 
 
 def test_threads_are_refused(urls):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pipelines import loaded, samples, through_json
+from pipelines import keys_of, loaded, samples, through_json
 from sources import Given
 from torch.utils.data import DataLoader
 from torch.utils.data.datapipes.iter import IterableWrapper
@@ -555,7 +555,7 @@ def test_a_changed_source_is_refused_by_name(three, tmp_path):
     """
     state = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).state_dict()
     for other, words in (
-        (samples(three["b"]), "'a' of this mix is not the one of the state: it had 4 shards and has 3"),
+        (samples(three["b"][::-1]), "'a' of this mix is not the one of the state: it had 4 shards and has 3"),
         (
             samples(three["a"][::-1]),
             "'a' of this mix is not the one of the state: its list of shards has other URLs or "
@@ -725,3 +725,38 @@ def test_is_a_function_that_pickles(three):
     pipe = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).shuffle_buffer(2)
     assert list(pickle.loads(pickle.dumps(pipe))) == list(pipe)
     assert wp.mix.__doc__ == Mix.__doc__
+
+
+# Seeds and lists of the sources
+
+
+def test_sources_without_a_seed_have_different_orders(three):
+    """They derive it from the seed of the mix and their names; a seed that was passed stays."""
+    make = lambda seed=None: wp.ShardList(three["a"], shuffle=True, seed=seed).open_shards().load_tar().group_by_key()  # noqa: E731
+    with pytest.warns(
+        UserWarning, match=r"sources 'x' and 'y' of mix\(\) read the same shards, so each sample comes from"
+    ):
+        mix = wp.mix({"x": make().shuffle_buffer(5), "y": make().shuffle_buffer(5)})
+    found = keys_of(mix)
+    assert sorted(found[::2]) == sorted(found[1::2])
+    assert found[::2] != found[1::2]
+    orders = [keys_of(wp.mix({name: make().shuffle_buffer(9)}, seed=seed)) for name in "xy" for seed in (0, 1)]
+    assert len({*map(tuple, orders)}) == 4
+    assert keys_of(wp.mix({"x": make(3)}, seed=1)) == keys_of(make(3))
+    state = wp.mix({"x": make()}).state_dict()
+    with pytest.raises(wp.StateError, match="source 'x' of this mix is not the one of the state: its seed was"):
+        wp.mix({"x": make(0)}).load_state_dict(state)
+
+
+def test_sources_in_a_nested_mix_have_different_orders(three):
+    make = lambda: wp.ShardList(three["a"], shuffle=True).open_shards().load_tar().group_by_key()  # noqa: E731
+    inner = lambda: wp.mix({"x": make().shuffle_buffer(9)})  # noqa: E731
+    found = keys_of(wp.mix({"a": inner(), "b": inner()}))
+    assert found[::2] != found[1::2]
+    check_resume(lambda: wp.mix({"a": inner(), "b": inner()}))
+
+
+def test_sources_that_filter_one_list_are_no_reason_for_a_warning(three):
+    """Each takes its own samples."""
+    make = lambda odd: samples(three["a"]).filter_samples(lambda sample: int(sample["__key__"]) % 2 == odd)  # noqa: E731
+    wp.mix({"odd": make(1), "even": make(0)})

@@ -15,7 +15,7 @@ from sources import Given
 
 import wds_pipes as wp
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import PackSamples
+from wds_pipes.stages import BatchSamples, PackSamples
 from wds_pipes.testing import check_resume, make_shards
 
 BUDGET = 10
@@ -123,6 +123,16 @@ def test_packs_that_are_filled_up_can_be_stacked():
     assert torch.stack([first["tokens"], second["tokens"]]).shape == (2, BUDGET)
     [full] = packed([{"tokens": [1] * BUDGET}], pad=0)[0]
     assert (full["cu_seqlens"].tolist(), full["document_ids"].tolist()) == ([0, BUDGET], [0] * BUDGET)
+
+
+def test_packs_of_different_lengths_are_told_to_be_filled_up():
+    """Not what images need."""
+    batch = [torch.zeros(3), torch.zeros(4)]
+    with pytest.raises(
+        wp.SampleError, match=r"different lengths: fill them up with pad= of pack_samples\(\)"
+    ) as caught:
+        list(Stream(BatchSamples(Given(batch), 2)))
+    assert "images" not in str(caught.value)
 
 
 def attention(rows, mask=None):

@@ -19,7 +19,7 @@ from wds_pipes.core.lane import Lane
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import ShardList
 from wds_pipes.stages.shard_source import ShardRef
-from wds_pipes.testing import check_resume
+from wds_pipes.testing import check_resume, make_shards
 
 URLS = [f"x-{number}.tar" for number in range(7)]
 
@@ -636,3 +636,16 @@ def test_an_order_that_is_meant_is_kept(tmp_path):
     for names in ("ihgfedcba", "badc", "abcdefgih"):
         urls = [f"{tmp_path}/{name}.tar" for name in names]
         assert list(ShardList(urls).urls) == urls
+
+
+def test_a_shard_that_is_listed_twice_is_named(tmp_path, caplog):
+    urls = make_shards(tmp_path, shards=3, samples=1)
+    for listed, named in (
+        (urls, None),
+        ([urls[1], urls[2], urls[1]], "shard-000001.tar more than once, and"),
+        ([f"{tmp_path}/*.tar", f"{tmp_path}/shard-*0.tar"], "shard-000000.tar more than once, and"),
+        (urls + urls, "shard-000000.tar more than once, and 3 repeats in all, and"),
+    ):
+        caplog.clear()
+        wp.ShardList(listed)
+        assert [named in record.getMessage() for record in caplog.records] == ([] if named is None else [True])

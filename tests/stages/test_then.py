@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -298,7 +299,7 @@ def test_a_resume_without_the_items_of_the_call_is_refused(urls):
 def test_all_samples_are_counted_at_the_end_of_an_epoch(urls):
     pipe = samples(urls, shuffle=False).filter_samples(lambda sample: int(sample["__key__"]) < 3).then(windows)
     assert len(list(pipe)) == 1
-    assert pipe.counts()["filtered"] == 11
+    assert pipe.counts() == {"delivered": 1, "filtered": 13, "skipped": 0, "dropped": 0}, "two made no window"
 
 
 def subscripts(sample):
@@ -322,3 +323,119 @@ def test_a_function_that_meets_the_end_learns_what_to_write(function):
         list(Stream(Then(Given(list(range(5))), function)))
     notes = [*getattr(caught.value, "__notes__", ()), *getattr(caught.value.__cause__, "__notes__", ())]
     assert any("Write next(items, None), or a for loop" in note for note in notes)
+
+
+# What is left out
+
+
+def some(item, numbers):
+    """As many items as a table says."""
+    return [item] * numbers[int(item["__key__"]) % len(numbers)]
+
+
+class Some(wp.FlatMap):
+    order_options = ("numbers",)
+
+    def __init__(self, source, numbers):
+        super().__init__(source)
+        self.numbers = numbers
+
+    def expand(self, item):
+        return some(item, self.numbers)
+
+
+wp.register_stage(Some)
+
+
+def some_of_next(items, numbers):
+    yield from some(next(items), numbers)
+
+
+def none_of_a_chunk(items, numbers):
+    """Calls that take several items, of which all or none are yielded."""
+    chunk = list(itertools.islice(items, 3))
+    yield from chunk if numbers[int(chunk[0]["__key__"]) % len(numbers)] else ()
+
+
+LEAVING_OUT = {
+    "flat map": lambda pipe, numbers: pipe.some(numbers),
+    "then": lambda pipe, numbers: pipe.then(partial(some_of_next, numbers=numbers)),
+    "chunks": lambda pipe, numbers: pipe.then(partial(none_of_a_chunk, numbers=numbers)),
+    "filter": lambda pipe, numbers: pipe.filter_samples(lambda item: numbers[int(item["__key__"]) % len(numbers)]),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, database=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from([*LEAVING_OUT]), st.lists(st.integers(0, 3), min_size=1)), max_size=3),
+    lanes=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    place=st.integers(0, 9),
+)
+def test_what_is_left_out_is_counted(urls, steps, lanes, place):
+    """All samples are delivered or filtered, and those that come of one sample more than once are
+    delivered more than once: at the end of an epoch, and after a resume on other lanes.
+    """
+
+    def make():
+        pipe = samples(urls)
+        for name, numbers in steps:
+            pipe = LEAVING_OUT[name](pipe, numbers)
+        return pipe
+
+    pipe = make()
+    delivered = list(pipe)
+    counts = pipe.counts()
+    assert counts["delivered"] == len(delivered)
+    only_fewer = all(name == "filter" or max(numbers) < 2 or name == "chunks" for name, numbers in steps)
+    if only_fewer:
+        assert sum(counts.values()) == 14
+    if not steps:
+        return
+    options = {"batch_size": 2, "collate": "list", "epoch_end": "exact"}
+    loader = wp.PipeLoader(make(), lanes=lanes[0], **options)
+    list(itertools.islice(loader, place))
+    later = wp.PipeLoader(make(), lanes=lanes[1], **options)
+    later.load_state_dict(through_json(loader.state_dict()))
+    list(later)
+    if only_fewer:
+        assert sum(later.counts().values()) == 14
+    if all(name != "chunks" for name, _ in steps):  # what is in a chunk depends on the lane
+        assert later.counts() == counts
+
+
+def test_what_the_function_counts_itself_is_not_counted_again(urls):
+    class Odd(wp.FlatMap):
+        @dataclass(slots=True)
+        class At(wp.FlatMap.At):
+            dropped: int = 0
+
+        tallies = ("dropped",)
+        order_options = ()
+
+        def expand(self, sample):
+            number = int(sample["__key__"])
+            self.at.dropped += number % 2
+            return [] if number % 3 or number % 2 else [sample]
+
+    make = lambda: wp.register_stage(Odd)(samples(urls))  # noqa: E731
+    pipe = make()
+    assert len(list(pipe)) == 3
+    assert pipe.counts() == {"delivered": 3, "filtered": 4, "skipped": 0, "dropped": 7}
+    check_resume(make)
+
+
+@pytest.mark.parametrize("one", [{"__key__": "a"}, "text", b"bytes"])
+def test_one_item_in_place_of_a_list_is_refused(urls, one):
+    """Its parts, such as the keys of a dict, would be the items."""
+    with pytest.raises(TypeError, match=r"the function of then\(\) returned one item .*: return a list of items"):
+        next(iter(samples(urls).then(lambda items: next(items) and one)))
+
+    class One(wp.FlatMap):
+        order_options = ()
+
+        def expand(self, sample):
+            return sample
+
+    with pytest.raises(TypeError, match=r"expand\(\) of one\(\) returned one item \(tuple\)"):
+        next(iter(wp.register_stage(One)(samples(urls).to_tuple("txt", "cls"))))

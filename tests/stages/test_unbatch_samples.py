@@ -125,3 +125,13 @@ def test_rows_of_a_batch_count_as_samples(tmp_path):
     assert [sum(map(len, loader)) for _ in range(4)] == [6, 6, 6, 6]
     with pytest.raises(TypeError, match=r"unbatch_samples\(\) may change their number"):
         len(wp.PipeLoader(pipe(), batch_size=3))
+
+
+def test_a_list_of_columns_is_refused():
+    """torch's default_collate makes a list of the columns of tuples."""
+    pairs = [(number, number % 3) for number in range(4)]
+    with pytest.raises(wp.SampleError, match="a list of 2 tensors or arrays of one length, 3"):
+        again(pairs, collate=torch.utils.data.default_collate)
+    images = [np.full((3, 2), number) for number in range(4)]
+    assert [image[0, 0] for image in again(images, collate="list")] == [0, 1, 2, 3]
+    assert again(pairs, collate=lambda batch: tuple(torch.utils.data.default_collate(batch))) == pairs

@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import warm
-from PIL import Image
 
 from wds_pipes.tools.demo.trial import write_images
 
@@ -26,15 +25,9 @@ def snippets() -> list[str]:
 
 
 def write_data(directory: Path) -> None:
-    """The data that the README's code reads: the shards of the demo, and a folder of photos of many
-    sizes.
-    """
+    """The data that the README's code reads: the shards of the demo."""
     (directory / "wds-pipes-demo").mkdir()
     write_images(directory / "wds-pipes-demo" / "shards", 3072)
-    for number in range(40):
-        path = directory / "photos" / ("cat", "dog")[number % 2] / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (200 + number, 300 - number)).save(path)
 
 
 def run_script(path: Path, start_method: str, directory: str, *arguments: str) -> subprocess.CompletedProcess:

@@ -112,5 +112,5 @@ def through_json(state):
 def epochs_of(states):
     """How many epochs have ended, and the last one that a lane has begun."""
     ahead = [(lane["position"] or [{}])[0].get("epoch", 0) for state in states for lane in state["lanes"].values()]
-    later = len((states[0].get("partition") or {}).get("later", []))
+    later = len(json.loads(states[0].get("partition") or "{}").get("later", []))
     return states[0]["epoch"] + min(ahead), states[0]["epoch"] + max(later, *ahead)

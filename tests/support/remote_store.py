@@ -54,6 +54,8 @@ class Known(NamedTuple):
 
 
 class Answer(io.RawIOBase):
+    file = None  # if there is none, the garbage collector closes what was not opened
+
     def __init__(self, store, name, offset):
         super().__init__()
         with open(f"{store.root}/{name}.log", "a") as log:
@@ -87,5 +89,6 @@ class Answer(io.RawIOBase):
         return len(data)
 
     def close(self):
-        self.file.close()
+        if self.file is not None:
+            self.file.close()
         super().close()

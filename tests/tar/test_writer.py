@@ -357,7 +357,7 @@ def test_a_signal_at_any_moment_leaves_no_half_shard(tmp_path):
     while interrupted(number, write):
         assert os.listdir(tmp_path) == ["x.tar"], number
         number += 1
-    assert number > 20
+    assert number > 10  # Python 3.13 has fewer such moments than 3.11
 
 
 def test_a_writer_that_is_forgotten_leaves_nothing(tmp_path):

@@ -1,11 +1,22 @@
 """What ``doctor`` says of pipelines whose bottleneck is known; tests/proofs/doctor.py has more."""
 
+import threading
+
 import plants
 import pytest
+from pipelines import samples
 
 from wds_pipes import tools
+from wds_pipes.testing import make_shards
+from wds_pipes.tools import diagnosing
 
 IDLE = {"wait_share": 0.02, "read_share": 0.5, "decode_share": 0.5, "stall_share": 0.0, "samples_per_second": 100.0}
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A loaded machine may be slow to start workers."""
+    monkeypatch.setattr(diagnosing, "_GRACE", 300.0)
 
 
 def test_shards_alone_are_limited_by_their_reader(tmp_path):
@@ -26,6 +37,39 @@ def test_no_more_workers_than_shards(tmp_path):
 def test_a_training_that_takes_less_is_the_limit(tmp_path):
     found = tools.doctor(plants.local(tmp_path), seconds=0.1, needs=1)
     assert (found.limit, found.gain) == ("training", 1)
+
+
+def hanging(sample):
+    _RELEASED.wait()
+
+
+def failing(sample):
+    raise KeyError("nothing")
+
+
+_RELEASED = threading.Event()
+
+
+def test_a_step_that_does_not_return_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(diagnosing, "_GRACE", 0.1)
+    monkeypatch.setattr(diagnosing, "_SEARCH", 3.0)
+    pipe = samples(make_shards(tmp_path, shards=1, samples=4)).map_samples(hanging)
+    loader = plants.wp.PipeLoader(pipe, batch_size=2, collate="list")
+    found = tools.doctor(loader, seconds=0.1)
+    _RELEASED.set()
+    assert (found.limit, found.step) == ("hang", "map_samples(hanging)")
+    assert "has not returned for" in found.sentences[0]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_function_names_its_type_and_place(tmp_path, workers):
+    pipe = samples(make_shards(tmp_path, shards=1, samples=4)).map_samples(failing)
+    loader = plants.wp.PipeLoader(pipe, batch_size=2, num_workers=workers, multiprocessing_context="fork")
+    line = failing.__code__.co_firstlineno + 1
+    with pytest.raises(
+        ValueError, match=rf"KeyError: 'nothing' \({__file__}, line {line}\): raised by the function of"
+    ):
+        tools.doctor(loader, seconds=0.1)
 
 
 def test_an_uneven_rank():

@@ -18,6 +18,9 @@ __all__ = [
     "ResumableData",
     "Save",
     "StatsCallback",
+    "Steps",
+    "StopAt",
+    "Stopped",
     "WdsDataModule",
     "fit",
     "pl",
@@ -63,6 +66,43 @@ class Save(pl.Callback):
 
     def on_train_epoch_end(self, trainer, model):
         self.save(trainer, model, "end-")
+
+
+class Steps(Model):
+    """Also notes the epoch, the number of the batch, and the optimizer's steps before it."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def training_step(self, batch, batch_idx):
+        self.steps.append((self.trainer.current_epoch, batch_idx, self.trainer.global_step, batch["__key__"]))
+        return super().training_step(batch, batch_idx)
+
+
+class Stopped(Exception):
+    """The run ends here, as if it was killed."""
+
+
+class StopAt(pl.Callback):
+    """Saves in a hook, at or after so many batches of this run, and ends the run there."""
+
+    def __init__(self, path, batches, hook):
+        self.path, self.batches, self.hook = path, batches, hook
+
+    def stop(self, trainer, model, hook):
+        if hook == self.hook and len(model.batches) >= self.batches and not trainer.sanity_checking:
+            trainer.save_checkpoint(self.path)
+            raise Stopped
+
+    def on_train_batch_end(self, trainer, model, *rest):
+        self.stop(trainer, model, "batch")
+
+    def on_validation_end(self, trainer, model):
+        self.stop(trainer, model, "validation")
+
+    def on_train_epoch_end(self, trainer, model):
+        self.stop(trainer, model, "epoch")
 
 
 def fit(data, *callbacks, model=None, load=None, **options):

@@ -2,6 +2,7 @@
 package, and its error messages.
 """
 
+import contextlib
 import copy
 import importlib
 import json
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from pipelines import flat, samples
 
 import wds_pipes as wp
@@ -168,6 +171,101 @@ def test_the_optimizer_steps_at_the_same_batches_after_the_last_batch_of_an_epoc
     whole, steps = steps, []
     run(load=tmp_path / "8.ckpt")
     assert steps == whole[8:] == [(1, number, 3 + number // 3) for number in range(8)]
+
+
+def check_chain(host, shards, directory, stops, *, counted, data, **options):
+    """Runs that end at the stops, each resumed from the one before, and a last one, take together
+    the steps of an uninterrupted run: epochs, numbers of batches, optimizer steps and samples.
+    """
+
+    def run(stop=None, load=None):
+        model, counts = host.Steps(), {"samples_per_shard": SAMPLES} if counted else {}
+        pipe = wp.ShardList(shards, shuffle=True, seed=3, **counts).open_shards().load_tar()
+        train = pipe.group_by_key(fields=["cls"]).shuffle_buffer(4).decode_by_ext()
+        callbacks = () if stop is None else (host.StopAt(*stop),)
+        with contextlib.suppress(host.Stopped):
+            loaders = host.WdsDataModule(train, samples(shards[:1]), **data)
+            host.fit(loaders, *callbacks, model=model, load=load, limit_val_batches=1, **options)
+        return model.steps
+
+    whole, done, load = run(), [], None
+    for number, (hook, batches) in enumerate(stops):
+        path = directory / f"{number}.ckpt"
+        path.unlink(missing_ok=True)
+        done += run((path, batches, hook), load)
+        assert done == whole[: len(done)], f"run {number}"
+        load = path if path.exists() else None
+        if load is None:  # it came to its end before the stop
+            break
+    assert load is None or done + run(load=load) == whole
+    assert len(done) > 0
+
+
+ENDS = [("exact", False, None), ("drop", True, None), ("pad", True, None), ("loop", False, 12), (None, False, None)]
+
+
+@pytest.mark.parametrize(("epoch_end", "counted", "epoch_samples"), ENDS)
+def test_two_resumes_in_one_epoch_and_one_across_epochs(host, shards, tmp_path, *, epoch_end, counted, epoch_samples):
+    """An epoch has 12 batches, or 6 of "loop"; three make a step of the optimizer."""
+    data = {"batch_size": 2, "epoch_end": epoch_end, "epoch_samples": epoch_samples}
+    stops = [("batch", 2), ("batch", 1), ("batch", 1), ("batch", 11)]
+    check_chain(host, shards, tmp_path, stops, counted=counted, data=data, accumulate_grad_batches=3, max_epochs=3)
+
+
+STOPS = st.tuples(st.sampled_from(["batch", "batch", "validation", "epoch"]), st.integers(1, 5))
+
+
+# Not shrunk: an example takes a second.
+@settings(
+    max_examples=25, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    end=st.sampled_from(ENDS),
+    stops=st.lists(STOPS, min_size=2, max_size=4),
+    accumulate=st.integers(1, 3),
+    validate=st.sampled_from([1.0, 2, 3]),
+    limit=st.sampled_from([1.0, 3]),
+    batch_size=st.sampled_from([2, 3]),
+    lanes=st.integers(1, 2),
+)
+def test_any_resumes(host, shards, tmp_path, *, end, stops, accumulate, validate, limit, batch_size, lanes):
+    """With any numbers of batches before each save, in any hook."""
+    epoch_end, counted, epoch_samples = end
+    check_chain(
+        host, shards, tmp_path, stops, counted=counted, accumulate_grad_batches=accumulate, limit_train_batches=limit,
+        val_check_interval=validate, max_epochs=3,
+        data={"batch_size": batch_size, "epoch_end": epoch_end, "epoch_samples": epoch_samples, "lanes": lanes},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["fit", "dict", "module"])
+def test_a_loader_that_lightning_saves_itself(host, shards, tmp_path, where):
+    """Its checkpoints are not exact, so there is a warning in the first one, which names the way;
+    a loader for validation is fine.
+    """
+    loader, validation = (wp.PipeLoader(samples(shards), batch_size=BATCH) for _ in range(2))
+
+    class Plain(host.pl.LightningDataModule):
+        def train_dataloader(self):
+            return loader
+
+    data = {"fit": (loader, validation), "dict": ({"a": loader}, validation), "module": (Plain(),)}[where]
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = host.pl.Trainer(max_epochs=1, limit_train_batches=3, callbacks=[host.Save(tmp_path, 1, 2)], **quiet)
+    with pytest.warns(UserWarning, match="position of a PipeLoader is not exact: .*ResumableData") as found:
+        trainer.fit(host.Model(), *data)
+    assert len([each for each in found if "PipeLoader" in str(each.message)]) == 1
+    assert trainer.train_dataloader in (loader, {"a": loader})
+
+
+def test_a_state_that_lightning_saved_on_one_of_several_ranks(host, shards, tmp_path):
+    """The error names what saves the states of all."""
+    pipe = samples(shards, samples_per_shard=SAMPLES)
+    loader, other = (wp.PipeLoader(pipe, batch_size=BATCH, rank=rank, world_size=2) for rank in range(2))
+    (leaf,) = host.CombinedLoader(loader).flattened
+    with pytest.raises(wp.StateError) as caught:
+        leaf.load_state_dict(other.state_dict())
+    assert "ResumableData" in caught.value.mend
 
 
 def test_a_limit_above_an_unknown_length(host, shards, tmp_path):

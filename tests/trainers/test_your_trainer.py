@@ -14,7 +14,7 @@ import pytest
 import torch
 from documents import ROOT
 from waiting import wait_for
-from your_trainer import defined, shown_under
+from your_trainer import shown_under
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -38,6 +38,9 @@ def make_pipe(urls, *rest):
     return samples.shuffle_buffer(5).map_samples(tokens_of)
 
 
+STOPS = 5, 4, 20, 6  # the steps of runs, each resumed from the one before
+
+
 def make_loader(urls, **options):
     return wp.PipeLoader(make_pipe(urls), batch_size=2, epoch_end="loop", **options)
 
@@ -52,7 +55,7 @@ def expected(urls, count, **options):
 
 @pytest.mark.slow
 def test_torchtitan(urls, tmp_path):
-    """Ten steps against five, save, load and five; and once more."""
+    """Two resumes in one epoch of 24 steps, and one across epochs."""
     pytest.importorskip("torchtitan", reason="needs torchtitan")
     import torch.distributed.checkpoint as dcp  # not when tests are collected: it takes a second
 
@@ -65,15 +68,42 @@ def test_torchtitan(urls, tmp_path):
         )
 
     given = []
-    for run in range(3):
+    for run, steps in enumerate(STOPS):
         dataloader = build()
         if run:
             dcp.load({"dataloader": dataloader}, checkpoint_id=tmp_path / str(run))
-        for inputs, labels in itertools.islice(iter(dataloader), 5):
+        for inputs, labels in itertools.islice(iter(dataloader), steps):
             assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
             given.append(numbers(inputs["input"]))
         dcp.save({"dataloader": dataloader}, checkpoint_id=tmp_path / str(run + 1))
-    assert given == expected(urls, 15)
+    assert given == expected(urls, sum(STOPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epoch_end", ["loop", "exact", "drop", "pad"])
+def test_accelerate(urls, tmp_path, epoch_end):
+    """Two resumes in one epoch of 24 steps, and one across epochs, by save_state() and
+    load_state().
+    """
+    accelerate = pytest.importorskip("accelerate")
+
+    def build():
+        counts = {} if epoch_end in ("loop", "exact") else {"samples_per_shard": 4}
+        samples = wp.ShardList(urls, shuffle=True, seed=3, **counts).open_shards().load_tar().group_by_key()
+        return wp.PipeLoader(samples.shuffle_buffer(5), batch_size=2, epoch_end=epoch_end)
+
+    def keys(loader):
+        return (batch["__key__"] for batch in itertools.chain.from_iterable(itertools.repeat(loader)))
+
+    given = []
+    for run, steps in enumerate(STOPS):
+        accelerator, loader = accelerate.Accelerator(cpu=True), build()
+        accelerator.register_for_checkpointing(checkpoint.AllRanks(loader))
+        if run:
+            accelerator.load_state(str(tmp_path / str(run)))
+        given += itertools.islice(keys(loader), steps)
+        accelerator.save_state(str(tmp_path / str(run + 1)))
+    assert given == list(itertools.islice(keys(build()), sum(STOPS)))
 
 
 def megatron(urls, directory, of, begin, dies):
@@ -211,111 +241,6 @@ def test_torchft(urls, tmp_path):
         trained = [batches[step] for step, part in sorted(parts.items()) if part[number]]
         assert trained == expected(urls, len(trained), rank=number, world_size=3)
         assert len(trained) > 4
-
-
-def train_and_die(urls, directory, dies, saved=None, **options):
-    """A training of 20 steps in a process of its own, which notes the keys, and may be killed."""
-    from transformers import Trainer, TrainingArguments
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(1, 1)
-
-        def forward(self, cls, **others):
-            seen.append(others["__key__"])
-            (directory / f"seen-{dies}.json").write_text(json.dumps(seen))
-            if len(seen) == dies:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return {"loss": self.layer(cls.float()[:, None]).mean()}
-
-    seen, tutorial = [], defined("PipeTrainer", "newest", Trainer=Trainer, checkpoint=checkpoint, os=os)
-    arguments = TrainingArguments(
-        str(saved or directory / "saved"), max_steps=20, save_steps=3, save_total_limit=1, remove_unused_columns=False,
-        report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=True, dataloader_pin_memory=False,
-    )  # fmt: skip
-    os.makedirs(arguments.output_dir, exist_ok=True)
-    trainer = tutorial.PipeTrainer(Model(), arguments, loader=batches(urls, **options))
-    trainer.train(tutorial.newest(arguments.output_dir))
-
-
-def batches(urls, *, epoch_end, **options):
-    """Uncounted, where 36 of 48 samples are kept, unless the end of an epoch needs the number."""
-    counted = {"samples_per_shard": 4} if epoch_end == "drop" else {}
-    pipe = wp.ShardList(urls, shuffle=True, seed=3, **counted).open_shards().load_tar().group_by_key()
-    if not counted:
-        pipe = pipe.filter_samples(lambda sample: int(sample["__key__"]) % 4)
-    return wp.PipeLoader(pipe.shuffle_buffer(5).decode_by_ext(), batch_size=4, epoch_end=epoch_end, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("epoch_end", ["loop", "exact", "drop"])
-def test_the_trainer_of_transformers_killed_twice(epoch_end, urls, tmp_path):
-    """By SIGKILL two and one step after a checkpoint, the second time in the second epoch; and with
-    one checkpoint at a time, of samples that are not counted, or are.
-    """
-    pytest.importorskip("transformers.trainer")
-    fork = multiprocessing.get_context("fork")
-    for dies in (5, 12, 0):
-        process = fork.Process(target=train_and_die, args=(urls, tmp_path, dies), kwargs={"epoch_end": epoch_end})
-        process.start()
-        process.join(200)
-        process.kill()
-        assert process.exitcode == (-signal.SIGKILL if dies else 0)
-    loader = batches(urls, epoch_end=epoch_end)
-    whole = [batch["__key__"] for _ in range(3) for batch in itertools.islice(loader, 20)][:20]
-    runs = [json.loads((tmp_path / f"seen-{dies}.json").read_text()) for dies in (5, 12, 0)]
-    # the first saved after step 3, the second after step 12
-    assert runs == [whole[:5], whole[3:15], whole[12:20]]
-
-
-def rank_that_dies(urls, directory, rank, dies, attempt):
-    """A rank of two of such a training, in a gloo group."""
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)  # a test may have used it before the fork
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}  # not used
-    place = f"file://{directory}/group-{attempt}"
-    torch.distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=2)
-    (own := directory / f"rank-{rank}").mkdir(exist_ok=True)
-    train_and_die(urls, own, dies, saved=directory / "saved", epoch_end="loop", rank=rank, world_size=2)
-
-
-@pytest.mark.slow
-def test_two_ranks_of_the_trainer_of_transformers_killed_twice(urls, tmp_path):
-    """One of both by SIGKILL, two steps and one step after a checkpoint; the other one then ends by
-    itself, or is killed too. No sample is lost or comes twice.
-    """
-    pytest.importorskip("transformers.trainer")
-    pytest.importorskip("accelerate")
-    fork = multiprocessing.get_context("fork")
-    runs = [[], []]
-    for attempt, (who, dies) in enumerate(((1, 5), (0, 12), (None, 0))):
-        chances = [dies if rank == who else 0 for rank in range(2)]
-        ranks = [
-            fork.Process(target=rank_that_dies, args=(urls, tmp_path, rank, chances[rank], attempt))
-            for rank in range(2)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks if who is None else [ranks[who]]:
-            process.join(200)
-        for process in ranks:
-            process.kill()
-            process.join()
-        assert [process.exitcode for process in ranks] == [0, 0] if who is None else ranks[who].exitcode == -9
-        for rank, run in enumerate(runs):
-            run.append(json.loads((tmp_path / f"rank-{rank}" / f"seen-{chances[rank]}.json").read_text()))
-    for rank, (first, second, third) in enumerate(runs):
-        loader = batches(urls, epoch_end="loop", rank=rank, world_size=2)
-        whole = [batch["__key__"] for batch in itertools.islice(loader, 20)]
-        # saved after step 3, and after step 12; the rank that is left may be a step behind
-        assert first[:4] == whole[:4]
-        assert second[:11] == whole[3:14]
-        assert third == whole[12:20]
-        assert first[:3] + second[:9] + third == whole
 
 
 def test_grain(tmp_path, monkeypatch):

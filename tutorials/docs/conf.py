@@ -143,7 +143,7 @@ def codecs():
 
 def expanded(app, text):
     """A source with the help of the steps that a line with STEPS names, that of the command line for
-    COMMANDS, the table of codecs for CODECS, and the section of the README that README names.
+    COMMANDS, and the table of codecs for CODECS.
     """
     helps = []
     context = click.Context(main)
@@ -155,10 +155,6 @@ def expanded(app, text):
         helps.append(f"## wds-pipes {name}\n\n```text\n{command.get_help(context)}\n```\n")
     text = re.sub(
         r"(?m)^STEPS (.*)$", lambda found: "\n" + "\n".join(step(app, name) for name in found[1].split()), text
-    )
-    readme = (Path(app.srcdir).parent / "README.md").read_text()
-    text = re.sub(
-        r"(?m)^README (.*)$", lambda found: readme.partition(f"\n## {found[1]}\n")[2].partition("\n## ")[0], text
     )
     text = text.replace("\nCODECS\n", f"\n{codecs()}\n")
     return text.replace("\nCOMMANDS\n", "\n" + "\n".join(helps))

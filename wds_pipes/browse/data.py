@@ -6,17 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from time import monotonic
 from typing import Any, BinaryIO, TypeVar
 
 from wds_pipes.errors import ShardError, WdsError, for_commands
 from wds_pipes.io.compression import MAGIC_BYTES, decompress, detect, unreadable
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
+from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import Version, version_of
 from wds_pipes.tar.index import Facts, MissingIndexError, find_facts, list_shards
@@ -30,6 +32,39 @@ _LEAST, _MOST = 1 << 16, 1 << 21  # bytes that are read at once: more each time 
 _WHOLE = 1 << 24  # bytes that are read at once where it is known that they are needed
 _HELD = 1 << 25  # bytes that stay in memory
 _REQUESTS = 8  # requests at once
+UNPACKED = 1 << 28  # bytes that the fields of a page unpack to
+
+
+class Budget:
+    """What a page may take: one page of a stalled or hostile shard stops no other one.
+
+    Args:
+        seconds: how long it may begin to read or decode something.
+        unpacked: the bytes to which its fields may unpack.
+
+    Attributes:
+        unpacked: those that are left.
+    """
+
+    def __init__(self, seconds: float = math.inf, unpacked: int = UNPACKED) -> None:
+        self._end, self.unpacked = monotonic() + seconds, unpacked
+
+    @property
+    def seconds(self) -> float:
+        """How many seconds are left."""
+        return max(0.0, self._end - monotonic())
+
+    def end(self) -> None:
+        """Use up the time: nobody waits for the page any more."""
+        self._end = -math.inf
+
+    def check(self) -> None:
+        """Raise TimeoutError if no time is left."""
+        if not self.seconds:
+            raise TimeoutError(
+                "It took too long to read. Look at less of it, or write an index: wds-pipes index --offsets"
+            )
+
 
 Read = Callable[[int, int], tuple[Any, int]]  # at, size: bytes, and the place of the first one
 
@@ -95,8 +130,8 @@ class Unpacked:
     before the last byte that was read.
     """
 
-    def __init__(self, open_it: Callable[[], BinaryIO], kind: str) -> None:
-        self._open, self._kind = open_it, kind
+    def __init__(self, open_it: Callable[[], BinaryIO], kind: str, budget: Budget | None = None) -> None:
+        self._open, self._kind, self._budget = open_it, kind, budget or Budget()
         self._file: BinaryIO | None = None
         self._stream: Any = io.BytesIO()
         self._at = 0
@@ -119,6 +154,7 @@ class Unpacked:
         return bytes(data), at
 
     def _some(self, most: int) -> bytes:
+        self._budget.check()
         data: bytes = self._stream.read1(most)
         self._at += len(data)
         return data
@@ -140,6 +176,8 @@ T = TypeVar("T")
 SAMPLES = 24  # of a page
 _BUFFER = 1 << 13  # bytes
 _CONNECTIONS = 16
+SECONDS = 20.0  # in which a page begins to read or decode something
+_SOON = 1.0  # seconds in which a page without an answer of a store is shown
 _KNOWN = 10_000  # places and counts that are remembered of shards without an index
 AT_ONCE = 64 << 20  # bytes of a local shard that is checked when it is looked at
 _REPORTS = 16  # of shards that were checked, which stay
@@ -185,7 +223,8 @@ class DataSet:
         self._facts: Facts | None = facts
         self.total = None if facts is None else sum(facts.samples)
         self._offsets = None if facts is None else ShardOffsets(self.shards, facts, None, storage_options)
-        self._keys = lru_cache(2)(self._keys_of)  # of the shards without an index in which was searched
+        self._keys: dict[tuple[int, Version], dict[str, int]] = {}  # of shards without an index that were searched
+        self._threads, self._waiting = DaemonThreads(_CONNECTIONS), dict[Hashable, Future[Any]]()
         # of shards without an index: where samples begin, and how many there are
         self._starts: dict[tuple[int, Version, int], int] = {}
         self._counts: dict[tuple[int, Version], int] = {}
@@ -213,12 +252,22 @@ class DataSet:
         count: int | None = self._facts.samples[shard]
         return count
 
-    def sizes(self, shards: range) -> list[int | None]:
-        """Return the sizes of shards in bytes; None: a size is not known."""
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
-            return list(pool.map(self._size, shards))
+    def soon(self, calls: Mapping[Hashable, Callable[[], Any]]) -> dict[Hashable, Any]:
+        """Return what calls return within a second, by their names, all made at once. What takes
+        longer is returned the next time that it is called.
+        """
+        with self._lock:
+            made = {
+                name: self._waiting.pop(name) if name in self._waiting else self._threads.submit(call)
+                for name, call in calls.items()
+            }
+        wait(made.values(), _SOON)
+        with self._lock:
+            self._waiting |= {name: call for name, call in made.items() if not call.done()}
+        return {name: call.result() for name, call in made.items() if call.done()}
 
-    def _size(self, shard: int) -> int | None:
+    def size(self, shard: int) -> int | None:
+        """Return the size of a shard in bytes; None: it is not known."""
         known = None if self._facts is None else self._facts[shard].size
         try:
             return version_of(self.shards[shard], self._options).size if known is None else known
@@ -259,7 +308,9 @@ class DataSet:
         return redact(self.shards[shard])
 
     @contextlib.contextmanager
-    def look(self, shard: int, number: int, count: int = SAMPLES, *, whole: bool = True) -> Iterator[ShardView]:
+    def look(
+        self, shard: int, number: int, count: int = SAMPLES, *, whole: bool = True, budget: Budget | None = None
+    ) -> Iterator[ShardView]:
         """Look at samples ``number`` to ``number + count - 1`` of a shard.
 
         Args:
@@ -267,10 +318,12 @@ class DataSet:
             number: the number of the first sample in the shard.
             count: how many samples, at most.
             whole: their data will be read too: it is requested with the headers if it is small.
+            budget: how long it may take; None: as long as it takes.
 
         Raises:
             LookupError: there is no such shard.
             ShardError: it cannot be opened.
+            TimeoutError: it has taken too long.
         """
         if not 0 <= shard < len(self.shards):
             raise LookupError(f"there is no shard {shard:,}: there are {len(self.shards):,}, from 0 on")
@@ -285,20 +338,21 @@ class DataSet:
         expected = (0, 0)
         if whole and offsets is not None and number < len(offsets) - 1:
             expected = offsets[number], offsets[min(number + count, len(offsets) - 1)] + AFTER
-        with self._open(self.shards[shard], version, expected) as window:
+        with self._open(self.shards[shard], version, expected, budget or Budget()) as window:
             view = ShardView(self, shard, version, window)
             begin = self._begin(view, number) if offsets is None else (number, offsets[min(number, len(offsets) - 1)])
             view.problem = self._walk(view, begin, range(number, number + count)) or problem
             yield view
 
     @contextlib.contextmanager
-    def _open(self, url: str, version: Version, expected: tuple[int, int]) -> Iterator[Window]:
+    def _open(self, url: str, version: Version, expected: tuple[int, int], budget: Budget) -> Iterator[Window]:
         """Open a window on a shard, which is decompressed if it is compressed. ``expected``: as of
         ``Window``, of an uncompressed shard.
         """
         opener = self._ranges.opener
 
         def read(at: int, size: int) -> tuple[Any, int]:
+            budget.check()
             if is_remote(url):
                 return self._ranges.read_one(url, at, at + size)
             with opener.open(url) as stream:
@@ -309,7 +363,7 @@ class DataSet:
         if kind is None:
             kind = detect(Window(read, (0, MAGIC_BYTES)).read(MAGIC_BYTES) or b"")
             self._remember(self._kinds, (url, version), kind)
-        with contextlib.closing(Unpacked(lambda: opener.open(url), kind)) as unpacked:
+        with contextlib.closing(Unpacked(lambda: opener.open(url), kind, budget)) as unpacked:
             yield Window(unpacked.read) if kind else Window(read, expected)
 
     def _begin(self, view: ShardView, number: int) -> tuple[int, int]:
@@ -340,7 +394,7 @@ class DataSet:
             return for_commands(error)
         return ""
 
-    def find(self, text: str, shard: int | None) -> tuple[int, int]:
+    def find(self, text: str, shard: int | None, budget: Budget | None = None) -> tuple[int, int]:
         """Return the shard and the number in it of the sample with a number or a key.
 
         A text of digits that does not start with a zero is a number: over all shards if an index
@@ -350,6 +404,7 @@ class DataSet:
             text: the number or the key.
             shard: the shard that is looked at, which is searched if no index has the keys; None:
                 none is.
+            budget: how long it may take; None: as long as it takes.
 
         Raises:
             LookupError: there is no such sample.
@@ -357,9 +412,9 @@ class DataSet:
         """
         if text.isdecimal() and text.isascii() and (text == "0" or text[0] != "0") and len(text) < 16:
             return self._find_number(int(text), shard)
-        return self.find_key(text, shard)
+        return self.find_key(text, shard, budget)
 
-    def find_key(self, key: str, shard: int | None) -> tuple[int, int]:
+    def find_key(self, key: str, shard: int | None, budget: Budget | None = None) -> tuple[int, int]:
         """Return the same of the sample with a key."""
         if self._offsets is not None and self._facts is not None:
             with contextlib.suppress(MissingIndexError):  # an index of another program has no keys
@@ -371,14 +426,18 @@ class DataSet:
             raise LookupError("there is no index of keys: look at a shard, and search in it, or write the index first")
         if not 0 <= shard < len(self.shards):
             raise LookupError(f"there is no shard {shard:,}")
-        if key not in (numbers := self._keys(shard, version_here(self.shards[shard]))):
+        place = shard, version_here(self.shards[shard])
+        if (numbers := self._keys.get(place)) is None:
+            numbers = self._keys_of(shard, budget)
+            self._remember(self._keys, place, numbers, 2)
+        if key not in numbers:
             raise LookupError(f"no sample of shard {self.shown(shard)} has the key {key!r:.300}")
         return shard, numbers[key]
 
-    def _keys_of(self, shard: int, version: Version) -> dict[str, int]:
+    def _keys_of(self, shard: int, budget: Budget | None) -> dict[str, int]:
         """Return the numbers of the samples of a shard by their keys, up to a damaged place."""
         found: dict[str, int] = {}
-        with self.look(shard, 0, 0) as view, contextlib.suppress(ShardError):
+        with self.look(shard, 0, 0, budget=budget) as view, contextlib.suppress(ShardError):
             for sample in ShardWalk(view, self.shards[shard], self._key_split, on_link=pass_link).samples():
                 found.setdefault(sample.key, sample.number)
         return found

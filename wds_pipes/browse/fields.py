@@ -8,11 +8,13 @@ Rules:
 
 from __future__ import annotations
 
+import io
 import json
 import tarfile
+import zipfile
 from typing import Any, NamedTuple
 
-from wds_pipes.browse.data import ShardView
+from wds_pipes.browse.data import Budget, ShardView
 from wds_pipes.codecs.table import IMAGE, ROWS, SPECS
 from wds_pipes.core.words import bytes_shown, plain, plural
 from wds_pipes.display.pictures import LARGE, SMALL, Picture, as_numbers, of_array, of_image, range_of
@@ -70,10 +72,11 @@ class Fields:
         view: the open shard.
         side: the longer side of pictures in pixels: ``SMALL`` for a grid, ``LARGE`` for a page of
             one sample, which also shows the first bytes and the header of a field.
+        budget: what the page may take. Fields that do not fit are not shown.
     """
 
-    def __init__(self, view: ShardView, side: int = SMALL) -> None:
-        self._view, self._side, self._left = view, side, BUDGET
+    def __init__(self, view: ShardView, side: int = SMALL, budget: Budget | None = None) -> None:
+        self._view, self._side, self._left, self._budget = view, side, BUDGET, budget or Budget()
         self._describer, self._decoders = Describer(_TEXT[side]), Decoders()
 
     def of(self, sample: Found, numbers: range) -> list[Shown]:
@@ -83,6 +86,7 @@ class Fields:
             member = sample.members[number]
             shown = Shown(number, plain(cut(member.field, MOST_NAME)) or "(no name)", bytes_shown(member.size))
             try:
+                self._budget.check()
                 found.append(self._show(shown, member))
             except unreadable() as error:
                 found.append(shown._replace(kind="bytes", problem=_line(error)))
@@ -103,6 +107,10 @@ class Fields:
         data = self._view.read(member)
         if len(data) < member.size:
             return found._replace(kind="bytes", problem="The shard ends inside of it.")
+        if (unpacked := _unpacked(data)) > self._budget.unpacked:
+            why = f"It unpacks to {bytes_shown(unpacked)}, too much to be shown: download it."
+            return found._replace(kind="bytes", problem=why)
+        self._budget.unpacked -= unpacked
         described = self._describer.describe(member.field, data)
         found = found._replace(kind=described.kind, text=described.text)
         if described.kind.endswith(" image") or extension in IMAGE:
@@ -155,6 +163,17 @@ class Fields:
         if member.offset - BLOCK != member.start:
             rows.append(("extended", f"{member.offset - BLOCK - member.start:,} bytes of extended headers before it"))
         return tuple(rows)
+
+
+def _unpacked(data: bytes) -> int:
+    """The bytes to which a zip, such as an npz, says that it unpacks; 0: it is none."""
+    if data[:2] != b"PK":
+        return 0
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except zipfile.BadZipFile:  # its decoder says so
+        return 0
 
 
 def _whole(value: Any, indent: int | None, most: int) -> str:

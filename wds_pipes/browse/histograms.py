@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from concurrent.futures import wait
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from wds_pipes.browse.data import DataSet
+from wds_pipes.browse.data import Budget, DataSet
 from wds_pipes.browse.fields import MEDIA, MOST_NAME
-from wds_pipes.browse.pages import Pages
+from wds_pipes.browse.pages import Pages, Query
 from wds_pipes.core.order import Permutation, hash64
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.display.text import cut
 from wds_pipes.io.open import is_remote
+from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.tools.looking import Decoders, image_header
 
 SAMPLES = 512  # that are drawn
@@ -168,7 +169,7 @@ def drawn(total: int, count: int, seed: int) -> list[int]:
     return numbers
 
 
-def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
+def look_at_part(data: DataSet, seed: int, budget: Budget) -> tuple[str, Seen]:
     """Look at a random part of the samples of a data set: of all of them if an index counts them,
     else the first samples of some shards.
 
@@ -177,6 +178,7 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
     Args:
         data: the data set.
         seed: decides which part.
+        budget: how long it may take. What has not come by then is left out.
 
     Returns:
         Which samples they are, in words, and what was seen.
@@ -191,7 +193,7 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
 
     def look(place: tuple[int, int, int]) -> None:
         try:
-            with data.look(*place) as view:
+            with data.look(*place, budget=budget) as view:
                 for sample in view.found if seen.bytes < _BUDGET else ():
                     heads = [
                         (
@@ -207,8 +209,15 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
         except OSError as error:
             seen.problem = seen.problem or str(error)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(look, places))
+    threads = DaemonThreads(_THREADS)
+    looks = [threads.submit(look, place) for place in places]
+    wait(looks, None if budget.seconds == math.inf else budget.seconds)
+    for each in looks:
+        if each.done():
+            each.result()
+        else:
+            each.cancel()
+            seen.problem = seen.problem or "Some of it has not come in time."
     if data.total is not None:
         runs = f", in runs of {run} neighbours" if run > 1 else ""
         return f"{seen.samples:,} of {plural(data.total, 'sample')}{runs}", seen
@@ -219,11 +228,14 @@ def look_at_part(data: DataSet, seed: int) -> tuple[str, Seen]:
 
 def add_histograms(pages: Pages) -> None:
     """Add the page of histograms. What was drawn last stays, so that a reload takes no time."""
-    draw = lru_cache(2)(lambda number: look_at_part(pages.data, number))
+    last: dict[int, tuple[str, Seen]] = {}
 
-    def page(*, query: Mapping[str, str]) -> str:
+    def page(*, query: Query) -> str:
         number = int(query["part"]) if re.fullmatch(r"\d{1,9}", query.get("part", ""), re.ASCII) else 0
-        part, seen = draw(number)
+        part, seen = last.get(number) or look_at_part(pages.data, number, query.budget)
+        last.clear()
+        if not seen.problem:
+            last[number] = part, seen
         return pages.render("histograms.html", number=number, part=part, seen=seen, histograms=seen.histograms())
 
     pages.add(r"histograms\.html", page, "Histograms")

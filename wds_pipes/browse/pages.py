@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from importlib.resources import files
 from typing import Any, TypeAlias
 
-from wds_pipes.browse.data import SAMPLES, DataSet, findings_at
+from wds_pipes.browse.data import SAMPLES, SECONDS, Budget, DataSet, findings_at
 from wds_pipes.browse.fields import MOST_NAME, Fields
 from wds_pipes.core.importing import library
 from wds_pipes.core.words import bytes_shown, plain, plural
@@ -26,6 +27,18 @@ _NUMBER = r"(\d{1,15})"
 
 Render = Callable[..., str]
 Section: TypeAlias = "Callable[[Pages], object]"  # adds pages
+
+
+class Query(dict[str, str]):
+    """The options in the URL of a page.
+
+    Attributes:
+        budget: what the page may take.
+    """
+
+    def __init__(self, options: Mapping[str, str], budget: Budget) -> None:
+        super().__init__(options)
+        self.budget = budget
 
 
 class Pages:
@@ -85,16 +98,22 @@ class Pages:
         if title:
             self.navigation.append((pattern.replace("\\", ""), title))
 
-    def page(self, name: str, query: Mapping[str, str] | None = None) -> str:
+    def page(self, name: str, options: Mapping[str, str] | None = None, budget: Budget | None = None) -> str:
         """Return the page with a name.
+
+        Args:
+            name: its name.
+            options: those in the URL; None: there are none.
+            budget: what the page may take; None: as long as it takes.
 
         Raises:
             LookupError: there is no such page, shard or sample.
             WdsError: a shard or an index cannot be read.
+            TimeoutError: it has taken too long.
         """
         for pattern, render in self._routes:
             if found := pattern.fullmatch(name):
-                return render(*map(int, found.groups()), query=query or {})
+                return render(*map(int, found.groups()), query=Query(options or {}, budget or Budget()))
         raise LookupError("there is no such page")
 
     def render(self, template: str, **values: Any) -> str:
@@ -109,16 +128,23 @@ class Pages:
         """Return a page that says what is wrong."""
         return self.render("error.html", message=message, shard=shard)
 
-    def _shards(self, page: int, query: Mapping[str, str]) -> str:
+    def _shards(self, page: int, query: Query) -> str:
         data, first = self.data, (page - 1) * SHARDS
         numbers = range(len(data.shards))[max(first, 0) : first + SHARDS]
         if page < 1 or not numbers:
             raise LookupError(f"there is no page {page} of shards: there are {plural(len(data.shards), 'shard')}")
+        fields = "fields", numbers[0]
+        found = data.soon(
+            {
+                **{number: partial(data.size, number) for number in numbers},
+                fields: partial(self._fields_of, numbers[0]),
+            }
+        )
         rows = [
-            {"number": number, "url": data.shown(number), "count": data.count(number), "size": size}
-            for number, size in zip(numbers, data.sizes(numbers), strict=True)
+            {"number": number, "url": data.shown(number), "count": data.count(number), "size": found.get(number)}
+            for number in numbers
         ]
-        names, problem = self._fields_of(numbers[0])
+        names, problem = found.get(fields, ([], "It has not answered yet. Load this page again."))
         return self.render(
             "shards.html",
             rows=rows,
@@ -134,17 +160,17 @@ class Pages:
         known.
         """
         try:
-            with self.data.look(shard, 0, 1, whole=False) as view:
+            with self.data.look(shard, 0, 1, whole=False, budget=Budget(SECONDS)) as view:
                 found = view.found
                 names = [cut(member.field, MOST_NAME) for member in found[0].members[:_FIELDS]] if found else []
                 return names, view.problem
-        except WdsError as error:
+        except (WdsError, TimeoutError) as error:
             return [], for_commands(error)
 
-    def _grid(self, shard: int, page: int, query: Mapping[str, str]) -> str:
+    def _grid(self, shard: int, page: int, query: Query) -> str:
         first = max(page - 1, 0) * SAMPLES
-        with self.data.look(shard, first) as view:
-            fields, report = Fields(view), self._report(shard, query)
+        with self.data.look(shard, first, budget=query.budget) as view:
+            fields, report = Fields(view, budget=query.budget), self._report(shard, query)
             cards = [
                 {
                     "sample": sample._replace(key=cut(sample.key, MOST_NAME)),
@@ -176,8 +202,8 @@ class Pages:
         except OSError:  # the page says why it cannot be read
             return None
 
-    def _sample(self, shard: int, number: int, query: Mapping[str, str]) -> str:
-        with self.data.look(shard, number, 1) as view:
+    def _sample(self, shard: int, number: int, query: Query) -> str:
+        with self.data.look(shard, number, 1, budget=query.budget) as view:
             found, more, problem = view.found, view.more, view.problem
             if not found:
                 if problem:
@@ -186,7 +212,7 @@ class Pages:
             sample = found[0]
             first = int(query["fields"]) if re.fullmatch(_NUMBER, query.get("fields", ""), re.ASCII) else 0
             numbers = range(len(sample.members))[first : first + _FIELDS]
-            fields = Fields(view, LARGE).of(sample, numbers)
+            fields = Fields(view, LARGE, query.budget).of(sample, numbers)
             findings = findings_at(self._report(shard, query), sample)
         return self.render(
             "sample.html",
@@ -205,7 +231,7 @@ class Pages:
 
 
 def _size(value: int | None) -> str:
-    return "unknown" if value is None else bytes_shown(value)
+    return "?" if value is None else bytes_shown(value)
 
 
 def static_files() -> dict[str, bytes]:

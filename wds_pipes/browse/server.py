@@ -8,6 +8,9 @@ Rules:
    that it resolves to 127.0.0.1 (DNS rebinding).
 3. Only GET. A field is sent as a download without a type, but for audio and video, which have fixed
    types.
+4. A page is made in a thread, and has a deadline. When it passes, or the browser has closed the
+   connection, the page stops at its next step; a thread that waits for a store until then is
+   replaced. So no page waits for another one.
 """
 
 from __future__ import annotations
@@ -19,22 +22,26 @@ import os
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from aiohttp import web
 
+from wds_pipes.browse.data import SECONDS, Budget
 from wds_pipes.browse.fields import MEDIA
 from wds_pipes.browse.pages import Pages, static_files
 from wds_pipes.errors import WdsError, for_commands
 from wds_pipes.io.compression import unreadable
+from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.tools.reading import Member
 
 T = TypeVar("T")
 _HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d{1,5})?", re.IGNORECASE)
 _TYPES = {"css": "text/css", "js": "text/javascript"}
 _CHUNK = 1 << 20  # bytes that are sent at once
+_PAGES = 8  # that are made at once
+_GRACE = 10.0  # seconds for the last step of a page
+_CHECKED = 600.0  # seconds of a page for which a shard is checked, which reads it to its end
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; media-src 'self'; style-src 'self'; "
     "script-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -61,12 +68,10 @@ class Server:
 
     def __init__(self, pages: Pages, token: str | None = None) -> None:
         self.pages, self.token = pages, token or secrets.token_urlsafe(18)
-        # One thread renders, so that there is one page in memory at a time. Others send media.
-        self._renderer, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(4)
+        self._renderers, self._readers = DaemonThreads(_PAGES), DaemonThreads(4)  # the readers send media
         self._static = static_files()
         self.app = web.Application(middlewares=[self._guard])
         self.app.on_response_prepare.append(_add_headers)
-        self.app.on_cleanup.append(self._close)
         for path, handler in (
             ("/{token}/", self._index),
             ("/{token}/go", self._go),
@@ -87,16 +92,34 @@ class Server:
         try:
             return await handler(request)
         except LookupError as error:
-            return await self._error(str(error.args[0] if error.args else error), 404)
+            return self._error(str(error.args[0] if error.args else error), 404)
+        except TimeoutError as error:
+            return self._error(str(error), 504)
         except (WdsError, OSError, ImportError) as error:
-            return await self._error(for_commands(error), 200)
+            missing = getattr(error, "missing", False) or isinstance(error, FileNotFoundError)
+            return self._error(for_commands(error), 404 if missing else 200)
 
-    async def _error(self, message: str, status: int) -> web.Response:
-        text = await self._run(self._renderer, lambda: self.pages.error(message))
-        return web.Response(text=text, content_type="text/html", status=status)
+    def _error(self, message: str, status: int) -> web.Response:
+        return web.Response(text=self.pages.error(message), content_type="text/html", status=status)
 
-    async def _run(self, where: ThreadPoolExecutor, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(where, function)
+    async def _render(self, function: Callable[[Budget], T], seconds: float = SECONDS) -> T:
+        """Call a function in a thread; ``seconds``: in which it begins its steps.
+
+        Raises:
+            TimeoutError: it has not ended.
+        """
+        budget = Budget(seconds)
+        try:
+            return await self._run(self._renderers, partial(function, budget), seconds + _GRACE)
+        finally:
+            budget.end()
+
+    async def _run(self, where: DaemonThreads, function: Callable[[], T], seconds: float = SECONDS + _GRACE) -> T:
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(where, function)
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"It has not come in {seconds:.0f} s. Load this page again.") from error
 
     async def _index(self, request: web.Request) -> web.StreamResponse:
         raise web.HTTPFound(f"/{self.token}/shards-1.html")
@@ -105,8 +128,8 @@ class Server:
         name = request.match_info["name"]
         if name in self._static:
             return web.Response(body=self._static[name], content_type=_TYPES[name.rpartition(".")[2]])
-        query = dict(request.query)
-        text = await self._run(self._renderer, lambda: self.pages.page(name, query))
+        options, seconds = dict(request.query), _CHECKED if request.query.get("verify") == "1" else SECONDS
+        text = await self._render(lambda budget: self.pages.page(name, options, budget), seconds)
         return web.Response(text=text, content_type="text/html")
 
     async def _go(self, request: web.Request) -> web.StreamResponse:
@@ -115,7 +138,7 @@ class Server:
         looked_at = int(shard) if re.fullmatch(r"\d{1,15}", shard, re.ASCII) else None
         data = self.pages.data
         find = partial(data.find_key, key, looked_at) if key else partial(data.find, wanted, looked_at)
-        place = await self._run(self._renderer, find)
+        place = await self._render(find)
         raise web.HTTPFound(f"/{self.token}/sample-{place[0]}-{place[1]}.html")
 
     async def _field(self, request: web.Request) -> web.StreamResponse:
@@ -159,10 +182,6 @@ class Server:
             raise LookupError("the field is neither audio nor video")
         return {"Content-Type": kind}
 
-    async def _close(self, app: web.Application) -> None:
-        self._renderer.shutdown(wait=False, cancel_futures=True)
-        self._readers.shutdown(wait=False, cancel_futures=True)
-
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(HEADERS)
@@ -188,7 +207,7 @@ async def serve(server: Server, port: int, on_ready: Callable[[str], None]) -> N
     Raises:
         ValueError: the port is in use.
     """
-    runner = web.AppRunner(server.app, access_log=None, shutdown_timeout=1)
+    runner = web.AppRunner(server.app, access_log=None, shutdown_timeout=1, handler_cancellation=True)
     await runner.setup()
     try:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import partial
 from itertools import islice
@@ -193,6 +194,8 @@ def get(
     from wds_pipes.tools.looking import write_fields, write_tar
     from wds_pipes.tools.rows import is_text
 
+    if _names_shards(sample) and not _names_shards(urls[-1]):
+        raise Refused(f"the key of the sample comes before the shards: wds-pipes get {urls[-1]} {sample} ...")
     number = sample.isdecimal() and sample.isascii() and (sample == "0" or sample[0] != "0") and not is_key
     found = tools.get(int(sample) if number else sample, urls, field=field, on_scan=partial(echo, err=True), **options)
     if output is not None:
@@ -205,6 +208,13 @@ def get(
         stream.flush()
     else:
         write_tar([found], _binary_output())
+
+
+def _names_shards(text: str) -> bool:
+    from wds_pipes.io.compression import TAR_NAME
+
+    known = os.path.exists(text) or text == "-" or TAR_NAME.fullmatch(text) is not None
+    return known or any(mark in text for mark in ("://", *"*?[{@$"))
 
 
 @click.command(

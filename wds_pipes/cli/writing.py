@@ -185,8 +185,8 @@ def create(**options: Any) -> tools.Report:
     """Make shards of files, lists and tables in the directory DEST.
 
     DEST gets shard-000000.tar and so on, their offsets and index.json. SOURCE is a directory, a
-    file (text also as .gz, .bz2, .xz or .zst), or - for standard input. Hidden files, and files of
-    shards, are left out:
+    file (text also as .gz, .bz2, .xz or .zst), or - for standard input. Hidden files, files
+    like Thumbs.db, and shards are left out:
 
     \b
     files    files of one name are a sample: a.jpg and a.json

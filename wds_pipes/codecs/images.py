@@ -15,6 +15,7 @@ import numpy.typing as npt
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, Encoder
 from wds_pipes.codecs.resizing import Pixels, Resize, scale_for
+from wds_pipes.codecs.stored import TURNS, has_alpha, is_deep_colour, is_deep_grey, read_deep, read_stored
 from wds_pipes.errors import mended
 
 _ORIENTATION, _WIDTH, _LENGTH = 0x0112, 0x0100, 0x0101  # tags of TIFF
@@ -24,6 +25,7 @@ _MODULES = {"WEBP": "WebP"}  # the names of Pillow's modules where they are not 
 # What simplejpeg and Pillow decode to the same pixels: mode of the result, colours of the file.
 _SAME = {("RGB", "YCbCr"), ("RGB", "RGB"), ("RGB", "Gray"), ("RGBA", "YCbCr"), ("RGBA", "RGB"), ("L", "Gray")}
 _COLOURS = {"L": "GRAY", "RGB": "RGB", "RGBA": "RGBA"}
+_LUMINANCE = (np.float32(0.299), np.float32(0.587), np.float32(0.114))  # of Pillow's L (ITU-R 601)
 _START_OF_JPEG = b"\xff\xd8\xff"  # of every JPEG
 
 # The result of an image spec: Pillow's mode, floats in 0..1 instead of uint8, the kind of object.
@@ -49,19 +51,23 @@ def decoders_in_use() -> dict[str, str]:
     return {name: quick.get(name, "pillow") for name in IMAGE_FORMATS}
 
 
-def image_decoder(spec: str, max_pixels: int, resize: Resize | None = None) -> Decoder:
+def image_decoder(
+    spec: str, max_pixels: int, resize: Resize | None = None, *, pages: str | None = None, upright: bool = False
+) -> Decoder:
     """A decoder of images; ``spec`` names the kind of result, see ``decode_by_ext``."""
     mode, floats, kind = IMAGE_SPECS[spec]
+    lying = None if resize is None else resize.turned()
 
     def decode(data: bytes) -> Any:
         data = bytes(data)  # of a memoryview; bytes are not copied
         if not mode:
-            with open_image(data, max_pixels) as image:
-                return _stored(image)
-        if kind == "pil" and resize is None:
+            return _raw(data, max_pixels, pages)
+        orientation = _orientation(data, max_pixels) if upright else 1
+        if kind == "pil" and resize is None and orientation == 1:
             with open_image(data, max_pixels) as image:
                 return _in_mode(image, mode, spec)
-        array = _decode(data, spec, max_pixels, resize)
+        array = _decode(data, spec, max_pixels, lying if orientation in _TURNED else resize)
+        array = np.ascontiguousarray(TURNS[orientation](array)) if orientation != 1 else array
         if kind == "pil":
             from PIL import Image
 
@@ -88,8 +94,8 @@ def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> P
         return decoded
     with open_image(data, max_pixels) as image:
         width, height = image.size
-        if _is_deep(image) and floats:
-            return _deep(image, mode, resize)
+        if floats and (is_deep_grey(image) or is_deep_colour(data, image)):
+            return _deep(data, image, mode, resize)
         if resize is not None and image.format in ("JPEG", "MPO"):
             denominator, rough = scale_for(resize, width, height)
             image.draft(None, (width // denominator, height // denominator))
@@ -164,28 +170,45 @@ def check_pixels(width: int, height: int, most: int) -> None:
         )
 
 
-def _is_deep(image: Any) -> bool:
-    """Whether an image is grey with 16 bits a pixel. (Pillow reads colours of 16 bits as 8.)"""
-    return bool(image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")))
+def _raw(data: bytes, max_pixels: int, pages: str | None) -> npt.NDArray[Any]:
+    """Decode an image to the array that the file stores."""
+    try:
+        opened = open_image(data, max_pixels)
+    except SyntaxError:  # of Pillow, for a kind of TIFF that it does not know
+        if _format_of(data) != "TIFF":
+            raise
+        return read_stored(data, None, max_pixels, pages)
+    with opened as image:
+        return read_stored(data, image, max_pixels, pages)
 
 
-def _deep(image: Any, mode: str, resize: Resize | None) -> Pixels:
-    """Decode a grey image of 16 bits to floats from 0 to 1."""
-    array: Pixels = _stored(image).astype(np.float32) / np.float32(65535)
-    if resize is not None:
-        array = resize.resize(array, array.shape[1], array.shape[0])
-    if mode == "L":
-        return array
-    colours = [array] * 3 + [np.ones_like(array)] * (mode == "RGBA")
-    return np.stack(colours, axis=2)
+def _orientation(data: bytes, max_pixels: int) -> int:
+    """The orientation in the EXIF of an image; 1, which is upright: it has none, or a damaged one.
 
-
-def _stored(image: Any) -> npt.NDArray[Any]:
-    """Return the array of an image as its file stores it: of 16 bits uint16, numbers of a palette,
-    bool of 1 bit.
+    Pillow turns a TIFF by its own tag when it decodes it.
     """
-    array = np.array(image)
-    return array.astype(np.uint16 if _is_deep(image) else array.dtype.newbyteorder("="), copy=False)
+    with open_image(data, max_pixels) as image:
+        if image.format == "TIFF":
+            return 1
+        try:
+            found = image.getexif().get(_ORIENTATION, 1)
+        except (SyntaxError, ValueError, TypeError, KeyError, OSError, struct.error):
+            return 1
+    return found if found in TURNS else 1
+
+
+def _deep(data: bytes, image: Any, mode: str, resize: Resize | None) -> Pixels:
+    """Decode an image of 16 bits a sample to floats from 0 to 1."""
+    deep = np.array(image).astype(np.uint16)[..., None] if is_deep_grey(image) else read_deep(data, image)
+    planes = list((deep.astype(np.float32) / np.float32(65535)).transpose(2, 0, 1))
+    alpha = planes[-1] if has_alpha(image, len(planes)) else np.ones_like(planes[0])
+    colours = planes[:3] if len(planes) > 2 else planes[:1] * 3
+    if mode == "L":
+        colours = [sum(map(np.multiply, colours, _LUMINANCE))] if len(planes) > 2 else planes[:1]
+    planes = colours + [alpha] * (mode == "RGBA")
+    if resize is not None:
+        planes = [resize.resize(plane, plane.shape[1], plane.shape[0]) for plane in planes]
+    return planes[0] if mode == "L" else np.stack(planes, axis=2)
 
 
 def _in_mode(image: Any, mode: str, spec: str) -> Any:
@@ -194,7 +217,7 @@ def _in_mode(image: Any, mode: str, spec: str) -> Any:
     Raises:
         ValueError: its pixels have more bits, which would be cut.
     """
-    if _is_deep(image):
+    if is_deep_grey(image):
         floats = f"{'torch' * spec.startswith('torch')}{mode.lower()}"
         raise ValueError(
             f"the image has 16 bits a pixel, of which {spec!r} would keep 8: use {floats!r} (floats, value / 65535) or "

@@ -1,8 +1,9 @@
 """Audio with soundfile and PyAV, and video with PyAV: whole, a clip by seconds, or read on request.
 
 Rules:
-1. soundfile decodes WAV, FLAC and Ogg (Vorbis, Opus); PyAV decodes MP3, M4A, and what soundfile
-   refuses. What the library says of a file is believed: its length, its frames, its damage.
+1. soundfile decodes WAV, FLAC, Ogg (Vorbis, Opus), AIFF, W64 and NIST SPHERE; PyAV decodes MP3,
+   M4A, and what soundfile refuses. What the library says of a file is believed: its length, its
+   frames, its damage.
 2. FFmpeg would also try formats that read other files and URLs, such as playlists. So the first
    bytes say which format PyAV opens.
 """
@@ -24,26 +25,37 @@ import numpy.typing as npt
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import MAX_DECODED_BYTES, Decoder, Encoder
 from wds_pipes.core.importing import library
-from wds_pipes.core.options import checks_options
+from wds_pipes.core.options import check_count, checks_options
 from wds_pipes.errors import mended
 
-_BLOCK = 1 << 16  # samples that are decoded or encoded at a time
+_LEAST = 1 << 10  # samples that are resampled
+_READ = 1 << 19  # samples of a channel that are decoded at a time: most files at once
+_BLOCK = 1 << 16  # samples that are encoded at a time
+_BY_SOUNDFILE = ("wav", "flac", "ogg", "aiff", "nistsphere", "w64")  # formats, by FFmpeg's names
 _MAX_PIXELS = 1 << 26  # of a frame
 _MICROSECOND = Fraction(1, 1_000_000)
 
 
 def _format_of(data: bytes) -> str:
     """Return FFmpeg's name of the format that the first bytes say; ValueError: it is unknown."""
-    if data[:4] in (b"RIFF", b"RF64"):
+    if data[:4] == b"FORM" and data[8:12] in (b"AIFF", b"AIFC"):
+        found: str | None = "aiff"
+    elif data[:4] in (b"RIFF", b"RF64"):
         found = {b"WAVE": "wav", b"AVI ": "avi"}.get(data[8:12])
     elif data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         found = "mov"
     elif data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] >= b"\xe0"):
         found = "mp3"
     else:
-        found = {b"fLaC": "flac", b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska"}.get(data[:4])
+        found = {
+            b"fLaC": "flac",
+            b"OggS": "ogg",
+            b"\x1a\x45\xdf\xa3": "matroska",
+            b"NIST": "nistsphere",
+            b"riff": "w64",
+        }.get(data[:4])
     if found is None:
-        raise ValueError("the data are none of WAV, FLAC, Ogg, MP3, MP4, MOV, Matroska, WebM, AVI")
+        raise ValueError("the data are none of WAV, FLAC, Ogg, AIFF, W64, SPHERE, MP3, MP4, MOV, Matroska, WebM, AVI")
     return found
 
 
@@ -59,8 +71,10 @@ def _open(data: bytes, what: str) -> Any:
     """
     name = _format_of(data)
     av = library("av", "av", f"this {what} field")
+    # Tags that are not UTF-8 are no error. From PyAV 19 on they never are, and it has no such option.
+    options = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     try:
-        container = av.open(io.BytesIO(data), format=name, metadata_errors="replace")
+        container = av.open(io.BytesIO(data), format=name, **options)
     except av.FFmpegError as error:
         raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
     streams = getattr(container.streams, what)
@@ -78,15 +92,15 @@ def _check_clip(start: float, duration: float | None) -> None:
         raise ValueError("duration must be more than 0 seconds")
 
 
-def _clip(reader: Any, rate: str, start: float, duration: float | None, max_bytes: int) -> Decoder:
+def _clip(reader: Any, rate: str, start: float, duration: float | None, **options: Any) -> Decoder:
     """Return a decoder of a clip and its rate, which the ``reader`` has as an attribute."""
     _check_clip(start, duration)
-    return functools.partial(_read_clip, reader, rate, (start, duration), max_bytes)
+    return functools.partial(_read_clip, reader, rate, (start, duration), options)
 
 
-def _read_clip(kind: Any, rate: str, clip: tuple[float, float | None], max_bytes: int, data: bytes) -> Any:
+def _read_clip(kind: Any, rate: str, clip: tuple[float, float | None], options: dict[str, Any], data: bytes) -> Any:
     reader = kind(data)
-    return reader.read(*clip, max_bytes=max_bytes), getattr(reader, rate)
+    return reader.read(*clip, **options), options.get(rate) or getattr(reader, rate)
 
 
 def _pair(value: Any, what: str) -> tuple[npt.NDArray[Any], Any]:
@@ -104,8 +118,8 @@ class AudioReader:
     """The audio of a field, which is decoded when it is read.
 
     A decoder: ``decode_by_ext({"wav;flac;mp3": wp.AudioReader})``. It holds the bytes of the field,
-    and can be pickled. The package ``soundfile`` reads WAV, FLAC and Ogg; the package ``av`` reads
-    MP3, M4A, and what soundfile refuses.
+    and can be pickled. The package ``soundfile`` reads WAV, FLAC, Ogg, AIFF, W64 and NIST
+    SPHERE; the package ``av`` reads MP3, M4A, and what soundfile refuses.
 
     Args:
         data: the bytes of the file.
@@ -125,7 +139,7 @@ class AudioReader:
         self.sample_rate: int
         self.channels: int
         samples: int | None = None
-        if _format_of(self._data) in ("wav", "flac", "ogg"):
+        if _format_of(self._data) in _BY_SOUNDFILE:
             with contextlib.suppress(ValueError), _soundfile(self._data) as file:
                 self.sample_rate, self.channels, samples = file.samplerate, file.channels, file.frames
                 self._by_soundfile = True
@@ -140,14 +154,26 @@ class AudioReader:
     def __reduce__(self) -> Any:
         return type(self), (self._data,)
 
-    def read(self, start: float = 0.0, duration: float | None = None, *, max_bytes: int = MAX_DECODED_BYTES) -> Any:
+    def read(
+        self,
+        start: float = 0.0,
+        duration: float | None = None,
+        *,
+        sample_rate: int | None = None,
+        mono: bool = False,
+        max_bytes: int = MAX_DECODED_BYTES,
+    ) -> Any:
         """Decode the samples from second ``start`` on.
 
         Args:
             start: the first second, rounded to a sample.
             duration: how many seconds; None: to the end. At the end of the file the clip is
                 shorter.
-            max_bytes: the most memory for the samples.
+            sample_rate: resample the clip to so many samples per second, with FFmpeg's resampler
+                (package ``av``); None: to none. A clip of n samples has then n times the ratio of
+                the rates, rounded up.
+            mono: return the mean of the channels, as one channel.
+            max_bytes: the most memory for the samples of the file.
 
         Returns:
             A float32 array of shape (channels, samples), from -1 to 1.
@@ -175,7 +201,15 @@ class AudioReader:
                 break
         if not count and first:
             raise ValueError(f"it ends before start={start}")
-        return np.concatenate(blocks, axis=1) if blocks else np.empty((self.channels, 0), np.float32)
+        if len(blocks) == 1:
+            samples = np.ascontiguousarray(blocks[0])
+        else:
+            samples = np.concatenate(blocks, axis=1) if blocks else np.empty((self.channels, 0), np.float32)
+        if mono and len(samples) > 1:
+            samples = samples.mean(axis=0, keepdims=True)
+        return (
+            samples if sample_rate in (None, self.sample_rate) else _resampled(samples, self.sample_rate, sample_rate)
+        )
 
     def _blocks(self, first: int) -> Iterator[npt.NDArray[np.float32]]:
         """Decode from sample ``first`` on, in blocks of shape (channels, samples)."""
@@ -187,8 +221,12 @@ class AudioReader:
         """Yield the place of blocks, and their samples, from about sample ``first`` on."""
         with _soundfile(self._data) as file:
             # In an Ogg, libsndfile finds only about the place.
-            place = 0 if file.format == "OGG" else file.seek(min(first, file.frames))
-            while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+            place = 0 if not first or file.format == "OGG" else file.seek(min(first, file.frames))
+            while True:
+                size = min(_READ, max(_BLOCK, file.frames - place))  # libsndfile fills what is too much with zeros
+                block = file.read(size, dtype="float32", always_2d=True)
+                if not len(block):
+                    return
                 yield place, np.ascontiguousarray(block.T)
                 place += len(block)
 
@@ -206,6 +244,24 @@ class AudioReader:
                         place += block.shape[1]
         except av.FFmpegError as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
+
+
+def _resampled(samples: npt.NDArray[np.float32], rate: int, new_rate: int) -> npt.NDArray[np.float32]:
+    """Return samples of shape (channels, samples) at another rate."""
+    av = library("av", "av", "resampling audio")
+    length = -(-samples.shape[1] * new_rate // rate)
+    result = np.zeros((len(samples), length), np.float32)
+    for channel, target in zip(samples, result, strict=True):
+        # FFmpeg returns nothing of a few samples.
+        padded = np.pad(channel, (0, max(0, _LEAST - len(channel))))
+        frame = av.AudioFrame.from_ndarray(padded[None], format="fltp", layout="mono")
+        frame.sample_rate = rate
+        resampler, place = av.AudioResampler(format="fltp", layout="mono", rate=new_rate), 0
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            block = part.to_ndarray()[0, : length - place]
+            target[place : place + len(block)] = block
+            place += len(block)
+    return result
 
 
 @contextlib.contextmanager
@@ -234,12 +290,19 @@ def _sequential(soundfile: Any) -> Any:
 
 
 @checks_options
-def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
+def audio(
+    *,
+    start: float = 0.0,
+    duration: float | None = None,
+    sample_rate: int | None = None,
+    mono: bool = False,
+    max_bytes: int = MAX_DECODED_BYTES,
+) -> Decoder:
     """Return a decoder of a clip of audio, as in ``decode_by_ext({"wav": wp.audio(duration=3)})``.
 
-    ``decode_by_ext("audio")`` decodes all of every wav, flac, ogg, opus, mp3 and m4a. A decoder
-    returns ``(samples, sample_rate)``, with the samples as a float32 array of shape (channels,
-    samples), from -1 to 1. Nothing is resampled. For a clip that depends on the sample use
+    ``decode_by_ext("audio")`` decodes all of every wav, flac, ogg, opus, mp3, m4a, aiff, w64 and
+    sph. A decoder returns ``(samples, sample_rate)``, with the samples as a float32 array of shape
+    (channels, samples), from -1 to 1. For a clip that depends on the sample use
     ``wp.AudioReader``. Needs the packages ``soundfile`` and ``av`` (extra ``audio``).
 
     A clip is cut to the sample. Of what is neither WAV nor FLAC, all that is before it is decoded
@@ -248,13 +311,18 @@ def audio(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
     Args:
         start: the first second.
         duration: how many seconds; None: to the end. At the end of the file the clip is shorter.
+        sample_rate: resample to so many samples per second, which the decoder then returns too;
+            None: as the file says.
+        mono: return the mean of the channels, as one channel.
         max_bytes: refuse a clip whose samples take more memory.
 
     Raises:
         ValueError: ``start`` or ``duration`` is negative or no number. From the decoder: the field
             is damaged, ends before ``start``, or exceeds ``max_bytes``.
     """
-    return _clip(AudioReader, "sample_rate", start, duration, max_bytes)
+    if sample_rate is not None:
+        check_count("sample_rate", sample_rate, most=1 << 24)
+    return _clip(AudioReader, "sample_rate", start, duration, sample_rate=sample_rate, mono=mono, max_bytes=max_bytes)
 
 
 def audio_encoder(form: str, deepest: str) -> Encoder:
@@ -312,8 +380,11 @@ class VideoReader:
         ValueError: it is none of these, is damaged, or has no video.
 
     Attributes:
-        width: of a frame, in pixels, as the file says.
+        width: of a frame, in pixels, as the file stores it: before it is turned.
         height: of a frame.
+        rotation: by how many degrees frames are turned counterclockwise to be shown, such as -90
+            for the video of a phone that was held upright. It is known from the first frame, which
+            is decoded for it.
         frames_per_second: the average.
         seconds: the length as the file says; None: it does not say it.
     """
@@ -333,18 +404,35 @@ class VideoReader:
     def __reduce__(self) -> Any:
         return type(self), (self._data,)
 
-    def read(self, start: float = 0.0, duration: float | None = None, *, max_bytes: int = MAX_DECODED_BYTES) -> Any:
+    @functools.cached_property
+    def rotation(self) -> int:
+        av, stream = library("av", "av", "a video field"), self._container.streams.video[0]
+        try:
+            self._container.seek(stream.start_time or 0, stream=stream, backward=True)
+            return int(next(self._container.decode(stream)).rotation)
+        except (av.FFmpegError, StopIteration) as error:
+            raise ValueError(f"it has no first frame: {type(error).__name__}: {error}") from error
+
+    def read(
+        self,
+        start: float = 0.0,
+        duration: float | None = None,
+        *,
+        upright: bool = True,
+        max_bytes: int = MAX_DECODED_BYTES,
+    ) -> Any:
         """Decode the frames that begin from second ``start`` on.
 
         Args:
             start: the first second, counted from the first frame.
             duration: how many seconds; None: to the end. At the end of the file the clip is
                 shorter.
+            upright: turn the frames by quarter turns as the file says, so that they come as they
+                are shown; otherwise they come as they are stored.
             max_bytes: the most memory for the frames.
 
         Returns:
-            A uint8 array of shape (frames, height, width, 3), in RGB. Marks that say how to rotate
-            the frames are ignored.
+            A uint8 array of shape (frames, height, width, 3), in RGB.
 
         Raises:
             ValueError: it is damaged, has no frame there, its frames differ in size, or have more
@@ -360,15 +448,17 @@ class VideoReader:
         )
         assert begin is not None
         try:
-            frames = self._frames(math.floor(begin), begin, end, max_bytes) if begin > first else None
-            frames = frames or self._frames(first, begin, end, max_bytes)
+            frames = self._frames(math.floor(begin), begin, end, upright, max_bytes) if begin > first else None
+            frames = frames or self._frames(first, begin, end, upright, max_bytes)
         except (av.FFmpegError, MemoryError) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
         if not frames:
             raise ValueError(f"it has no frame in the clip, start={start}, duration={duration}")
         return np.stack(frames)  # ValueError: they differ in size
 
-    def _frames(self, place: int, begin: Fraction, end: Fraction | None, max_bytes: int) -> list[Any] | None:
+    def _frames(
+        self, place: int, begin: Fraction, end: Fraction | None, upright: bool, max_bytes: int
+    ) -> list[Any] | None:
         """Decode the frames between two times, from the key frame on that FFmpeg finds for a place;
         None: it is later than the clip, or the frames depend on others before it.
         """
@@ -394,7 +484,8 @@ class VideoReader:
                     mend="decode a clip, such as {'mp4': wp.video(start=0, duration=1)}, or pass another max_bytes",
                     mend_cli="",
                 )
-            frames.append(frame.to_ndarray(format="rgb24"))
+            turns = frame.rotation // 90 if upright and frame.rotation % 90 == 0 else 0
+            frames.append(np.rot90(frame.to_ndarray(format="rgb24"), turns))
         return frames
 
 
@@ -411,7 +502,13 @@ def _early(stream: Any) -> Fraction:
 
 
 @checks_options
-def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int = MAX_DECODED_BYTES) -> Decoder:
+def video(
+    *,
+    start: float = 0.0,
+    duration: float | None = None,
+    upright: bool = True,
+    max_bytes: int = MAX_DECODED_BYTES,
+) -> Decoder:
     """Return a decoder of a clip of video, as in ``decode_by_ext({"mp4": wp.video(duration=2)})``.
 
     ``decode_by_ext("video")`` decodes all of every mp4, m4v, mov, mkv, webm and avi. A decoder
@@ -427,13 +524,15 @@ def video(*, start: float = 0.0, duration: float | None = None, max_bytes: int =
     Args:
         start: the first second, counted from the first frame.
         duration: how many seconds; None: to the end. At the end of the file the clip is shorter.
+        upright: turn the frames by quarter turns as the file says, so that they come as they are
+            shown, such as those of a phone that was held upright; otherwise as they are stored.
         max_bytes: refuse a clip whose frames take more memory.
 
     Raises:
         ValueError: ``start`` or ``duration`` is negative or no number. From the decoder: the field
             is damaged, has no frame there, or exceeds ``max_bytes``.
     """
-    return _clip(VideoReader, "frames_per_second", start, duration, max_bytes)
+    return _clip(VideoReader, "frames_per_second", start, duration, upright=upright, max_bytes=max_bytes)
 
 
 def video_encoder(form: str, codec: str) -> Encoder:

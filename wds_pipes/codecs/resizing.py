@@ -70,7 +70,11 @@ class Resize:
         if len(pair) != 2:
             raise ValueError(f"size is one number, or (height, width), not {size!r:.80}")
         self.height, self.width = (check_count("size", number, most=1 << 16) for number in pair)
-        self.fit = check_choice("fit", fit, "cover", "contain", "stretch")
+        self.fit: Fit = check_choice("fit", fit, "cover", "contain", "stretch")  # type: ignore[assignment]
+
+    def turned(self) -> Resize:
+        """Return the same with width and height exchanged."""
+        return Resize((self.width, self.height), self.fit)
 
     def place(self, width: int, height: int) -> Place:
         """Return the part of an image that is resized, as ``ImageOps.fit`` and ``ImageOps.pad`` of

@@ -31,6 +31,7 @@ from wds_pipes.codecs.codec import (
 )
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, image_encoder
 from wds_pipes.codecs.resizing import Resize
+from wds_pipes.core.options import check_choice
 from wds_pipes.errors import mended
 from wds_pipes.io import compression
 
@@ -72,7 +73,7 @@ def _audio(extensions: str, media_type: str, form: str, deepest: str, *, lossy: 
         extensions,
         media.audio(),
         media.audio_encoder(form, deepest) if form else None,
-        package="soundfile" if form in ("WAV", "FLAC", "OGG") else "av",
+        package="av" if form in ("MP3", "") else "soundfile",
         media_type=media_type,
         example=media.audio_example,
         lossy=lossy,
@@ -229,6 +230,9 @@ TABLE: tuple[Row, ...] = (
     _audio("ogg", "audio/ogg", "OGG", "VORBIS"),
     _audio("opus", "audio/ogg", "OGG", "OPUS"),
     _audio("mp3", "audio/mpeg", "MP3", "MPEG_LAYER_III"),
+    _audio("aif;aiff;aifc", "audio/aiff", "AIFF", "FLOAT", lossy=False),
+    _audio("w64", "audio/x-w64", "W64", "FLOAT", lossy=False),
+    _audio("sph", "audio/x-nist", "NIST", "PCM_24", lossy=False),
     _audio("m4a", "audio/mp4", "", ""),
     _video("mp4;m4v", "video/mp4", "mp4", "libx264"),
     _video("mov", "video/quicktime", "mov", "libx264"),
@@ -368,6 +372,7 @@ class Decoding:
         must_decode: whether a field without a decoder is an error.
         registered: the codecs that the caller registered, by extension.
         resize: what images are resized to; None: nothing.
+        pages, upright, sample_rate, mono: see ``decode_by_ext``.
 
     Raises:
         ValueError: a spec is unknown, or two specs are for images.
@@ -383,6 +388,10 @@ class Decoding:
         must_decode: bool = False,
         registered: Mapping[str, Codec] | None = None,
         resize: Resize | None = None,
+        pages: str | None = None,
+        upright: bool = False,
+        sample_rate: int | None = None,
+        mono: bool = False,
     ) -> None:
         self._must_decode = must_decode
         self._own: dict[str, Decoder] = {}
@@ -415,17 +424,24 @@ class Decoding:
                 raise mended(
                     ValueError, f"unknown spec {spec!r}", mend=f"{mend}, or {{'ext': function}}", mend_cli=mend
                 )
+        audio = media.audio(sample_rate=sample_rate, mono=mono)
+        if (sample_rate is not None or mono) and "wav" not in asked:
+            raise ValueError("sample_rate and mono are for decoded audio: also name it, as in decode_by_ext('audio')")
         for name, row in ROWS.items():
             if row.unpickle is not None:
                 self._known[name] = row.unpickle if allow_pickle else row.decode or _refuse_pickle
             elif row.asked is None or name in asked:
-                self._known[name] = row.decode
+                self._known[name] = row.decode if row.asked != "audio" else audio
             elif row.asked == "image" and images is not None:
-                self._known[name] = image_decoder(images, max_image_pixels, resize)
+                self._known[name] = image_decoder(images, max_image_pixels, resize, pages=pages, upright=upright)
         if images is None and resize is not None:
             raise ValueError(
                 "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"
             )
+        if pages is not None and check_choice("pages", pages, "all") and images != "raw":
+            raise ValueError("pages='all' returns all pages as they are stored: use it with the image spec 'raw'")
+        if upright and images in (None, "raw"):
+            raise ValueError("upright=True turns decoded images: also name an image spec, one other than 'raw'")
         if images == "raw" and resize is not None:
             raise ValueError("'raw' returns images as they are stored: leave out size=, or name another image spec")
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class Terminated(SystemExit):
@@ -23,12 +23,25 @@ def end(*_: object) -> NoReturn:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt meanwhile, if it is handled by ``end``."""
+    """Let Ctrl-C raise KeyboardInterrupt meanwhile, if it is handled by ``end``. So does any error
+    that comes after it: an import that it has broken off may raise another one.
+    """
     if signal.getsignal(signal.SIGINT) is not end:
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    came = False
+
+    def interrupt(number: int, frame: Any) -> NoReturn:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
+    except Exception as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
     finally:
         signal.signal(signal.SIGINT, end)

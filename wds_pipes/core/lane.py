@@ -152,6 +152,8 @@ class Lane:
         padding: whether the samples are repeats that fill up an epoch; None: samples do not say
             whether they are.
         slice: its part of the global order of a ``SampleList``, if the lanes divide that.
+        occurrences: whether samples say which occurrence they are, since a later step draws random
+            numbers for them: see ``wds_pipes.core.occurrences``.
     """
 
     seed: int
@@ -162,6 +164,7 @@ class Lane:
     shards: Sequence[tuple[int, int, int]] | None = None
     padding: bool | None = None
     slice: Slice | None = None
+    occurrences: bool = False
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.counts import logger
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.occurrences import numbered_parts
 from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import shown
@@ -187,6 +188,9 @@ class Calls(ReadsAgain[Out]):
     So a resume makes the call again and leaves out the first items: no item is lost or comes twice,
     and the state holds no data. If a call may depend on those before it, see ``lookback``, it is
     the position before an earlier call, and a resume makes the calls between again too.
+
+    A call that yields nothing has left out the items that it took: they count as filtered, unless
+    the call counts them itself, in another field of ``tallies``.
     """
 
     @dataclass(slots=True)
@@ -196,9 +200,16 @@ class Calls(ReadsAgain[Out]):
         taken: int = 0  # how many items it had taken then, without those that it had put back
         ahead: int = 0  # how many more were read: they are put back, or not taken again yet
         ended: bool = False  # whether the end of the source was met
+        filtered: int = 0
 
+    tallies: ClassVar[tuple[str, ...]] = ("filtered",)
     scope = "window"
     lookback: int = 0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if isinstance(vars(cls).get("tallies"), tuple):  # which need not repeat those of this class
+            cls.tallies = tuple(dict.fromkeys((*Calls.tallies, *cls.tallies)))
+        super().__init_subclass__(**options)
 
     def had_items(self, at: Any) -> bool:
         return bool(at.yielded)
@@ -217,9 +228,17 @@ class Calls(ReadsAgain[Out]):
         for number, begin in enumerate(iter(items._call, None)):
             if number % step == 0:
                 marks.append((number, begin))
-            (first, self.earlier), given = marks[0], 0
+            (first, self.earlier), given, counted = marks[0], 0, self._left_out
             try:
-                for given, result in enumerate(self.call(items), 1):
+                made = self.call(items)
+                if (one := _one_item(made, items._item)) is not None:
+                    raise TypeError(
+                        f"{self._calls()} returned {one}, whose parts would be the items: return a list of items, "
+                        "such as [sample]"
+                    )
+                if self.lane.occurrences:
+                    made = numbered_parts(made, lambda: items._item)
+                for given, result in enumerate(made, 1):
                     if items._failed is not None:  # and the function has caught it
                         raise items._failed
                     if number < again:
@@ -243,6 +262,8 @@ class Calls(ReadsAgain[Out]):
                     "the function of then() returned and took no item, or put all of them back: it would be called on "
                     "the same items without end"
                 )
+            if not given and self._left_out == counted:
+                at.filtered += items._taken
             if number >= again:
                 if given < at.yielded:
                     raise self._unlike()
@@ -250,6 +271,15 @@ class Calls(ReadsAgain[Out]):
         if at.yielded:
             raise self._unlike()
         self.earlier = None  # for the counts of the whole epoch
+
+    @property
+    def _left_out(self) -> int:
+        """How many samples the step has counted that it does not yield."""
+        return sum(getattr(self.at, name) for _, name in self._tallies if name != "delivered")
+
+    def _calls(self) -> str:
+        """Return what it calls, for a message."""
+        return f"the function of {functional_name(type(self))}()"
 
     def problem(self, at: Any) -> str | None:
         if at.again and (not at.yielded or at.again >= 2 * self.lookback):
@@ -276,9 +306,25 @@ class Calls(ReadsAgain[Out]):
         )
 
 
+def _one_item(made: object, taken: object) -> str | None:
+    """Return what a function returned, for a message, if it is one item in place of an iterable of
+    items; None if it is not.
+    """
+    if isinstance(made, tuple) and (made is taken or hasattr(made, "_fields")):
+        return "one item (tuple)"
+    return f"one item ({type(made).__name__})" if isinstance(made, ONE_ITEM) else None
+
+
+ONE_ITEM = (Mapping, str, bytes, bytearray, memoryview)  # of which a function must return a list
+
+
 class FlatMap(Calls[Out]):
     """The base of stages that make any number of items of each item of their source: a subclass
     writes ``expand``.
+
+    An item of which nothing is made counts as filtered, unless ``expand`` counts it itself, in
+    another field of ``At``. Steps after this one that draw random numbers for each sample, as
+    ``map_samples(fn)`` with ``fn(sample, rng)``, draw others for each item made of a sample.
 
     A position inside of an item is the position before that item, and how many items were already
     made of it. So a resume reads the item again, makes its items again and leaves out the first
@@ -318,6 +364,9 @@ class FlatMap(Calls[Out]):
 
     def call(self, items: PutBackIterator[Any]) -> Iterable[Out]:
         return self.expand(next(items))
+
+    def _calls(self) -> str:
+        return f"expand() of {functional_name(type(self))}()"
 
     def blame(self, error: Exception, last: Any) -> None:
         if not isinstance(error, WdsError):  # whose message says it

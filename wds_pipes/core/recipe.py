@@ -41,18 +41,27 @@ class Recipe(NamedTuple):
     grown: Grown = ()
 
     @classmethod
-    def of(cls, chain: Chain, *, counted: bool = False) -> Recipe:
-        """Return the recipe of a chain; ``counted``: a step after it counts its items."""
+    def of(cls, chain: Chain, *, counted: bool = False, seed: int | None = None) -> Recipe:
+        """Return the recipe of a chain.
+
+        Args:
+            chain: the chain.
+            counted: a step after it counts its items.
+            seed: the seed by which a mix or join runs it; None: its own.
+        """
         root, graph = chain.root, tuple(chain.graph(counted=counted))
+        own = root.seed if seed is None else seed
         sources = {
-            name: cls.of(Chain(branch), counted=True)._replace(weight=root.weight_of(name))
+            name: cls.of(Chain(branch), counted=True, seed=root.seed_of(name, own))._replace(
+                weight=root.weight_of(name)
+            )
             for name, branch in root.branches.items()
         }
         without: frozenset[str] | None = getattr(root, "without", None)
         changed = without is not None and bool(getattr(root, "changed", False))
         steps = blake2b("\0".join(graph).encode(), digest_size=4).hexdigest()
         return cls(
-            root.seed,
+            own,
             graph,
             root.which_data(),
             steps,
@@ -91,6 +100,10 @@ def check_recipe(state: State, recipe: Recipe, move: Move, *, changed: bool = Fa
     move.url = next((lane.url for lane in saved.lanes.values() if lane.url is not None), None)
     if saved.graph != recipe.graph:
         differences.append(_unlike(saved.graph, recipe.graph))
+        mend = (
+            f"{mend} Or begin the next epoch with this pipeline: set_epoch({saved.epoch + 1}), without the state. If "
+            "only the shards are elsewhere, pass moved=True."
+        )
     if saved.shards != recipe.data.shards:
         differences.append(f"it was made over {saved.shards} shards, this pipeline has {recipe.data.shards}")
     elif (problem := move.problem(Data(saved.fingerprint, saved.data), recipe.data)) is not None:

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wds_pipes.core.options import check_count
+from wds_pipes.core.reads_again import ONE_ITEM
 from wds_pipes.core.stage import END, Out, Source, find_stage, functional_name
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import plural
@@ -25,9 +26,10 @@ class RowSource(Source[Out]):
         class Rows(wp.RowSource):
             order_options = ()  # the path may differ: the file may move
 
-            def __init__(self, path, *, seed=0):
+            def __init__(self, path, *, seed=None):
                 self.path = path
-                [(count,)] = sqlite3.connect(path).execute("SELECT count(*) FROM rows")
+                with closing(sqlite3.connect(path)) as connection:
+                    [(count,)] = connection.execute("SELECT count(*) FROM rows")
                 super().__init__(count, seed=seed)
 
             def read(self, start, stop):
@@ -51,7 +53,8 @@ class RowSource(Source[Out]):
 
     Args:
         count: how many rows there are.
-        seed: an integer of 64 bits, from which all random decisions of the pipe derive.
+        seed: an integer of 64 bits, from which all random decisions of the pipe derive; None: 0,
+            and in a ``mix`` one that follows from the name of the source.
 
     Raises:
         SampleError: during iteration, if ``read`` yields fewer or more rows than it was asked for.
@@ -68,7 +71,7 @@ class RowSource(Source[Out]):
     divides = divides_shards = True
     gives: ClassVar[str | None] = "samples"
 
-    def __init__(self, count: int, *, seed: int = 0) -> None:
+    def __init__(self, count: int, *, seed: int | None = None) -> None:
         super().__init__(seed)
         self.count = check_count("count", count, least=0)
 
@@ -98,9 +101,10 @@ class RowSource(Source[Out]):
         for number, first, last in ranges[at.next :]:
             start, stop = number * block + first + at.inside, number * block + last
             found = self.read(start, stop) if start < stop else ()
-            if not hasattr(found, "__iter__"):
+            if not hasattr(found, "__iter__") or isinstance(found, ONE_ITEM):
                 raise TypeError(
-                    f"read() of {functional_name(type(self))} returned {found!r:.80}: it must yield the rows"
+                    f"read() of {functional_name(type(self))} returned {found!r:.80}: it must yield the rows, also a "
+                    "single one, or return a list, such as [row]"
                 )
             rows = iter(found)
             for row in islice(rows, stop - start):

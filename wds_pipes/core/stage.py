@@ -284,6 +284,7 @@ class Stage(Generic[Out]):
     # whether the order of its source says which item comes when, although its scope is not "item"
     _foreseen: ClassVar[bool] = False
     _resumed = False  # while running, whether it was opened at a position
+    _draws = False  # whether it draws random numbers for each sample: see ``wds_pipes.core.occurrences``
     _ends: bool | None = None  # whether its epoch has an end; None: as that of its source
     source: Stage[Any] | None
     lane: Lane
@@ -310,9 +311,12 @@ class Stage(Generic[Out]):
         if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
             cls._defaults
         ):
-            names = ", ".join(map(repr, (*COUNTED, *TROUBLE)))
+            names, field, base = ", ".join(map(repr, (*COUNTED, *TROUBLE))), min(wrong), cls.__mro__[1]
+            at = f"{'wp.' if is_built_in(base) else ''}{base.__name__}.At"
+            mend = f". Declare it: @dataclass(slots=True), class At({at}): {field}: int = 0"
             raise TypeError(
-                f"{cls.__name__}.tallies has {min(wrong)!r}: it is a tuple of fields of At, which are some of {names}"
+                f"{cls.__name__}.tallies has {field!r}: it is a tuple of fields of At, which are some of {names}"
+                f"{mend if field in (*COUNTED, *TROUBLE) else ''}"
             )
         for word in () if is_built_in(cls) else vars(cls):
             if not hasattr(Stage, word) and (meant := nearest(word, _DECLARED, cutoff=0.85)) is not None:
@@ -355,7 +359,7 @@ class Stage(Generic[Out]):
         running = running_copy(self)
         running.lane, running.at = lane, self._at(own)
         if self.source is not None:
-            running.source = self.source.open(lane, before)
+            running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
         begin(running, mark)
         return running
 
@@ -537,6 +541,8 @@ class Source(Reports, Stage[Out]):
 
     Attributes:
         seed: from which all random decisions of the chain derive.
+        seed_given: whether the caller has passed it: otherwise a mix derives another one from the
+            name of the source.
         context: the iteration context of the chain.
         storage_options: how to reach the storage; None: nothing was passed.
         on_error: what the steps after it do with bad data, unless they say it: see ``Tolerant``.
@@ -559,14 +565,16 @@ class Source(Reports, Stage[Out]):
     counts_epochs: bool = False
     grown: Grown = ()
     seed: int = 0
+    seed_given: bool = False
     context: Context
     storage_options: dict[str, Any] | None = None
     on_error: Any = "raise"
     source: None
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         super().__init__()
-        self.seed, self.context = check_seed(seed), Context()
+        self.seed, self.seed_given = 0 if seed is None else check_seed(seed), seed is not None
+        self.context = Context()
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
@@ -594,6 +602,10 @@ class Source(Reports, Stage[Out]):
     def weight_of(self, branch: str) -> str:
         """Return the weight of a chain that it mixes, as text; empty: it has none."""
         return ""
+
+    def seed_of(self, branch: str, seed: int) -> int:
+        """Return the seed by which it runs a chain; ``seed``: that of its own lane."""
+        raise NotImplementedError
 
     @property
     def divides_items(self) -> bool:

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -222,12 +223,22 @@ def read_state(state: object) -> Saved:
         batch_size=count("batch_size", 1),
         mix_lanes=count("mix_lanes", 1),
         samples=read_as(str, state["samples"], "'samples'") if "samples" in state else None,
-        partition=read_dict(state["partition"], "'partition'") if "partition" in state else None,
+        partition=_read_partition(state["partition"]) if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",
         sources=_read_sources(state),
         ledger=_read_ledger(state["ledger"]) if "ledger" in state else None,
         grown=_read_grown(state.get("grown", [])),
     )
+
+
+def _read_partition(value: object) -> dict[str, Any]:
+    """Return a value as a partition: a dict, or a text of JSON if it may be large."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise damaged(f"'partition' is {shown(value)}") from None
+    return read_dict(value, "'partition'")
 
 
 def _read_ledger(value: object) -> dict[str, Digest]:

@@ -18,7 +18,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from wds_pipes.core.hosts import add_pipes, build, reads_several, remade, stage_of, stages_of
 from wds_pipes.core.lane import Context
@@ -93,6 +93,12 @@ class WdsPipe(Countable, Base[T_co]):
         # What torch's walk over a graph expects is unchanged.
         plain = "_kind" in type(self).__dict__ and made[0] in _COPIERS  # not a subclass of the user's
         return (remade, (self._kind, type(self).__base__, _MODULE), *made[2:]) if plain else made
+
+    def __getitem__(self, index: object) -> NoReturn:
+        raise TypeError(
+            f"a pipe yields its items in order, and has no item [{index!r:.20}]: take items with next(iter(pipe)), or "
+            "with itertools.islice(pipe, n); for samples by their numbers, IndexedShards(urls)[0]"
+        )
 
     def state_dict(self) -> State:
         """Return the position after the last returned item, as a small dict, new at each call.
@@ -415,7 +421,7 @@ def _refuse_accelerate(pipe: IterDataPipe[Any]) -> None:
     loader = None if module is None else module.GradientState().active_dataloader
     if module is None or loader is None or all(part is not pipe for part in walk(loader.dataset)):
         return
-    instead = "do not prepare() the data, and use wds_pipes.PipeLoader, as tutorials/16_your_trainer shows"
+    instead = "do not prepare() the data, and use wds_pipes.PipeLoader, for the Trainer with huggingface.PipeTrainer"
     if isinstance(loader, module.DataLoaderDispatcher) and loader.state.num_processes > 1:
         raise TypeError(
             "Accelerate reads on rank 0 for all ranks here (dispatch_batches), and torch's DataLoader divides a pipe "

@@ -79,6 +79,11 @@ def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
 
     Raises the same exceptions as reading from ``decompress``.
     """
+    one = _DECOMPRESSORS[kind]()
+    whole: bytes = one.decompress(data, 1 << 16)
+    if one.eof and not one.unused_data:  # a small field, which is one stream
+        return whole if len(whole) <= limit else None
+    del one  # of xz, it has a dictionary of many MB
     unpacked, chunks, size = _Decompressed(io.BytesIO(data), kind), [], 0
     while chunk := unpacked.some(1 << 20):
         size += len(chunk)

@@ -13,6 +13,7 @@ import braceexpand
 
 from wds_pipes.core.counts import logger
 from wds_pipes.io.compression import TAR_NAME
+from wds_pipes.io.once import once
 from wds_pipes.io.urls import (
     VARIABLE,
     Urls,
@@ -224,7 +225,7 @@ def _expand_glob(url: str, storage_options: dict[str, Any] | None) -> Sequence[s
         return [url]
     from wds_pipes.io.listing import list_shards
 
-    return list_shards(url, storage_options, folder=folder)
+    return once("a listing of", url, lambda: list_shards(url, storage_options, folder=folder))
 
 
 def _no_tars(url: str) -> list[str]:

@@ -34,7 +34,8 @@ def list_shards(pattern: str, storage_options: dict[str, Any] | None, *, folder:
         names = [name for name in names if TAR_NAME.fullmatch(posixpath.basename(name))]
     if not names:
         known = asked(pattern, storage_options, lambda fs, path: fs.ls(_fixed(path), detail=False), "listed")
-        missing = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist or is empty; "
+        why = ", is empty, or has no page of type text/html" if pattern.startswith("http") else " or is empty"
+        missing = "" if known else f"its bucket or directory {redact(_fixed(pattern))!r} does not exist{why}; "
         raise ValueError(
             f"no shard matches {redact(pattern)!r}: {missing}check the pattern, the bucket and the directory"
         )

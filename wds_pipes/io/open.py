@@ -249,9 +249,56 @@ def _open_local(path: str, buffer_bytes: int, md5: str | None) -> BinaryIO:
             f"shard {redact(path)} is a device or a pipe, not a file: read it from standard input, which is '-'.",
             url=redact(path),
         )
-    if md5 is None or not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode):
         return open(path, "rb", buffering=buffer_bytes)
-    return io.BufferedReader(Verified(io.FileIO(path), md5), buffer_bytes)
+    file = LocalShard(path)
+    return io.BufferedReader(file if md5 is None else Verified(file, md5), buffer_bytes)
+
+
+class LocalShard(io.FileIO):
+    """A local file that is read as one version of it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._version = LocalVersion(path, self.fileno())
+
+    def check_same(self) -> None:
+        """Raise ShardError if the file was changed: see ``LocalVersion``."""
+        self._version.check(self.fileno())
+
+
+class LocalVersion:
+    """What a local file is when it is opened: its size, inode and time of modification.
+
+    Args:
+        path: the file.
+        descriptor: its descriptor.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path, self._status = os.path.abspath(path), os.fstat(descriptor)
+
+    def check(self, descriptor: int) -> None:
+        """Raise ShardError if the file was written, cut or replaced since then. That it was removed
+        is no error: all its bytes can still be read.
+        """
+        try:
+            now = os.stat(self._path)
+        except OSError:
+            now = os.fstat(descriptor)
+        then = self._status
+        for what, before, after in (
+            ("bytes", then.st_size, now.st_size),
+            ("inode", then.st_ino, now.st_ino),
+            ("time of modification", then.st_mtime_ns, now.st_mtime_ns),
+        ):
+            if before != after:
+                url = redact(self._path)
+                raise ShardError(
+                    f"shard {url} was changed while it was read ({what} {before} became {after})",
+                    mend="Write shards under new names, and start this epoch again.",
+                    url=url,
+                )
 
 
 def _standard_input() -> int:

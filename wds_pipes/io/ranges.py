@@ -1,10 +1,11 @@
-"""Read ranges of bytes of many files: local ones are mapped into memory, of remote ones many ranges
-are requested at once.
+"""Read ranges of bytes of many files: of remote ones, many ranges are requested at once.
+
+Local files are not mapped into memory: a process that reads a mapped page which its file does not
+have any more is killed (SIGBUS).
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 import warnings
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wds_pipes.core.counts import Network
 from wds_pipes.errors import ShardError, ShardWarning, StateError
-from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.open import LocalVersion, Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
 from wds_pipes.io.remote.queue import RangeQueue, RemoteShard
 from wds_pipes.io.remote.responses import RemoteObject
@@ -24,11 +25,12 @@ from wds_pipes.io.versions import version_of
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
-__all__ = ["LARGE", "Part", "Parts", "Range", "RangeReader"]
+__all__ = ["LARGE", "LocalBytes", "LocalFile", "Part", "Parts", "Range", "RangeReader"]
 
-_MOST_OPEN = 128  # local files, each with two descriptors
-_WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)  # only some systems have it
+_MOST_OPEN = 128  # local files
+_WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", None)  # only some systems have it
 _NO_WAIT = getattr(os, "RWF_NOWAIT", None)  # likewise
+_WINDOW = 1 << 12  # bytes of a local file that are read for a few of them, such as a header
 LARGE = 1 << 14  # bytes of a range of a local file that the kernel is told of
 _SURE = 64  # after so many such ranges in memory, only each eighth is looked at
 _LONG = 64  # how many such ranges follow each other until the kernel reads ahead on its own
@@ -48,9 +50,114 @@ class Range(NamedTuple):
     size: int | None = None
 
 
+class LocalFile:
+    """An open local file. Threads may share it.
+
+    Args:
+        url: the file, for messages.
+        descriptor: its descriptor, which is closed when nothing refers to this object.
+
+    Attributes:
+        found: how many ranges in a row were in memory.
+    """
+
+    _byte = (bytearray(1),)
+
+    def __init__(self, url: str, descriptor: int) -> None:
+        self._url, self._descriptor = url, descriptor
+        self.found = 0
+        path = None if is_remote(url) else local_path(url)  # what a cache has does not change
+        self._version = None if path is None else LocalVersion(at_home(path), descriptor)
+
+    # ``close`` is kept here: when the process exits, ``os`` may be gone.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)
+
+    def check_same(self) -> None:
+        """Raise ShardError if it was changed since it was opened."""
+        if self._version is not None:
+            self._version.check(self._descriptor)
+
+    @property
+    def size(self) -> int:
+        """How many bytes it has now."""
+        return os.lseek(self._descriptor, 0, os.SEEK_END)  # quicker than fstat
+
+    def part(self, start: int, stop: int, pread: Callable[[int, int, int], bytes] = os.pread) -> Part:
+        """Return a part of the file with the bytes from ``start`` on, up to ``stop`` - 1, or those
+        that there are.
+        """
+        if stop - start < LARGE:
+            return pread(self._descriptor, stop - start, start), start
+        return LocalBytes(self), 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return bytes that it had before.
+
+        Raises:
+            ShardError: it does not have all of them any more.
+        """
+        data = os.pread(self._descriptor, stop - start, start)
+        while len(data) < stop - start:  # a system reads 2 GiB at once, at most
+            more = os.pread(self._descriptor, stop - start - len(data), start + len(data))
+            if not more:
+                url = redact(self._url)
+                raise ShardError(
+                    f"shard {url} was cut while it was read: it ends at byte {start + len(data)}. Write shards under "
+                    "new names.",
+                    url=url,
+                    offset=start + len(data),
+                )
+            data += more
+        return data
+
+    def announce(self, start: int, stop: int) -> None:
+        """Tell the kernel that a range will be read."""
+        if _WILL_NEED is not None:
+            os.posix_fadvise(self._descriptor, start, stop - start, _WILL_NEED)
+
+    def is_in_memory(self, place: int) -> bool:
+        """Whether a byte can be read without waiting; False also where the system cannot say."""
+        if _NO_WAIT is None:
+            return False
+        try:
+            return os.preadv(self._descriptor, self._byte, place, _NO_WAIT) == 1
+        except OSError:
+            return False
+
+
+class LocalBytes:
+    """All bytes of a local file, which are read when they are sliced.
+
+    Slicing raises ShardError if the file was cut meanwhile.
+
+    Attributes:
+        file: the file.
+    """
+
+    def __init__(self, file: LocalFile) -> None:
+        self.file, self._size = file, file.size
+        self._held, self._base = b"", 0  # bytes that were read, and the place of the first one
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop = part.start or 0, self._size if part.stop is None else min(part.stop, self._size)
+        base = self._base
+        if start >= stop:
+            return b""
+        if base <= start and stop <= base + len(self._held):
+            return self._held[start - base : stop - base]
+        if stop - start >= _WINDOW:
+            return self.file.read(start, stop)
+        self._held, self._base = self.file.read(start, min(start + _WINDOW, self._size)), start
+        return self._held[: stop - start]
+
+
 # Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
 # there are fewer.
-Part = tuple[bytes | mmap.mmap, int]
+Part = tuple[bytes | LocalBytes, int]
 
 
 class RangeReader:
@@ -82,7 +189,7 @@ class RangeReader:
         self._compared: set[str] = set()
         self.reading = Reading(storage_options or {}, connections=connections, readahead_bytes=readahead_bytes)
         self.opener = Opener(self.reading, cache=cache, buffer_bytes=512)
-        self._files: dict[str, _Mapped] = {}  # in the order in which they were opened
+        self._files: dict[str, LocalFile] = {}  # in the order in which they were opened
         self._locks: dict[int, threading.Lock] = {}  # by process: a forked one may inherit a lock that is held
         # the file of the last large range, where it ends, and how many before it were in order
         self._last = "", 0, 0
@@ -110,18 +217,17 @@ class RangeReader:
         """
         return Parts(self, ranges)
 
-    def read_one(self, url: str, start: int, stop: int, size: int | None = None) -> Part:
-        """Return what ``read`` yields for one range."""
-        mapped = self._files.get(url)
-        if mapped is not None and mapped.size() >= stop:
-            if stop - start >= LARGE:
-                self.announce(mapped, url, start, stop)
-            return mapped, 0
-        there = self.map(url, start, stop)
-        if there is not None:
-            return there
-        with self.read([Range(url, start, stop, size)]) as parts:
-            return next(parts)
+    def read_one(self, url: str, start: int, stop: int, size: int | None = None, *, before: int | None = None) -> Part:
+        """Return what ``read`` yields for one range. ``before``: of a local file, also with the
+        bytes from there on.
+        """
+        file = self._files.get(url) or self._find(url)
+        if file is None:
+            with self.read([Range(url, start, stop, size)]) as parts:
+                return next(parts)
+        if stop - start >= LARGE:
+            self.announce(file, url, start, stop)
+        return file.part(start if before is None else max(before, 0), stop)
 
     def reported(self, url: str) -> RemoteObject:
         """Return what the store has reported of a remote file; each response updates it."""
@@ -159,71 +265,66 @@ class RangeReader:
             raise ShardError(problem, url=redact(url))
 
     def forget(self) -> None:
-        """Forget what stores have reported: files may be others from here on."""
+        """Forget what stores have reported, and close local files: they may be others from here
+        on.
+        """
         self._known = {}
+        self.close()
+
+    def check_same(self) -> None:
+        """Raise ShardError if an open local file was changed since it was opened."""
+        for file in [*self._files.values()]:
+            file.check_same()
 
     def is_local(self, url: str) -> bool:
-        """Whether a file can be mapped into memory: it is local, or in the cache."""
+        """Whether a file is on this disk: it is local, or in the cache."""
         return url in self._files or not is_remote(url) or self._find(url) is not None
 
+    def file(self, url: str) -> LocalFile | None:
+        """Return a local file, or one in the cache; None: there is none. ``announce`` the large
+        ranges that are read.
+        """
+        return self._files.get(url) or self._find(url)
+
     def map(self, url: str, start: int, stop: int) -> Part | None:
-        """Return what ``read`` yields for a range of a local file; None: it is not local."""
-        part = self.map_up_to(url, stop)
-        if part is not None:
-            self.announce(part[0], url, start, stop)
-        return part
-
-    def map_up_to(self, url: str, stop: int) -> Part | None:
-        """Return a local file that has the bytes up to ``stop`` - 1, if it is not shorter than it
-        was; None: it is not local. ``announce`` the ranges that are read.
-        """
-        mapped = self._files.get(url) or self._find(url)
-        if mapped is None:
+        """Return all of a local file, of which a range is read; None: it is not local."""
+        file = self.file(url)
+        if file is None:
             return None
-        # To read what a file does not have any more would end the process.
-        if not isinstance(mapped, mmap.mmap) or mapped.size() < min(stop, len(mapped)):
-            return b"", 0
-        return mapped, 0
+        if stop - start >= LARGE:
+            self.announce(file, url, start, stop)
+        return LocalBytes(file), 0
 
-    def announce(self, mapped: Any, url: str, start: int, stop: int) -> None:
+    def announce(self, file: LocalFile, url: str, start: int, stop: int) -> None:
         """Tell the kernel which bytes will be read, unless they are in memory, or much has been
-        read in order. It would read far around the first of them instead: all of a shard for a
-        tenth of its samples. ``mapped``: what ``read_one`` or ``map_up_to`` returned.
+        read in order: a sample is read with several calls.
         """
-        if not isinstance(mapped, _Mapped):
-            return
-        mapped.found = found = mapped.found + 1
+        file.found = found = file.found + 1
         # to ask takes a tenth of the time of reading a small image
-        if (found > _SURE and found & 7) or mapped.is_in_memory((start + stop) // 2):
+        if (found > _SURE and found & 7) or file.is_in_memory((start + stop) // 2):
             return
-        mapped.found = 0
-        file, end, run = self._last
-        run = run + 1 if file == url and abs(start - end) <= GAP else 0
+        file.found = 0
+        last, end, run = self._last
+        run = run + 1 if last == url and abs(start - end) <= GAP else 0
         self._last = url, stop, run
-        if run < _LONG and start < (stop := min(stop, len(mapped))) and _WILL_NEED is not None:
-            first = start - start % mmap.PAGESIZE
-            mapped.madvise(_WILL_NEED, first, stop - first)
+        if run < _LONG:
+            file.announce(start, stop)
 
-    def _find(self, url: str) -> _Mapped | bytes | None:
-        """Map a local file, or one in the cache; an empty one cannot be mapped. None: there is
-        none.
-        """
+    def _find(self, url: str) -> LocalFile | None:
+        """Open a local file, or one in the cache; None: there is none."""
         stream = self.opener.open_stored(url) if is_remote(url) else self.opener.open(url)
         if stream is None:
             return None
         with stream:
-            status = os.fstat(stream.fileno())
             if not is_remote(url):
-                self.compare(url, str(status.st_mtime_ns))
-            if not status.st_size:
-                return b""
-            mapped = _Mapped(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            mapped.file = os.dup(stream.fileno())
+                self.compare(url, str(os.fstat(stream.fileno()).st_mtime_ns))
+            file = LocalFile(url, os.dup(stream.fileno()))
         with self._locks.setdefault(os.getpid(), threading.Lock()):
-            self._files[url] = mapped
-            if len(self._files) > _MOST_OPEN:
-                self._files.pop(next(iter(self._files)))  # closed when no thread uses it any more
-        return mapped
+            self._files[url] = file
+            first = self._files.pop(next(iter(self._files))) if len(self._files) > _MOST_OPEN else None
+        if first is not None:  # closed when no thread uses it any more
+            first.check_same()
+        return file
 
     def size(self, url: str) -> int | None:
         """The size of a local file in bytes; None: the file is remote."""
@@ -233,30 +334,6 @@ class RangeReader:
     def close(self) -> None:
         """Close all files."""
         self._files.clear()
-
-
-class _Mapped(mmap.mmap):
-    """A file that is mapped into memory. Closed when nothing refers to it."""
-
-    file = -1  # its descriptor
-    found = 0  # how many ranges in a row were in memory
-    _byte = (bytearray(1),)
-
-    # ``close`` is kept here: when the process exits, ``os`` may be gone.
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        if self.file >= 0:
-            close(self.file)
-
-    def is_in_memory(self, place: int) -> bool:
-        """Whether a byte of the file can be read without waiting; False also where the system
-        cannot say.
-        """
-        if _NO_WAIT is None:
-            return False
-        try:
-            return os.preadv(self.file, self._byte, place, _NO_WAIT) == 1
-        except OSError:
-            return False
 
 
 class Run:

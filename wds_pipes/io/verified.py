@@ -59,6 +59,11 @@ class Verified(io.RawIOBase):
         """Wait for the first bytes of a remote shard."""
         self._raw.wait()
 
+    def check_same(self) -> None:
+        """Raise ShardError if a local file is another than when it was opened."""
+        if hasattr(self._raw, "check_same"):  # a remote shard is always one version
+            self._raw.check_same()
+
     def close(self) -> None:
         self._raw.close()
         super().close()

@@ -48,7 +48,9 @@ class ResumableData:
                 return self.resumable(wds_pipes.PipeLoader(...))
 
     Without it, if you pass a PipeLoader to the Trainer, Lightning saves only the state of rank 0's
-    loader; if the length is not known, this state is one batch ahead of the model.
+    loader, which is one batch ahead of the model if the length is not known, and does not load it
+    from a checkpoint at the end of an epoch. Then a warning says so when the first checkpoint is
+    saved.
 
     Several training loaders have names, and are combined by Lightning's ``CombinedLoader(...,
     "min_size")``: an epoch ends with the first of them.
@@ -250,11 +252,20 @@ def _watch(trainer: Any, loaders: dict[str, TrainLoader]) -> Any:
     return Watch()
 
 
+class _Begin(NamedTuple):
+    """Where an iteration began, and how many batches of the Trainer's epoch came before it, in runs
+    that saved checkpoints.
+    """
+
+    state: State
+    done: int = 0
+
+
 class _Given(NamedTuple):
     """A batch that was yielded: the state after it, and where its iteration began."""
 
     state: State
-    base: State
+    base: _Begin
 
 
 class TrainLoader:
@@ -263,15 +274,15 @@ class TrainLoader:
     def __init__(self, loader: PipeLoader, data: ResumableData) -> None:
         self.loader = loader
         self._data = data
-        self._base: State | None = None  # where the newest iteration began
-        self._got: State | None = None  # where that iteration began of which the model got a batch last
+        self._base: _Begin | None = None  # where the newest iteration began
+        self._got: _Begin | None = None  # where that iteration began of which the model got a batch last
         self._at: State | None = None  # after the last batch that the model was trained on
         self._flying: deque[_Given] = deque()  # the batches that were yielded since then
         self._begun = False  # the model got a batch in the Trainer's epoch, since a checkpoint was loaded
         # A checkpoint from the end of an epoch was loaded, and the model got no batch since.
         self.ended = False
         self._loaded = False
-        self._done = 0  # batches of the iteration of _got that the model was trained on
+        self._done = 0  # batches of the Trainer's epoch that the model was trained on
         self._length: int | None = None  # of the Trainer's epoch, if that was resumed in its middle
 
     def __len__(self) -> int:
@@ -296,15 +307,17 @@ class TrainLoader:
         loader, data = self.loader, self._data
         if self.ended and data._in_old_epoch():  # rule 5
             return
-        first = self._flying[0].base if self._flying else self._base
+        first, done = self._flying[0].base if self._flying else self._base, 0
         if first is not None and first is self._got:
             assert self._at is not None
-            self._go_on(first, self._at)
+            self._go_on(first.state, self._at)
         elif first is not None:  # the model got no batch of it: rule 3
-            loader.load_state_dict(first)
+            loader.load_state_dict(first.state)
+            done = first.done
         if self._begun:
-            self._got, self._begun, self._done = None, False, 0
-        self._base = self._at = loader.state_dict()
+            self._got, self._begun = None, False
+        self._at, self._done = loader.state_dict(), done
+        self._base = _Begin(self._at, done)
         self._flying.clear()
         for batch in loader:
             self._flying.append(_Given(loader.state_dict(), self._base))
@@ -350,7 +363,7 @@ class TrainLoader:
 
     def _get(self, given: _Given) -> None:
         if given.base is not self._got:
-            self._got, self._done = given.base, 0
+            self._got, self._done = given.base, given.base.done
 
     def state(self, over: bool) -> dict[str, Any]:
         """Return the position of all ranks after the last batch that the model was trained on.
@@ -360,7 +373,7 @@ class TrainLoader:
         """
         at, epoch, over = self._at or self.loader.state_dict(), None, over and self._begun
         if over and self._got is not None:
-            epoch = self._next_epoch(self._got, at)
+            epoch = self._next_epoch(self._got.state, at)
             if epoch is None and "given" in at:
                 at = at | {"given": 0}  # the Trainer's epoch may end before the cut (limit_train_batches)
         ended = over or self.ended
@@ -383,18 +396,19 @@ class TrainLoader:
             return False
         if "given" in at:
             return not at["given"]
-        return not progress_of(self.loader).plan.endless and bool(at["epoch"] > base["epoch"])
+        return not progress_of(self.loader).plan.endless and bool(at["epoch"] > base.state["epoch"])
 
     def load(self, state: dict[str, Any]) -> None:
         """Make the next iteration continue from a state."""
         self.loader.load_state_dict(state["ranks"], moved=self._data.moved)
         if state["epoch"] is not None:
             self.loader.set_epoch(state["epoch"])
-        self._base = self._at = self.loader.state_dict()
+        self._done = state["done"]
+        self._at = self.loader.state_dict()
+        self._base = _Begin(self._at, self._done)
         self._got, self._begun = None, False
         self._loaded, self.ended = True, state["ended"]
         self._flying.clear()
-        self._done = state["done"]
         left = self.loader.remaining() if self._done else None
         self._length = None if left is None else self._done + left
 

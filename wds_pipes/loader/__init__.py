@@ -15,12 +15,15 @@ cross).
   continues; ``edited``: the same with edits.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
 - ``lookup``: which samples a rank gets at a step, and when a sample comes, without reading.
+- ``in_trainers``: a loader or a dataset in a trainer that takes it for something else.
 - ``parent``: ties workers to their main process.
 - ``on_device``: decodes the images of a batch in the main process.
 - ``lengths``: the number of items of an epoch; ``stats``: where the time goes, on one
   rank and on all.
-- ``checkpoint_files`` and ``checkpoint_ranks``: used by ``wds_pipes.checkpoint``.
+- ``checkpoint_files`` and ``checkpoint_ranks``: used by ``wds_pipes.checkpoint``; ``sharing``: what
+  the states of all ranks share, stored once.
 - ``sample_order``: the sampler for map-style datasets.
+- ``meetings``: where ranks wait for each other, never for ever.
 - ``ranks``: finds the rank of this process; whether all ranks begin the same iteration; values of
   all ranks.
 """

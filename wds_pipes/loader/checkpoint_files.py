@@ -1,4 +1,6 @@
-"""The files of a checkpoint: a directory for each step, and in it one file of each rank."""
+"""The files of a checkpoint: a directory for each step, and in it one file of each rank. What all
+ranks share stands only in that of rank 0: see ``wds_pipes.loader.sharing``.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import at_home
+from wds_pipes.loader.sharing import with_shared
 
 FORMAT = 1
 MOST_BYTES = 1 << 30  # the largest file of a rank that is read; a file has some KB for each lane
@@ -32,8 +35,8 @@ Found = dict[int, dict[int, set[int]]]  # step: world size: the ranks whose file
 
 
 def look_for_steps(root: Path) -> Found:
-    """Return the checkpoints in a directory; StateError if it cannot be listed, or is one of them
-    itself.
+    """Return the checkpoints in a directory, none if it does not exist; StateError if it cannot be
+    listed, or is one of them itself.
     """
     try:
         found = find_steps(root)
@@ -44,10 +47,8 @@ def look_for_steps(root: Path) -> Found:
                 + (f", and step={int(step[1])} for this one." if step else ", under the name that save() gave it.")
             )
         return found
-    except FileNotFoundError as error:
-        raise StateError(
-            f"{root} does not exist: for a first start make it, else see whether its disk is mounted."
-        ) from error
+    except FileNotFoundError:
+        return {}
     except OSError as error:
         raise StateError(f"cannot read checkpoints from {root}: {error}.") from error
 
@@ -60,17 +61,17 @@ def states_of_step(root: Path, number: int) -> list[State]:
         if not worlds:
             raise StateError(f"the checkpoint {place} was removed or changed while it was read. Load it again.")
         world = max(worlds, key=lambda world: (place / rank_file(0, world)).stat().st_mtime_ns)
-        return [_read(place / rank_file(rank, world), number, rank, world) for rank in range(world)]
+        return with_shared([_read(place / rank_file(rank, world), number, rank, world) for rank in range(world)])
     except OSError as error:
         raise StateError(f"cannot read the checkpoint {place}: {error}.") from error
 
 
 def written_since(root: Path, number: int, rank: int, world: int, since: int) -> State | None:
-    """Return the state of another rank of a checkpoint, the first that was written after the time
-    ``since``; None: there is none.
+    """Return the state of another rank of a checkpoint, one that was written after the time
+    ``since``, without what it shares with that of rank 0; None: there is none.
     """
     place = step_directory(root, number)
-    for other in sorted(find_steps(root).get(number, {}).get(world, set()) - {rank}):
+    for other in sorted(find_steps(root).get(number, {}).get(world, set()) - {rank}, reverse=True):  # rank 0 has most
         with contextlib.suppress(OSError, StateError):  # another rank may be writing it again
             if (place / rank_file(other, world)).stat().st_mtime_ns > since:
                 return _read(place / rank_file(other, world), number, other, world)

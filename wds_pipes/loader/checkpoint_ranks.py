@@ -20,6 +20,7 @@ from wds_pipes.core.counts import logger
 from wds_pipes.core.options import check_seconds
 from wds_pipes.core.stage import State
 from wds_pipes.core.state import read_state
+from wds_pipes.core.words import some
 from wds_pipes.errors import StateError
 from wds_pipes.loader.checkpoint_files import (
     Found,
@@ -32,12 +33,16 @@ from wds_pipes.loader.checkpoint_files import (
     written_since,
 )
 from wds_pipes.loader.edited import Place, find_place
+from wds_pipes.loader.meetings import exchange
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.restoring import why_apart
+from wds_pipes.loader.sharing import with_shared, without_shared
 from wds_pipes.stages.edits import Edits
 
 _LOOK_AGAIN_SECONDS = 0.5
 _FOR_EVER = 1e9  # seconds
+LOAD = "checkpoint.load()"
+_SHARED = "See that it is the same directory for all ranks: is it in a file system that they share?"
 _MOST_LOOKS = 10  # how often a rank without a group lists the directory; other ranks save once in minutes
 
 
@@ -48,6 +53,7 @@ class View(NamedTuple):
     step: int | None
     rounds: int  # how often to look again
     found: Found
+    exists: bool  # whether it sees the directory
     error: str | None  # why it cannot list the directory
 
 
@@ -74,6 +80,8 @@ def _choose(root: Path, found: Found, step: int | None) -> int | None:
     """Return the step to load among those that a rank sees; None: there is no checkpoint."""
     complete = complete_in(found)
     if not complete and step is None:
+        if not root.exists():
+            logger.warning("%s does not exist: nothing is loaded, as at a first start.", root)
         if found:
             logger.warning(
                 "no checkpoint of %s is complete (%s), as a crash in the first save() leaves it: nothing is loaded, "
@@ -102,7 +110,9 @@ def _choose(root: Path, found: Found, step: int | None) -> int | None:
     return number
 
 
-def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_seconds: float) -> int | None:
+def agree(
+    root: Path, loader: PipeLoader, step: int | None, group: Any, *, wait_seconds: float, timeout_seconds: float
+) -> int | None:
     """Return the step that all ranks load: the requested or the newest that all see complete.
 
     None: no rank sees a complete one. All ranks decide by the same views, so they look again
@@ -116,7 +126,8 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
             found = look_for_steps(root)
         except StateError as problem:
             error = str(problem)
-        views: list[View] = all_gather(View(loader.rank.number, step, rounds, found, error), group)
+        view = View(loader.rank.number, step, rounds, found, root.exists(), error)
+        views: list[View] = exchange(view, LOAD, group, timeout_seconds)
         if len({view.step for view in views}) > 1:
             wanted = ", ".join(f"rank {view.rank} wants {view.step}" for view in views)
             raise StateError(
@@ -132,20 +143,22 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
     if failed := [view for view in views if view.error is not None]:
         raise StateError(error or f"rank {failed[0].rank} cannot load a checkpoint: {failed[0].error}")
     if not seen and not alike:
+        other = next(view for view in views if view.found != views[0].found)
         raise StateError(
-            f"the ranks see different files in {root}, and none of them a complete checkpoint: see that it is the same "
-            "directory for all ranks."
+            f"the ranks see different files in {root}, and none of them a complete checkpoint: rank {views[0].rank} "
+            f"sees {_seen(views[0])}, and rank {other.rank} sees {_seen(other)}. {_SHARED}"
         )
     if wanted_step in common or not seen:
         return _choose(root, found, step)
     late = ", ".join(str(view.rank) for view in views if wanted_step not in complete_in(view.found))
+    without = [view.rank for view in views if not view.exists]
     if step is not None or not common:
         raise StateError(
             f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} "
             f"that is complete for all of them: checkpoint {wanted_step} is not "
-            f"there, or not complete, for rank {late:.500}. See that the directory is the "
-            "same for all ranks; where its file system is slow to show files, "
-            "pass a longer wait_seconds."
+            f"there, or not complete, for rank {late:.500}"
+            + (f", and rank {some(without)} has no such directory" if without else "")
+            + f". {_SHARED} Where its file system is slow to show files, pass a longer wait_seconds."
         )
     logger.warning(
         "loading checkpoint %d of %s, the newest that all ranks see: %d is not complete for rank %.500s",
@@ -157,8 +170,15 @@ def agree(root: Path, loader: PipeLoader, step: int | None, group: Any, wait_sec
     return max(common)
 
 
+def _seen(view: View) -> str:
+    """Return what a rank sees of a directory without complete checkpoints."""
+    if not view.found:
+        return "no checkpoint" if view.exists else "no such directory"
+    return "; ".join(missing_ranks(worlds, number) for number, worlds in sorted(view.found.items())[:3])
+
+
 @contextlib.contextmanager
-def agreeing(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
+def agreeing(loader: PipeLoader, group: Any, what: str, timeout_seconds: float) -> Iterator[list[str]]:
     """Make the block succeed on all ranks of a loader, or raise on all of them.
 
     All raise if the block fails on one rank, or if the ranks append different values to the list.
@@ -169,17 +189,15 @@ def agreeing(loader: PipeLoader, group: Any, what: str) -> Iterator[list[str]]:
         yield values
     except Exception as problem:
         error = problem
-    results = all_gather((loader.rank.number, values, None if error is None else str(error)), group)
+    own = loader.rank.number, values, None if error is None else str(error)
+    results = exchange(own, LOAD, group, timeout_seconds)
     if error is not None:
         raise error
     for rank, _, failed in results:
         if failed is not None:
             raise StateError(f"rank {rank} cannot load {what}: {failed}")
     if any(of_rank != values for _, of_rank, _ in results):
-        raise StateError(
-            f"the ranks read different files of {what}. See that the directory is the same for "
-            "all ranks, and load it again."
-        )
+        raise StateError(f"the ranks read different files of {what}. {_SHARED} Then load it again.")
 
 
 def has_group(loader: PipeLoader, group: Any) -> bool:
@@ -189,16 +207,9 @@ def has_group(loader: PipeLoader, group: Any) -> bool:
     return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1)
 
 
-def all_gather(value: Any, group: Any) -> list[Any]:
-    """Return what each process of a group passed, in the order of the processes."""
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def gather_states(loader: PipeLoader, group: Any) -> list[State]:
+def gather_states(loader: PipeLoader, group: Any, what: str, timeout_seconds: float) -> list[State]:
     """Return the states of all ranks, in the order of the ranks; of processes that share a rank,
-    one state.
+    one state. ``what`` and ``timeout_seconds`` are as in ``exchange``.
     """
     state = loader.state_dict()
     if state["world_size"] == 1:
@@ -209,9 +220,10 @@ def gather_states(loader: PipeLoader, group: Any) -> list[State]:
             "which collects the states of the others, is not initialised: "
             "call init_process_group(), or use checkpoint.save(), which needs none."
         )
-    states: list[State] = all_gather(state, group)
+    states: list[State] = exchange(without_shared(state), what, group, timeout_seconds)
     states.sort(key=lambda state: int(state["rank"]))
-    return [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
+    apart = [state for place, state in enumerate(states) if place == 0 or state != states[place - 1]]
+    return with_shared(apart)
 
 
 def place_in(loader: PipeLoader, states: list[State], where: str, edits: Edits | None = None) -> Place:
@@ -313,7 +325,7 @@ def check_others(root: Path, loader: PipeLoader, state: State, number: int) -> N
     since = progress.made if known.saved is None else known.saved[1]
     if (other := written_since(root, number, rank, world, since)) is None:
         return
-    states = [state, other]
+    states = with_shared([state, other])
     try:
         apart = why_apart(states, [read_state(one) for one in states], progress.plan.recipe.data.moved)
     except StateError as error:

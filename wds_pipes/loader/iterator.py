@@ -222,7 +222,7 @@ class Progress:
     def check_ranks_once(self) -> None:
         """Raise StateError on all ranks if they differ, and no iteration has compared them."""
         if not is_compared(self):
-            self.plan.check_ranks(self, self.position, self.cut)
+            self.plan.check_ranks(self, self.position, self.cut, "checkpoint.save()")
 
     def begin(self, before: LoaderPosition | None) -> tuple[LoaderPosition, Run]:
         """Begin a run over an epoch of the data, or over its rest.
@@ -242,7 +242,7 @@ class Progress:
         else:
             at = plan.beginning(self.epoch, self.lanes, after=self.at)
         if before is None:
-            plan.check_ranks(self, at, self.cut)
+            plan.check_ranks(self, at, self.cut, "next()")
         else:
             at = at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False

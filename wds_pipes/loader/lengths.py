@@ -43,10 +43,9 @@ def in_batches(
         )
     if stage.gives in _NO_SAMPLES and not callable(collate):
         items, step = _NO_SAMPLES[stage.gives]
-        warnings.warn(
-            f"the items of this chain are {items}, not samples: {step} is missing at its end. To make batches of "
-            "them is meant only with collate=",
-            stacklevel=5,
+        raise TypeError(
+            f"the items of this chain are {items}, not samples, of which batch_size={batch_size} would make batches: "
+            f"add {step} at its end. If it is meant, pass a function as collate="
         )
     size, mixed = check_count("batch_size", batch_size), check_count("mix_lanes", mix_lanes) > 1
     if size % mix_lanes:

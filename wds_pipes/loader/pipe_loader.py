@@ -29,10 +29,12 @@ from wds_pipes.core.stage import State, functional_name
 from wds_pipes.core.state import MOST, not_for_dcp
 from wds_pipes.display import graph
 from wds_pipes.loader.edited import Editable, find_place
+from wds_pipes.loader.in_trainers import loader_of_accelerate, no_dataset, register_for_lightning
 from wds_pipes.loader.iterator import Joining, LoaderIterator, Progress
 from wds_pipes.loader.ledger_file import LedgerFile, check_path
 from wds_pipes.loader.lengths import in_batches, uneven
 from wds_pipes.loader.lookup import Lookup, PlannedSample, PlannedVisit
+from wds_pipes.loader.meetings import TIMEOUT_SECONDS
 from wds_pipes.loader.plan import Plan
 from wds_pipes.loader.ranks import Rank, of_all_ranks
 from wds_pipes.loader.workers import Workers
@@ -466,7 +468,7 @@ class PipeLoader:
         samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 
-    def stats_of_ranks(self, group: Any = None) -> list[dict[str, float]]:
+    def stats_of_ranks(self, group: Any = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> list[dict[str, float]]:
         """Return what ``stats`` returns on each rank, in the order of the ranks, with ``rank`` and
         ``world_size``; ``describe_stats`` says in words which one waits for what.
 
@@ -476,13 +478,15 @@ class PipeLoader:
         Args:
             group: the process group of all data-parallel ranks; None: the default group. It may
                 contain several processes of one data-parallel rank.
+            timeout_seconds: how long to wait for the other ranks.
 
         Raises:
             RuntimeError: torch.distributed is not initialised.
+            StateError: a rank has not come in this time, or has come to another call.
         """
         rank = self.rank
         own = {"rank": float(rank.number), "world_size": float(rank.of), **self.stats()}
-        return of_all_ranks(own, rank, group)
+        return of_all_ranks(own, rank, group, "stats_of_ranks()", timeout_seconds)
 
     def remaining(self) -> int | None:
         """Return how many batches the next iteration yields on this rank; None: not known.
@@ -585,10 +589,19 @@ class PipeLoader:
         if progress.cut is not None and not progress.cut_in_samples:
             return progress.cut
         if unknown := progress.length_unknown:
+            if loader_of_accelerate(self) is not None:
+                raise no_dataset()
             raise TypeError(f"the number of batches is not known: {unknown}")
         length = self._plan.left(self._plan.beginning(progress.epoch, progress.lanes))
         assert length is not None
         return length
+
+    def __getitem__(self, number: Any) -> Any:
+        """Raise TypeError: batches have no numbers. A DataLoader over a dataset calls this."""
+        raise no_dataset()
+
+
+register_for_lightning(PipeLoader)
 
 
 def progress_of(loader: PipeLoader) -> Progress:

@@ -22,6 +22,7 @@ from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
 from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Terms, counts_in, pack, total_counts, unpack
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
+from wds_pipes.loader.sharing import digest_of
 from wds_pipes.loader.slices import Partition, kind_of
 
 
@@ -211,20 +212,23 @@ class Plan:
             return {}
         return {"ledger": dict(zip(LEDGER, map(to_text, (self.digest(at), at.earlier)), strict=True))}
 
-    def check_ranks(self, loader: object, at: LoaderPosition, cut: int | None) -> None:
+    def check_ranks(self, loader: object, at: LoaderPosition, cut: int | None, what: str) -> None:
         """Raise StateError on all ranks if they begin different iterations, see ``check_alike``.
 
-        ``cut`` is how many batches of this rank with_epoch() requests of an iteration.
+        ``cut`` is how many batches of this rank with_epoch() requests of an iteration; ``what`` is
+        the call that begins it.
         """
         facts = self.of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
             "sources": _sources(self.recipe),
         }
+        if isinstance(text := facts.get("partition"), str):  # of a large job, too long for the store
+            facts["partition"] = digest_of(text)
         facts["the number of batches to the next cut of with_epoch()"] = None if cut is None else cut - at.given
         if self.mode == "exact":  # ranks may be in different epochs
             facts |= {"epoch": None, "partition": None, "grown": None}
-        check_alike(loader, self.rank, facts)
+        check_alike(loader, self.rank, facts, f"{what} of epoch {at.epoch}")
 
     @property
     def source(self) -> Source[Any]:

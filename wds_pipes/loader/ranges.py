@@ -25,10 +25,10 @@ Rules:
 from __future__ import annotations
 
 import itertools
-import pickle
+import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, NoReturn, cast
+from typing import Any, ClassVar, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from wds_pipes.core.chain import Chain
@@ -78,10 +78,9 @@ class Segment(NamedTuple):
         """Return plain JSON types: of the position only the steps that are not at their beginning,
         by their numbers.
         """
-        entries = None
-        if self.position is not None:
-            entries = {str(number): entry for number, entry in enumerate(self.position) if entry}
-        return list(self._replace(position=entries))  # type: ignore[arg-type]
+        number, generation, start, stop, position, samples = self  # a large job has thousands
+        entries = None if position is None else {str(step): entry for step, entry in enumerate(position) if entry}
+        return [number, generation, start, stop, entries, samples]
 
     @classmethod
     def from_json(cls, entry: object, chain: Chain) -> Segment:
@@ -262,29 +261,28 @@ class Ranges:
         """
         return len(self.history)
 
-    def as_json(self) -> dict[str, Any] | None:
-        """Return plain JSON types, new at each call; ``from_json`` is the inverse. None: the epoch
-        and the number of lanes say all.
+    def as_json(self) -> str | None:
+        """Return a text of JSON, which ``read_state`` reads for ``from_json``. None: the epoch and
+        the number of lanes say all.
+
+        It is a text since a state is taken often, and thousands of lanes would have to be copied.
         """
-        if not self.history and not self.later:
-            return None
-        return cast(dict[str, Any], pickle.loads(self._packed))
+        return self._text if self.history or self.later else None
 
     @cached_property
-    def _packed(self) -> bytes:
-        """The pickled result of ``as_json``.
+    def _text(self) -> str:
+        return json.dumps(self._entry(), separators=(",", ":"))
 
-        A partition does not change, and unpickling is faster than building it again.
-        """
+    def _entry(self) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "sizes": _runs(self.sizes),
             "history": [[_runs(sizes), _runs(opened)] for sizes, opened in self.history],
             "remainders": [remainder.as_json() for remainder in self.remainders],
-            "counts": dict(self.counts),
+            "counts": self.counts,
         }
         if self.later:
-            entry["later"] = [pickle.loads(partition._packed) for partition in self.later]
-        return pickle.dumps(entry)
+            entry["later"] = [partition._entry() for partition in self.later]
+        return entry
 
     @classmethod
     def from_json(cls, lanes: int, entry: dict[str, Any] | None, epoch: int, terms: Terms) -> Ranges:
@@ -292,7 +290,7 @@ class Ranges:
 
         Args:
             lanes: the number of lanes.
-            entry: what ``as_json`` returned.
+            entry: what ``as_json`` returned, read.
             epoch: the epoch.
             terms: how the epoch is divided; the size of a batch is that of the state.
 

@@ -8,7 +8,8 @@ Rules of the comparison:
    names.
 2. Ranks exchange text through the store of the process group. A collective of the group would wait
    for ever for a rank that has failed, and could meet one that another thread of the caller began.
-3. A rank waits for the others for at most ``WAIT_SECONDS``, then it warns and goes on.
+3. A rank waits for the others for at most ``WAIT_SECONDS``, then it warns and goes on. If another
+   rank waits for this one elsewhere, for example in ``checkpoint.load``, both raise.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import hashlib
 import itertools
 import json
 import os
-import time
 import warnings
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from wds_pipes.core.options import check_count
 from wds_pipes.core.state import MOST
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
+from wds_pipes.loader.meetings import check_end, end, exchange, has_store, standing, wait, where
 
 
 class Rank(NamedTuple):
@@ -140,20 +142,21 @@ def is_compared(loader: object) -> bool:
     return loader in _compared
 
 
-def check_alike(loader: object, rank: Rank, facts: dict[str, Any]) -> None:
+def check_alike(loader: object, rank: Rank, facts: dict[str, Any], what: str) -> None:
     """Check that all ranks of a loader pass the same facts.
 
     Args:
         loader: an object that stands for the loader on this rank.
         rank: the rank of this process.
         facts: plain JSON types by their names.
+        what: the call of this rank, for messages.
 
     Raises:
         StateError: on all ranks: they differ.
     """
     if rank.of == 1 or not (dist.is_available() and dist.is_initialized()):
         return
-    if rank != (dist.get_rank(), dist.get_world_size()) or dist.get_backend() in ("mpi", "fake"):  # without a store
+    if rank != (dist.get_rank(), dist.get_world_size()) or not has_store():
         return
     number, turn = _compared.get(loader) or (next(_numbers), 0)
     _compared[loader] = number, turn + 1
@@ -165,25 +168,34 @@ def check_alike(loader: object, rank: Rank, facts: dict[str, Any]) -> None:
     store = dist.distributed_c10d._get_default_store()
     store.set(names[rank.number], text)
     store.add(same, 1)
-    if not _meet(store, begun, rank.of, WAIT_SECONDS):
-        late = [at for at, name in enumerate(names) if _read(store, name)[0] < turn]
-        logger.warning(
-            "rank %d goes on alone, since rank %s did not begin this iteration of the loader within %g seconds. "
-            "All ranks must iterate a loader equally often; where one rank iterates alone, pass rank=0, "
-            "world_size=1 to its PipeLoader.", rank.number, some(late), WAIT_SECONDS,
-        )  # fmt: skip
-    elif int(store.get(same)) < rank.of:
-        told = _differences([_read(store, name)[1] for name in names])
-        _meet(store, f"{begun}/told", rank.of, 0 if rank.number else WAIT_SECONDS)  # the store may end with rank 0
-        raise StateError(told)
+
+    def absent() -> list[int]:
+        return [at for at, name in enumerate(names) if _read(store, name)[0] < turn]
+
+    with standing(what, begun):
+        met = _meet(store, begun, rank.of, WAIT_SECONDS, absent, what=what)
+        if not met:
+            late = absent()
+            logger.warning(
+                "rank %d goes on alone, since rank %s did not begin this iteration of the loader within %g seconds "
+                "(%s). All ranks must iterate a loader equally often; where one rank iterates alone, pass rank=0, "
+                "world_size=1 to its PipeLoader.", rank.number, some(late), WAIT_SECONDS, where(late),
+            )  # fmt: skip
+        elif int(store.get(same)) < rank.of:
+            told = _differences([_read(store, name)[1] for name in names])
+            waits = 0 if rank.number else WAIT_SECONDS  # the store may end with rank 0
+            _meet(store, f"{begun}/told", rank.of, waits, list, what=what)
+            raise StateError(told)
 
 
-def of_all_ranks(value: Any, rank: Rank, group: Any) -> list[Any]:
+def of_all_ranks(value: Any, rank: Rank, group: Any, what: str, timeout_seconds: float) -> list[Any]:
     """Return the values of all ranks, in their order: one collective operation. Of processes that
-    share a rank, it is the value of the first.
+    share a rank, it is the value of the first. ``what`` and ``timeout_seconds`` are as in
+    ``exchange``.
 
     Raises:
         RuntimeError: there are several ranks, and torch.distributed is not initialised.
+        StateError: as in ``exchange``.
     """
     if rank.of == 1:
         return [value]
@@ -192,21 +204,22 @@ def of_all_ranks(value: Any, rank: Rank, group: Any) -> list[Any]:
             f"this is rank {rank.number} of {rank.of}, and torch.distributed, which asks the others, is not "
             "initialised: call init_process_group()"
         )
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, (rank.number, value), group=group)
-    values = dict(reversed(found))
+    values = dict(reversed(exchange((rank.number, value), what, group, timeout_seconds)))
     return [values[number] for number in sorted(values)]
 
 
-def _meet(store: Any, place: str, ranks: int, seconds: float) -> bool:
-    """Note that this rank has come to a place, and return whether all ranks have within a time."""
+def _meet(store: Any, place: str, ranks: int, seconds: float, absent: Callable[[], list[int]], *, what: str) -> bool:
+    """Note that this rank has come to a place, and return whether all ranks have within a time.
+
+    Raises:
+        StateError: another rank waits for this one at another place.
+    """
     if store.add(f"{place}/count", 1) == ranks:
-        store.set(place, "")
-    end, pause = time.monotonic() + seconds, 0.001
-    while not (met := store.check([place])) and time.monotonic() < end:
-        time.sleep(pause)
-        pause = min(2 * pause, 0.1)
-    return bool(met)
+        end(store, place)
+    if not wait(store, place, seconds, absent, what):
+        return False
+    check_end(store, place)
+    return True
 
 
 def _read(store: Any, name: str) -> tuple[int, dict[str, Any]]:

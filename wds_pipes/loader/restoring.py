@@ -195,6 +195,7 @@ def restore(plan: Plan, state: State, *, moved: bool = False, changed: bool = Fa
     saved = check_recipe(state, plan.recipe, move, changed=changed)
     at = _with_ledger(plan, saved, _position(plan, saved, _lanes_of(plan, saved)))
     move.log()
+    at.partition.as_json()  # it is kept, so that the first state_dict() is as fast as the others
     # Of what all ranks gave since the cut of with_epoch(), each now counts its share.
     given, samples = saved.given * saved.world_size, saved.given_samples
     samples = given * saved.batch_size if samples is None else samples * saved.world_size

@@ -14,11 +14,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, Composite, Part
 from wds_pipes.core.counts import without_limited
 from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.stage import END, Mark, Out, Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
@@ -128,10 +130,10 @@ class Segments(Composite[Out]):
                 for item in inner.items:
                     at.padded += 1
                     yield item
-            elif (first := next(inner.items, END)) is not END:
+            elif (first := next(items := self._named(inner.items), END)) is not END:
                 self._found = True
                 yield first
-                yield from inner.items
+                yield from items
             self.retire(inner)
             self._inner = None
             if pads and whole and at.padded == before:
@@ -143,6 +145,12 @@ class Segments(Composite[Out]):
                 )
             at.segment, at.opened = at.segment + 1, 0
             self._resume = None
+
+    def _named(self, items: Iterator[Out]) -> Iterator[Out]:
+        """Return the items of a segment. If a step after this one draws random numbers, they say in
+        which epoch of the data they come: that step knows only the epoch of the loader.
+        """
+        return map(occurring, items, repeat(self.at.epoch)) if self.loops and self.lane.occurrences else items
 
     def _next_epoch(self) -> None:
         """Go on to the next epoch of the data, in which ``max_errors`` counts anew."""
@@ -177,6 +185,7 @@ class Segments(Composite[Out]):
         if position is None and self.reading.resumed and not self.at.epoch:
             position = chain.dump(None)  # the beginning, as a state says it: the steps see that they resume
         mark = chain.load(position) if self._resume is None and position is not None else self._resume
+        lane = replace(lane, occurrences=self.lane.occurrences)
         self._inner = inner = self.source.open(lane, mark)
         self._running = Chain(inner)
         self.reading.watch(inner)

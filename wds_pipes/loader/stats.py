@@ -164,7 +164,7 @@ class Tally:
         return max((self._until or time.perf_counter()) - self._since, 1e-9)
 
 
-def describe_stats(ranks: Sequence[Mapping[str, float]]) -> str:
+def describe_stats(ranks: Mapping[str, float] | Sequence[Mapping[str, float]]) -> str:
     """Return in a sentence or two which rank waits most for data, and what its workers do.
 
     Plain loops log it so, on all ranks at the same step::
@@ -175,9 +175,9 @@ def describe_stats(ranks: Sequence[Mapping[str, float]]) -> str:
                 print(wds_pipes.describe_stats(ranks))
 
     Args:
-        ranks: what ``PipeLoader.stats_of_ranks`` returned, or a list of what ``stats`` of one
-            loader did.
+        ranks: what ``PipeLoader.stats_of_ranks`` returned, or ``PipeLoader.stats`` of one loader.
     """
+    ranks = [ranks] if isinstance(ranks, Mapping) else ranks
     begun = [stats for stats in ranks if "wait_share" in stats]
     if not begun:
         return "no rank has begun an iteration"

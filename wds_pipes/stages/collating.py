@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.stages.fields import identity
 
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+_FORM = attrgetter("shape", "dtype")
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
@@ -35,10 +37,11 @@ def stack_samples(batch: list[Any], *, collate: str | None = None, empty: Empty 
     """
     first = batch[0]
     if isinstance(first, dict):
+        names = list(first)
         for sample in batch:
-            if not isinstance(sample, dict) or sample.keys() != first.keys():
+            if not isinstance(sample, dict) or (list(sample) != names and sample.keys() != first.keys()):
                 raise _uneven(batch, sample)
-        return {name: _column([sample[name] for sample in batch], name, batch, collate, empty) for name in first}
+        return {name: _column(list(map(itemgetter(name), batch)), name, batch, collate, empty) for name in first}
     if isinstance(first, tuple):
         for sample in batch:
             if not isinstance(sample, tuple) or len(sample) != len(first):
@@ -64,12 +67,12 @@ def _column(
     """
     if collate == "columns":
         return values
-    first, kind = values[0], _kind(values[0])
-    for place, value in enumerate(values):
-        if _kind(value) is not kind or (
-            kind in ("array", "tensor") and (value.shape != first.shape or value.dtype != first.dtype)
-        ):
-            raise _unstackable(values, name, batch, place)
+    first, kind, types = values[0], _kind(values[0]), set(map(type, values))
+    forms = set(map(_FORM, values)) if len(types) == 1 and kind in ("array", "tensor") else types
+    if len(forms) > 1:
+        for place, value in enumerate(values):
+            if _kind(value) is not kind or (kind in ("array", "tensor") and _FORM(value) != _FORM(first)):
+                raise _unstackable(values, name, batch, place)
     if kind is None:
         return values
     try:
@@ -80,7 +83,7 @@ def _column(
             stacked = np.stack(values, out=empty((len(values), *first.shape), first.dtype))
         else:
             # Python ints always as int64
-            stacked = np.array(values, np.int64 if all(type(value) is int for value in values) else None)
+            stacked = np.array(values, np.int64 if types == {int} else None)
         if collate is not None:
             return stacked
         return as_tensor(stacked)
@@ -117,9 +120,16 @@ def _unstackable(
     )
     key, url = identity(batch[place])
     why = why or f"{_describe(values[0])} in {_name(batch, 0)}, but {_describe(values[place])} in {_name(batch, place)}"
+    first, other = values[0], values[place]
+    if all(getattr(value, "ndim", 0) == 1 for value in (first, other)) and first.dtype == other.dtype:
+        mend = (
+            "They are of different lengths: fill them up with pad= of pack_samples() or bucket_samples(), or with "
+            "map_samples()"
+        )
+    else:
+        mend = "Bring them to one shape and type with map_samples(), images with size= where they are decoded"
     return SampleError(
-        f"{column} cannot be stacked into a batch: {why}. Bring them to one shape and type "
-        "with map_samples(), images with size= where they are decoded, or pass collate=.",
+        f"{column} cannot be stacked into a batch: {why}. {mend}, or pass collate=.",
         url=url,
         key=key,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wds_pipes.codecs.codec import Codec, Decoder, Handler, NotAllowedError, registered_codecs
 from wds_pipes.codecs.resizing import Fit, Size, read_resize
@@ -51,6 +51,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     jpg jpeg jpe jfif png apng webp gif     by the image spec; bytes without one
     bmp tif tiff ppm pgm pbm pnm            by the image spec; bytes without one
     wav flac ogg opus mp3 m4a               ``"audio"``: (samples, sample_rate); else bytes
+    aif aiff aifc w64 sph                   the same
     mp4 m4v mov mkv webm avi                ``"video"``: (frames, frames_per_second); else bytes
     pyd pkl pickle                          refused, unless allow_pickle
     anything else                           bytes
@@ -78,13 +79,16 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             rgba`` return the same as float32 from 0 to 1. ``torchl8 torchrgb8 torchrgba8 torchl
             torchrgb torchrgba`` return tensors of shape (C, H, W), with C = 1 for the first and
             fourth; ``torch`` is ``torchrgb``. ``pill pil pilrgba`` return PIL images, and
-            ``pilrgb`` is ``pil``. ``raw`` returns the array as the file stores it: uint16, numbers
-            of a palette, bool of 1 bit. Grey images of 16 bits keep them as floats (value / 65535),
-            and are an error with a spec of 8 bits; Pillow reads colours of 16 bits as 8. Of
-            animations only the first frame is kept; palettes and CMYK become the colours of the
-            spec. EXIF is ignored, so photos are not rotated, but TIFF is by its own tag. JPEG is
-            decoded by ``simplejpeg`` if it is installed (extra ``images``), which returns the same
-            pixels as Pillow in less time; ``wds-pipes info --codecs`` says what is used.
+            ``pilrgb`` is ``pil``. ``raw`` returns the array as the file stores it, of shape (H, W)
+            or (H, W, C): uint16, numbers of a palette, bool of 1 bit, all bands. Images of 16 bits
+            keep them as floats (value / 65535); with a spec of 8 bits grey ones are an error, and
+            colours keep 8. What Pillow would change (colours of 16 bits, bands, most integers of
+            TIFF) needs the extra ``deep``, and is an error without it. Of animations, and of the
+            pages of a TIFF with other specs, only the first is kept; palettes and CMYK become the
+            colours of the spec. EXIF is ignored unless ``upright=True``, but TIFF is turned by its
+            own tag. JPEG is decoded by ``simplejpeg`` if it is installed (extra ``images``), which
+            returns the same pixels as Pillow in less time; ``wds-pipes info --codecs`` says what is
+            used.
         size: resize all images to this size, ``(height, width)`` in pixels, or one number for both;
             None: they keep their sizes. They are resized once, antialiased, with the filter
             ``BILINEAR`` of Pillow. A JPEG with at least 4.5 times the requested width and height is
@@ -99,6 +103,16 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             is too wide or too high is cropped on both sides (``ImageOps.fit`` of Pillow).
             ``"contain"``: all of it is in the middle, between zeros: black, or transparent with
             ``rgba`` (``ImageOps.pad``). ``"stretch"``: width and height are scaled apart.
+        upright: turn images as the orientation in their EXIF says, by quarter turns and mirrors, so
+            that photos of a phone stand upright; ``size`` is that of the turned image. By default,
+            as in webdataset, they come as they are stored. Boxes and points in other fields do not
+            turn with them.
+        pages: with ``"raw"``: ``"all"`` returns all pages of a TIFF, in an array of shape (pages,
+            H, W) or (pages, H, W, C); None: a TIFF with several is an error. Thumbnails and masks
+            are no pages.
+        sample_rate: with ``"audio"``: resample all audio to so many samples per second, with
+            FFmpeg's resampler; None: it keeps its rates.
+        mono: with ``"audio"``: return the mean of the channels, as one channel.
         only: names of the fields to decode, as in ``["jpg;png", "cls"]``; all others stay as they
             are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
@@ -137,6 +151,10 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         *specs: str | Mapping[str, Decoder | Codec] | Handler,
         size: Size | None = None,
         fit: Fit = "cover",
+        upright: bool = False,
+        pages: Literal["all"] | None = None,
+        sample_rate: int | None = None,
+        mono: bool = False,
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,
@@ -153,7 +171,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         self.max_image_pixels = check_count("max_image_pixels", max_image_pixels)
         # As they are now: they travel with the pipe to processes where nothing was registered.
         self.registered = registered_codecs()
-        self.size, self.fit = size, fit
+        self.size, self.fit, self.pages, self.upright = size, fit, pages, bool(upright)
+        self.sample_rate, self.mono = sample_rate, bool(mono)
         self._decoding()
 
     def _decoding(self) -> Decoding:
@@ -164,6 +183,10 @@ class DecodeByExt(Threaded[dict[str, Any]]):
             must_decode=self.must_decode,
             registered=self.registered,
             resize=read_resize(self.size, self.fit),
+            pages=self.pages,
+            upright=self.upright,
+            sample_rate=self.sample_rate,
+            mono=self.mono,
         )
 
     def run(self) -> Iterator[dict[str, Any]]:

@@ -72,6 +72,7 @@ class ExplodeRecords(FlatMap[dict[str, Any]], Tolerant[dict[str, Any]]):
     class At(FlatMap.At):
         skipped: int = 0
 
+    tallies = ("skipped",)
     order_options = ("kind", "field")
 
     def __init__(

@@ -34,8 +34,8 @@ class FetchSamples(Tolerant[Sample]):
     """Read the samples of a ``SampleList``, in its order (functional name: ``fetch_samples``).
 
     They are the same dicts that ``group_by_key`` yields: ``__key__``, ``__url__``, and the bytes of
-    each field. Local shards are mapped into memory. Of remote ones, the samples that come next are
-    requested ahead, many at once; neighbours in a shard share a request.
+    each field. Of remote shards, the samples that come next are requested ahead, many at once;
+    neighbours in a shard share a request.
 
     Args:
         source: a pipe of sample references: ``SampleList``.
@@ -53,7 +53,7 @@ class FetchSamples(Tolerant[Sample]):
 
     Raises:
         ShardError: during iteration: a shard cannot be read, is damaged, or is another than the one
-            that was indexed.
+            that was indexed. At the end of an epoch: a local one was changed while it was read.
         SampleError: during iteration: a sample has none of ``fields``.
 
     Checkpoint: the position of its source. A resume reads again what was read ahead.
@@ -105,6 +105,7 @@ class FetchSamples(Tolerant[Sample]):
                 continue
             self._bytes += ref.stop - ref.start
             yield sample
+        self.files.check_same()
 
     def parser(self) -> Callable[[SampleRef, Part], Sample]:
         """Return a function that makes a sample of bytes of its shard: those of ``range_of``."""
@@ -145,7 +146,7 @@ class FetchSamples(Tolerant[Sample]):
                 return
             part: Part | ShardError
             try:
-                part = files.read_one(ref.url, ref.start, ref.stop + AFTER, ref.size)
+                part = files.read_one(ref.url, ref.start, ref.stop + AFTER, ref.size, before=ref.before)
             except ShardError as error:
                 part = error
             yield ref, part

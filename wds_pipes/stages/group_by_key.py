@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
+from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_choice, nearest
 from wds_pipes.core.stage import END, Mark, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
@@ -19,7 +21,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
 from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
-from wds_pipes.tar.grouping import Grouping
+from wds_pipes.tar.grouping import Grouping, SuspectSampleError, warn_of
 from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, wants
 from wds_pipes.tar.reader import RepeatedKeyError, TarMember
 
@@ -38,10 +40,12 @@ class GroupByKey(Tolerant[Sample]):
     first one. Members are grouped only within one shard.
 
     A sample next to a damaged place, and the last one of a shard that is cut, may be incomplete: it
-    is dropped and counted. Some damage cannot be seen in a tar: zeros from the beginning of a
-    member to the end of the file, missing blocks, changed bytes in data or in long names.
-    ``samples_per_shard=`` or an index reveals missing samples, and the MD5s of an index
-    (``wds-pipes verify``) reveal all such damage.
+    is dropped and counted. Zeros in place of the last members of a shard look like its end. So the
+    last sample of a shard is suspect if it lacks fields that all samples before it have, at least
+    8: it is a ShardWarning, or with ``on_error="skip"`` dropped and counted. Some damage cannot be
+    seen in a tar: zeros in place of whole samples at its end, missing blocks, changed bytes in data
+    or in long names. ``samples_per_shard=`` or an index reveals missing samples, and the MD5s of an
+    index (``wds-pipes verify``) reveal all such damage.
 
     Args:
         source: a pipe of members: ``load_tar()``.
@@ -81,6 +85,9 @@ class GroupByKey(Tolerant[Sample]):
         number: int = 0
         # 1: this number is not known, since samples were lost at damage, or were not counted
         uncounted: int = 0
+        # if the last sample of the shard may be skipped: which fields the samples before this place have, as the
+        # ``text`` of ``Usual``
+        usual: str = ""
 
     tallies = ("skipped", "filtered")
     keeps_count = True
@@ -110,10 +117,14 @@ class GroupByKey(Tolerant[Sample]):
         # while running
         self._grouping = Grouping()
         self._ref: ShardRef | None = None  # of this shard, if its number of samples is known
+        self._may_skip = False
         self._reported = False  # whether a fault of the sample that is read was reported
         self._read = False  # whether all shards were read
         self._found = False  # whether a sample had one of the fields to keep
         self._outside = ""  # the warning of the first shard with files of which none makes a sample
+
+    def problem(self, at: Any) -> str | None:
+        return None if re.match(r"([0-8](\0|\Z)|\Z)", at.usual) else "it has no number of samples that were compared"
 
     def unforeseen(self) -> str | None:
         if self.fields is not None:
@@ -130,29 +141,38 @@ class GroupByKey(Tolerant[Sample]):
             metadata=None if padding is None else {"__padding__": padding},
             report=self._report,
             lose=self._lose,
+            suspect=self._suspect,
         )
+        self._may_skip = self.may_skip
         return self._samples(self._tars)
 
     def _samples(self, load: LoadTar | _Tars) -> Iterator[Sample]:
         """Yield the samples of the tars that the step before this one opens."""
         with closing(load.tars(wants(self.fields, self.split), named=False)) as tars:
             for ref, members, resumed, part, offset in tars:
-                self._begin_shard(ref, resumed=resumed, part=part)
+                usual = self._begin_shard(ref, resumed=resumed, part=part)
                 if members is not None:
-                    yield from self._requested(self._grouping.samples(members, ref.url), offset)
+                    samples = self._requested(self._grouping.samples(members, ref.url, usual), offset)
+                    if ref.draw is not None and self.lane.occurrences:
+                        samples = map(occurring, samples, repeat(ref.draw))
+                    yield from samples
                     self._end_shard(ref.url)
         self._read = True
         if self.fields is not None and self._found:
             tell_misspelt(self.fields, self._grouping.names.values())
 
-    def _begin_shard(self, shard: ShardRef, *, resumed: bool, part: int) -> None:
-        """Begin to count the samples of a shard, if their number is known."""
+    def _begin_shard(self, shard: ShardRef, *, resumed: bool, part: int) -> str:
+        """Begin to count the samples of a shard, if their number is known. Return what is known of
+        the samples before this place, as ``Usual`` takes it.
+        """
         at, ref = self.at, None if shard.stop is None else shard
         self._ref = ref
         if ref is None or not resumed:
             at.number = at.uncounted = 0
         if ref is not None and part and not (at.number or at.uncounted):  # what is before it was not read
             at.number = ref.start - 1
+        usual, at.usual = at.usual if resumed else "", ""
+        return usual
 
     def _end_shard(self, url: str) -> None:
         """End a shard; warn if none of its files makes a sample."""
@@ -184,6 +204,8 @@ class GroupByKey(Tolerant[Sample]):
             requested, last = (ref is None or at.number > start) and self._keeps(sample), grouping.stop < 0
             if last:
                 self._check_count()
+            elif ref is not None and at.number == stop:  # the rest of the shard is not read
+                self._tars.check_same()
             if requested:
                 yield sample
             if last:
@@ -222,6 +244,18 @@ class GroupByKey(Tolerant[Sample]):
             self.skip(error)
         self._reported = True
 
+    def _suspect(self, error: SuspectSampleError) -> bool:
+        """Skip the last sample of a shard, which is suspect, and return True; or warn of it."""
+        ref = self._ref
+        if ref is not None and not ref.start <= self.at.number < (ref.stop or 0):
+            return False
+        if not self.skips(error):
+            warn_of(error, 3)
+            return False
+        self.count_skip(error)
+        self._reported = True
+        return True
+
     def _lose(self, _: Sample) -> None:
         """Count a sample that is dropped."""
         at, ref, reported = self.at, self._ref, self._reported
@@ -250,10 +284,17 @@ class GroupByKey(Tolerant[Sample]):
         )
 
     def mark(self) -> Mark:
-        at, stop = self.at, self._grouping.stop
-        uncounted = 1 if stop >= 0 and self._ref is None else at.uncounted
-        before = self._tars.mark_at(stop) if stop >= 0 else self._tars.mark()
-        return (at.skipped, at.filtered, at.number, uncounted), before
+        # this is called for each sample
+        at, grouping = self.at, self._grouping
+        stop = grouping.stop
+        if stop < 0:
+            if grouping.start >= 0:  # this was the last one of its shard
+                at.usual = ""
+            return (at.skipped, at.filtered, at.number, at.uncounted, at.usual), self._tars.mark()
+        if self._may_skip and grouping.usual is not None:
+            at.usual = grouping.usual.text
+        uncounted = 1 if self._ref is None else at.uncounted
+        return (at.skipped, at.filtered, at.number, uncounted, at.usual), self._tars.mark_at(stop)
 
 
 class _Tars:
@@ -305,6 +346,9 @@ class _Tars:
                 f"group_by_key() takes the members of tars, and its source gave {member!r:.200}: put .load_tar() "
                 "before it"
             )
+
+    def check_same(self) -> None:
+        """``LoadTar`` compares each shard at its end."""
 
     def mark(self) -> Mark:
         return self._before

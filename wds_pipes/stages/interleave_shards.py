@@ -146,7 +146,8 @@ class InterleaveShards(Composite[Out]):
         that random decisions do not depend on the lane that reads it.
         """
         lane, (shard, start, _), of = self.lane, shard_range, len(self._list.urls)
-        chain = self.source.open(Lane(lane.seed, lane.epoch, shard, of, start, (shard_range,), lane.padding), mark)
+        own = Lane(lane.seed, lane.epoch, shard, of, start, (shard_range,), lane.padding, occurrences=lane.occurrences)
+        chain = self.source.open(own, mark)
         chain.start(ahead=ahead)
         return chain
 

@@ -21,7 +21,7 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import check_sample
 from wds_pipes.stages.mix import check_sources
-from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_list import ShardList, shard_of
 from wds_pipes.tar.keys import is_metadata
 
 Sample = dict[str, Any]
@@ -119,7 +119,7 @@ class Join(Composite[Sample], Source[Sample]):
         _check_sources(sources)
         self._lists: list[ShardList] = [Chain(source).root for source in sources.values()]  # type: ignore[misc]
         self.first_list = self._lists[0]
-        super().__init__(self.first_list.seed)
+        super().__init__(self.first_list.seed if self.first_list.seed_given else None)
         self.sources, self.names = dict(sources), tuple(sources)
         self.on_missing = check_choice("on_missing", on_missing, "error", "skip", "none")
         # "skip" may take the place of "error" in a running epoch, as in on_error=
@@ -171,6 +171,10 @@ class Join(Composite[Sample], Source[Sample]):
 
     def number_of(self, url: str) -> str | None:
         return self.first_list.number_of(url)
+
+    def seed_of(self, branch: str, seed: int) -> int:
+        root = Chain(self.sources[branch]).root
+        return root.seed if root.seed_given else seed
 
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
         return self.first_list.epoch_shards(seed, epoch)
@@ -228,13 +232,22 @@ class Join(Composite[Sample], Source[Sample]):
         """
         (number, start, stop), lane, readers = self._ranges[place], self.lane, []
         for name, source, listed, part in zip(self.names, self.sources.values(), self._lists, self.parts, strict=True):
-            whole = -1 if listed.samples is None else listed.samples[number]
+            whole = -1 if listed.samples is None else listed.samples[shard_of(number)]
             shard = (number, 0, whole) if self._uncounted else (number, start, stop)
             mark = part.mark if resumed else None
-            of = Lane(listed.seed, lane.epoch, number, len(listed.urls), start, (shard,), lane.padding)
+            of = Lane(
+                self.seed_of(name, lane.seed),
+                lane.epoch,
+                number,
+                len(listed.urls),
+                start,
+                (shard,),
+                lane.padding,
+                occurrences=lane.occurrences,
+            )
             chain = source.open(of, mark)
             chain.start(ahead=ahead)
-            readers.append(_Reader(name, chain, mark, listed.urls[number]))
+            readers.append(_Reader(name, chain, mark, listed.urls[shard_of(number)]))
         return readers
 
     def run(self) -> Iterator[Sample]:

@@ -35,8 +35,8 @@ class LoadTar(Tolerant[TarMember]):
     For ``max_member_bytes``, the size of a sparse member is the sum of its stored and its real
     size. Links have no data: they are skipped, and the first one of a shard is a ShardWarning.
 
-    A shard ends with two blocks of zeros, its end-of-archive mark, and then at most 10 240 bytes of
-    zeros more. Without the mark it is cut. Data after the mark, or more zeros, is damage, unless
+    A shard ends with two blocks of zeros, its end-of-archive mark, and then zeros of any length (up
+    to 256 MiB). Without the mark it is cut. Data after the zeros is damage, unless
     ``concatenated``.
 
     Args:
@@ -175,6 +175,7 @@ class LoadTar(Tolerant[TarMember]):
                         on_truncated=self.on_truncated,
                         on_error=self._damaged,
                         concatenated=self.concatenated,
+                        on_end=shard.check_same,
                         named=named,
                     )
                     members = iter(self._reader)
@@ -236,7 +237,13 @@ class LoadTar(Tolerant[TarMember]):
         """How many bytes of (decompressed) tars were read since the stage was started."""
         return self.bytes_read + (self._reader.offset - self._began if self._reader is not None else 0)
 
+    def check_same(self) -> None:
+        """Raise ShardError if the shard that is read is a local file that was changed meanwhile."""
+        if self._shard is not None:
+            self._shard.check_same()
+
     def _damaged(self, error: ShardError) -> None:
+        self.check_same()
         self._shard.doubt(error)  # type: ignore[union-attr]
         offset = getattr(error, "offset", None)
         skips = self.skips(error)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import numpy as np
 
 from wds_pipes.core.chain import Chain, changes_order
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.occurrences import OCCURRENCE
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.stage import Out, Stage, functional_name
 from wds_pipes.core.tolerant import OnError
@@ -25,7 +27,8 @@ from wds_pipes.io.urls import hide, identify, words
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.threaded import Threaded
 
-_GLOBAL = 6  # the salt of the global generators
+# what a function need not return of a dict sample: its identity, and whether it fills up an epoch
+_KEPT = ("__key__", "__url__", "__padding__", OCCURRENCE)
 
 
 class _Drop:
@@ -55,27 +58,39 @@ class _Failed(NamedTuple):
 class MapSamples(Threaded[Out]):
     """Apply a function to each sample (functional name: ``map_samples``).
 
-    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` that
-    is made for this sample alone, from (seed, epoch, sample). So it draws the same numbers after a
+    If a dict sample has a ``__key__`` and ``fn`` returns a dict without it, the new sample keeps
+    it, and the ``__url__``. So write ``lambda sample: {"label": int(sample["cls"])}``.
+
+    A function with a second parameter, ``fn(sample, rng)``, gets a ``numpy.random.Generator`` for
+    this sample alone, seeded from (seed, epoch, sample). So it draws the same numbers after a
     resume, whatever came before. A dict sample is identified by its ``__key__`` and the number of
     its shard in the list of shards (or by its ``__url__``, if no list has it). So it also draws the
     same numbers in another order, with another number of workers, and after its shards were moved.
     Any other sample is identified by its place in the order of a ``SampleList``, if the steps
     before keep number and order, and else by its number in the lane.
 
+    A dict sample that comes several times in an epoch draws other numbers each time: as a part that
+    ``then`` or a ``FlatMap`` made of it, by another draw of ``resampled=True``, in another round of
+    a source of ``mix``, or in another repetition of ``repeat``. Between such a step and the last
+    one that draws, samples have a field ``__occurrence__``, a text such as ``"1.0"``: the numbers
+    of these steps. A step of your own that makes new dicts there must keep it, as the ``__key__``.
+
     Args:
         source: any pipe.
         fn: ``fn(sample)`` or ``fn(sample, rng)``. It returns the new sample, and never None. Draw
             from ``rng``, not from global generators, whose state is not saved; or pass
-            ``seed_all=True``. It must have no memory between samples, such as a count or a set of
+            ``seed_all=True``. Draw from ``rng`` during the call: each call takes 10 to 20 us more
+            with it. It must have no memory between samples, such as a count or a set of
             what it has seen: each worker process would have its own, which stays over epochs and is
             in no state. Write a ``Stage`` for that (tutorial 09).
         may_drop: whether ``fn`` may return ``wds_pipes.DROP``, to drop a sample and count it as
             filtered. Then the length of an epoch is not known.
         seed_all: for functions that draw from global generators, such as torchvision's transforms:
             seed those of ``random``, numpy and torch (on the CPU) for each sample, by what also
-            decides ``rng``, and restore them after it. Not with ``threads``, or in a thread:
-            threads share these generators.
+            decides ``rng``. That takes 20 to 40 us a sample. When the iteration ends, also by an
+            error or a ``break``, their states from before it are put back. Until then, what is
+            drawn from them between two samples in the same process follows from the sample before.
+            Not with ``threads``, or in a thread: threads share these generators.
         threads: call ``fn`` in this many threads, on samples ahead of the one that is needed; None
             or 0: in the thread that iterates. See below.
         on_error: what to do if ``fn`` raises or returns None: ``"raise"``, or ``"skip"`` the sample
@@ -139,10 +154,22 @@ class MapSamples(Threaded[Out]):
         self.takes_rng = takes_rng(fn, functional_name(type(self)))
 
     @property
-    def counts_items(self) -> bool:
+    def _draws(self) -> bool:  # type: ignore[override]
         return self.takes_rng or self.seed_all
 
+    @property
+    def counts_items(self) -> bool:
+        return self._draws
+
     def run(self) -> Iterator[Any]:
+        return self._seeding() if self.seed_all else self._results()
+
+    def _seeding(self) -> Iterator[Any]:
+        check_no_thread()
+        with _states.kept():
+            yield from self._results()
+
+    def _results(self) -> Iterator[Any]:
         at, attempt = self.at, self._attempt()
         for result in self.results(attempt, zip(self.source.items, count(at.number + 1), strict=False)):
             at.number += 1
@@ -159,24 +186,31 @@ class MapSamples(Threaded[Out]):
 
     def _attempt(self) -> Callable[[tuple[Any, int]], Any]:
         """Return a function that calls that of the step, on a sample and its number in the lane."""
-        fn, draws = self.fn, Draws(self) if self.counts_items else None
-        if self.seed_all:
-            check_no_thread()
+        fn, takes_rng, seed_all = self.fn, self.takes_rng, self.seed_all
+        draws = Draws(self) if self._draws else None
+        is_last = draws is not None and not self.lane.occurrences  # no later step draws
 
         def attempt(item: tuple[Any, int]) -> Any:
             sample, number = item
             try:
-                result = fn(sample) if draws is None else self._draw(draws, sample, number)
+                if draws is None:
+                    result = fn(sample)
+                else:
+                    key = draws.key(sample, number)
+                    if seed_all:
+                        _seed_all(key)
+                    result = fn(sample, draws.generator(key)) if takes_rng else fn(sample)
             except Exception as error:
                 return _Failed(sample, error)
-            return _Failed(sample, result) if result is None or result is DROP else result
+            if result is None or result is DROP:
+                return _Failed(sample, result)
+            if result is not sample and isinstance(result, dict) and isinstance(sample, dict):
+                result = _identified(result, sample)
+            if is_last and isinstance(result, dict):
+                result.pop(OCCURRENCE, None)
+            return result
 
         return attempt
-
-    def _draw(self, draws: Draws, sample: Any, number: int) -> Any:
-        """Call the function with random numbers for a sample."""
-        with seeded(draws.key(sample, number)) if self.seed_all else nullcontext():
-            return self.fn(sample, draws.rng(sample, number)) if self.takes_rng else self.fn(sample)
 
     def _raised(self, sample: Any, error: Exception) -> None:
         """Raise what the function raised on a sample, or count the sample as skipped."""
@@ -201,6 +235,16 @@ class MapSamples(Threaded[Out]):
         return super().skips(error)
 
 
+def _identified(result: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+    """Return a new sample with what it lacks of the identity of the one that it was made of; a
+    batch has none.
+    """
+    lost = [name for name in _KEPT if name not in result and name in sample]
+    if not lost or type(sample.get("__key__")) is not str:
+        return result
+    return {**{name: sample[name] for name in lost}, **result}
+
+
 def _name(sample: Any, number: int) -> str:
     named = identity(sample)
     return f"sample {number} of this lane and epoch" if named.key is None else named.name()
@@ -218,8 +262,9 @@ def _error(step: str, sample: Any, number: int, what: str, why: str) -> SampleEr
 class Draws:
     """The random numbers of one step while it runs.
 
-    A dict sample is identified by its ``__key__`` and the number of its shard in the list of shards
-    (or by its ``__url__``, if no list has it). Any other sample is identified by its place in the
+    A dict sample is identified by its ``__key__``, the number of its shard in the list of shards
+    (or by its ``__url__``, if no list has it), and its occurrence: see
+    ``wds_pipes.core.occurrences``. Any other sample is identified by its place in the
     order of a ``SampleList``, if the steps before this one keep number and order, and else by its
     number in the lane. A batch of such samples has the place of its first one.
 
@@ -233,6 +278,9 @@ class Draws:
         chain = Chain(step.source)
         self._lane, self._root, self._salt = lane, chain.root, step.salt
         self._step = _count(chain, step.salt)
+        self._base = hash64(lane.seed, lane.epoch, self._step, step.salt)
+        self._url: tuple[Any, str | None] = "", None  # the one looked up last, and what identifies it
+        self._own = _Generators()
         ordered = all(one.changes_count() is None and changes_order(one) is None for one in chain)
         self._place = self._root.place_in(step.lane) if ordered else None
         self._size = math.prod(one.items_per_batch or 1 for one in chain)
@@ -243,15 +291,57 @@ class Draws:
         if not (isinstance(sample, dict) and "__key__" in sample):
             if self._place is None:
                 return lane.key(self._step, self._salt, number)
-            return hash64(lane.seed, lane.epoch, self._step, self._salt, self._place((number - 1) * self._size))
-        url, shard = sample.get("__url__"), None
-        if isinstance(url, str):  # shards may have moved before a resume, and credentials may differ
-            shard = self._root.number_of(url) or identify(url)
-        return hash64(lane.seed, lane.epoch, self._step, self._salt, hash_text(f"{shard}\0{sample['__key__']}"))
+            return hash64(self._base, 1, self._place((number - 1) * self._size))
+        url = sample.get("__url__")
+        last, shard = self._url
+        if url is not last:  # else nearly always: the samples of a shard share their URL
+            shard = str([self._shard(one) for one in url]) if isinstance(url, list) else self._shard(url)
+            self._url = url, shard
+        name = f"{shard}\0{sample['__key__']}"
+        if (occurrence := sample.get(OCCURRENCE)) is not None:
+            name = f"{name}\0{occurrence}"
+        return hash64(self._base, hash_text(name))
+
+    def _shard(self, url: Any) -> str | None:
+        """Return what identifies the shard of a sample: shards may have moved before a resume, and
+        credentials may differ.
+        """
+        return (self._root.number_of(url) or identify(url)) if isinstance(url, str) else None
+
+    def generator(self, key: int) -> np.random.Generator:
+        """Return a generator with this key, of this thread: until the next call for this thread, it
+        belongs to the caller. If the caller keeps it longer, the next call makes another one.
+        """
+        return self._own.with_key(key)
 
     def rng(self, sample: Any, number: int) -> np.random.Generator:
         """Return a generator for a sample alone."""
-        return np.random.Generator(np.random.Philox(key=self.key(sample, number)))
+        return self.generator(self.key(sample, number))
+
+
+class _Generators(threading.local):
+    """The generator of each thread: to set its state takes a tenth of what a new one takes."""
+
+    def __init__(self) -> None:
+        self._make()
+
+    def _make(self) -> None:
+        self._bits = np.random.Philox(key=0)
+        self._state = self._bits.state
+        self._key = self._state["state"]["key"]
+        self._generator = np.random.Generator(self._bits)
+        self._unused = self._references()
+
+    def _references(self) -> tuple[int, int]:
+        return sys.getrefcount(self._generator), sys.getrefcount(self._bits)
+
+    def with_key(self, key: int) -> np.random.Generator:
+        """Return the generator, at the beginning of the numbers of a key."""
+        if self._references() != self._unused:  # a function has kept it
+            self._make()
+        self._key[0] = key
+        self._bits.state = self._state
+        return self._generator
 
 
 def _count(chain: Chain, salt: int) -> int:
@@ -298,22 +388,45 @@ def check_no_thread() -> None:
         )
 
 
-@contextmanager
-def seeded(key: int) -> Iterator[None]:
-    """Seed the global generators of ``random``, numpy and torch (on the CPU), and restore them at
-    the end. ``torch.random.fork_rng`` would also copy the state of each device.
+class _GlobalStates:
+    """The states of the global generators of ``random``, numpy and torch (on the CPU) from before
+    the iterations of this process that seed them. When the last of these iterations ends, the
+    states are put back: lanes of one process, and steps of one chain, overlap.
     """
-    generator = sys.modules["torch"].default_generator if "torch" in sys.modules else None
-    saved = random.getstate(), np.random.get_state(), generator and generator.get_state()
-    key = hash64(key, _GLOBAL)  # other numbers than those of rng
+
+    def __init__(self) -> None:
+        self._iterations = self._process = 0
+        self._saved: list[tuple[Callable[[Any], None], Any]] = []
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Save the states, and put them back when this and all that began meanwhile has ended."""
+        if self._process != os.getpid():  # a forked child never ends what its parent began
+            self._process, self._iterations = os.getpid(), 0
+        if not self._iterations:
+            self._saved = [(random.setstate, random.getstate()), (np.random.set_state, np.random.get_state())]
+            if "torch" in sys.modules:
+                generator = sys.modules["torch"].default_generator
+                self._saved.append((generator.set_state, generator.get_state()))
+        self._iterations += 1
+        process = self._process
+        try:
+            yield
+        finally:
+            if process == self._process == os.getpid():
+                self._iterations -= 1
+                for put_back, state in [] if self._iterations else self._saved:
+                    put_back(state)
+
+
+_states = _GlobalStates()
+
+
+def _seed_all(key: int) -> None:
+    """Seed the global generators. ``torch.manual_seed`` takes 60 times as long as seeding the
+    generator of the CPU, since it also asks for all devices.
+    """
     random.seed(key)
     np.random.seed([key >> 32, key % (1 << 32)])
-    if generator is not None:
-        generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        random.setstate(saved[0])
-        np.random.set_state(saved[1])
-        if generator is not None:
-            generator.set_state(saved[2])
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.manual_seed(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -10,13 +11,14 @@ from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.stage import END, Mark, Source, Stage
 from wds_pipes.core.state import damaged, is_count
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
-from wds_pipes.errors import StateError
+from wds_pipes.errors import StateError, mended
 from wds_pipes.stages.proportions import (
     SCHEDULE,
     TURNS,
@@ -67,10 +69,11 @@ class Mix(Composite[Any], Source[Any]):
     At every place of an epoch, the number of samples from each source differs from its share by
     less than one. The order is not random. If several sources could come next, a function of (seed,
     epoch, lane) decides which of them does. Each source yields what it would yield alone, by its
-    own seed; its epoch is that of the mix. Each lane (worker, rank) keeps the proportions by
-    itself, so each lane needs samples of every source: give each source at least as many shards as
-    there are lanes, or pass ``exhausted="repeat"``: then lanes of a source with fewer shards read
-    these in turn.
+    own seed, if one was passed to it, and else by a seed that follows from its name: two sources
+    without a seed have different orders. Its epoch is that of the mix. Each lane (worker, rank)
+    keeps the proportions by itself, so each lane needs samples of every source: give each source at
+    least as many shards as there are lanes, or pass ``exhausted="repeat"``: then lanes of a source
+    with fewer shards read these in turn.
 
     Args:
         sources: the pipelines by name.
@@ -89,7 +92,8 @@ class Mix(Composite[Any], Source[Any]):
             start anew at this place. ``"repeat"``: the source starts again in another order, and
             the epoch ends when each source was exhausted once; a source that yields no samples at
             all is left out.
-        seed: an integer for the decisions of the mix, and for the steps after it.
+        seed: an integer for the decisions of the mix, and for the steps after it; None: 0. From it
+            and its name, each source derives its own seed, unless one was passed to the source.
         without: names of sources that a loaded state may contain, although they are no longer in
             the mix.
         changed: declare that the sources or weights are others than those of the state that is
@@ -135,7 +139,7 @@ class Mix(Composite[Any], Source[Any]):
         *,
         schedule: Callable[[int], Mapping[str, float]] | None = None,
         exhausted: str = "stop",
-        seed: int = 0,
+        seed: int | None = None,
         without: Iterable[str] = (),
         changed: bool = False,
     ) -> None:
@@ -148,6 +152,7 @@ class Mix(Composite[Any], Source[Any]):
                 raise ValueError("mix() takes weights= or schedule=, one of them")
             self._scheduled_at(0)
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
+        warn_of_same_data(self.sources)
         self.without, self.changed = check_without(without, self.sources), bool(changed)
         roots = [Chain(source).root for source in self.sources.values()]
         self.context, self.on_error = roots[0].context, common_on_error(roots)
@@ -185,6 +190,10 @@ class Mix(Composite[Any], Source[Any]):
     def weight_of(self, branch: str) -> str:
         return str(self.weights[branch]) if self.schedule is None else SCHEDULE
 
+    def seed_of(self, branch: str, seed: int) -> int:
+        root = Chain(self.sources[branch]).root
+        return root.seed if root.seed_given else hash64(seed, hash_text(branch)) >> 1
+
     def number_of(self, url: str) -> str | None:
         """Return the name of the first source that has the shard in its list, and the number of the
         shard there, as one str.
@@ -205,7 +214,7 @@ class Mix(Composite[Any], Source[Any]):
         self._running, self._empty = {}, [0] * len(self.parts)
         for number, (source, part) in enumerate(zip(self.sources.values(), self.parts, strict=True)):
             root = Chain(source).root
-            self._running[number] = source.open(self._lane(self.lane, root.seed, part.passes), part.mark)
+            self._running[number] = source.open(self._lane(self.lane, part.name, part.passes), part.mark)
             if part.mark is None and root.counts_epochs:
                 self.parts[number] = part._replace(mark=self._running[number].mark())
 
@@ -221,11 +230,11 @@ class Mix(Composite[Any], Source[Any]):
     def inner(self) -> list[Stage[Any]]:
         return list(self._running.values())
 
-    @staticmethod
-    def _lane(lane: Lane, seed: int, passes: int) -> Lane:
-        """Return the lane of a source with this seed, and for each further pass with
+    def _lane(self, lane: Lane, name: str, passes: int) -> Lane:
+        """Return the lane of a source with the seed of the source, and for each further pass with
         another epoch and the next lane's shards, since a lane may have none of its own.
         """
+        seed = self.seed_of(name, lane.seed)
         if not passes:
             return replace(lane, seed=seed)
         epoch, number = hash64(lane.epoch, passes) >> 1, (lane.number + passes) % lane.of
@@ -234,6 +243,7 @@ class Mix(Composite[Any], Source[Any]):
     def run(self) -> Iterator[Any]:
         self.start()
         at, running, places, key = self.at, self._running, self.parts, self.lane.key(TURNS)
+        occurrences = self.lane.occurrences
         weights, hashes = list(self.weights.values()), [hash64(key, hash_text(name)) for name in self.sources]
         while live := [number for number, place in enumerate(places) if not place.ended]:
             of_live = [hashes[number] for number in live]
@@ -257,7 +267,7 @@ class Mix(Composite[Any], Source[Any]):
                 at.last = place.name
                 if self.schedule is not None:
                     at.yielded, at.behind = at.yielded + 1, self._behind
-                yield item
+                yield occurring(item, f"{place.name!r} {place.passes}") if occurrences else item
             if self._is_done():
                 break
 
@@ -325,7 +335,7 @@ class Mix(Composite[Any], Source[Any]):
             places[number] = place._replace(ended=True)
             places[:] = [place._replace(since=place.draws) for place in places]
             return False
-        self._running[number] = source.open(self._lane(self.lane, chain.root.seed, place.passes))
+        self._running[number] = source.open(self._lane(self.lane, place.name, place.passes))
         places[number] = place._replace(mark=None)
         return True
 
@@ -334,7 +344,7 @@ class Mix(Composite[Any], Source[Any]):
         last = self._at(own).last
         place = next((part for part in parts if part.name == last), (*parts, *self._beginnings())[0])
         chain = self.chain_of(place)
-        return None if chain is None else chain.where(place.mark, self._lane(lane, chain.root.seed, place.passes))
+        return None if chain is None else chain.where(place.mark, self._lane(lane, place.name, place.passes))
 
     def counts_of(self, part: Drawn) -> dict[str, int]:
         counts, chain = super().counts_of(part), self.chain_of(part)
@@ -413,6 +423,24 @@ def check_sources(sources: object, step: str) -> None:
                 f"{step}() cannot take source {name!r}: torch's pipes distribute it over the "
                 "workers; leave out sharding_filter() and the like"
             )
+
+
+def warn_of_same_data(sources: Mapping[str, Stage[Any]]) -> None:
+    """Warn of two sources that yield all samples of the same list of shards."""
+    names: dict[str, str] = {}
+    for name, source in sources.items():
+        chain = Chain(source)
+        data = chain.root.which_data()
+        if not data.fingerprint or any(step.changes_count() is not None for step in chain):
+            continue
+        other = names.setdefault(data.fingerprint, name)
+        if other != name:
+            warning = mended(
+                UserWarning,
+                f"sources {other!r} and {name!r} of mix() read the same shards, so each sample comes from both",
+                mend="Leave one of them out, and pass weights= for how often the other one is drawn.",
+            )
+            warnings.warn(warning, stacklevel=3)
 
 
 def check_without(without: Iterable[str], sources: Mapping[str, Stage[Any]]) -> frozenset[str]:

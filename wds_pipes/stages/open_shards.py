@@ -49,6 +49,12 @@ class Shard:
         self._opened: list[BinaryIO] = []
         self._ahead: int | None = None  # requested from this byte on, without waiting
 
+    def __deepcopy__(self, copies: dict[int, Any]) -> Shard:
+        """Return the same shard, which is not open. It opens by the same running step, which cannot
+        be copied.
+        """
+        return Shard(self.ref, self._opening, self.refuse)
+
     @property
     def is_open(self) -> bool:
         """Whether it was requested."""
@@ -139,6 +145,12 @@ class Shard:
                 "it: then the shard is fetched again."
             )
 
+    def check_same(self) -> None:
+        """Raise ShardError if it is a local file that was changed since it was opened."""
+        check = getattr(getattr(self._opened[0], "raw", None), "check_same", None) if self._opened else None
+        if check is not None:
+            check()
+
     def close(self) -> None:
         """Close its streams. This also happens when the object is deleted."""
         for stream in reversed(self._opened):
@@ -163,7 +175,9 @@ class OpenShards(Tolerant[Shard]):
     Network failures are retried. A request is made again, from the byte reached, if it is refused
     temporarily (408, 425, 429, 5xx), reset, cut short, silent, or answered with the wrong bytes.
     The delay grows from one attempt to the next, and is never shorter than the server requests. An
-    object that changes while it is read is an error: two versions are never mixed.
+    object that changes while it is read is an error: two versions are never mixed. So is a local
+    file of which the size, the inode or the time of modification changes until the end of the shard
+    is read; samples of both versions may have been yielded before.
 
     Args:
         source: a pipe of shards: ``ShardList``, or one of torch's own that yields URLs or paths,

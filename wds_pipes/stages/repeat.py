@@ -8,6 +8,7 @@ from typing import Any
 
 from wds_pipes.core.chain import Composite, Part
 from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import END, Mark, Out, Stage
 from wds_pipes.core.state import read_count
@@ -20,10 +21,10 @@ class Repeat(Composite[Out]):
     """Yield the epoch of the source ``n`` times in each epoch (functional name: ``repeat``).
 
     Each repetition is another epoch of the source, in another order if its order depends on the
-    epoch: epoch e yields the epochs ``e * n`` to ``e * n + n - 1`` of the source. Put steps that
-    draw random numbers, such as ``map_samples(fn)`` with ``fn(sample, rng)``, before this step: a
-    step after it draws the same for a sample in each repetition. A ``shuffle_buffer`` before it
-    ends with each repetition, and one after it mixes two of them. ``max_errors`` of a step before
+    epoch: epoch e yields the epochs ``e * n`` to ``e * n + n - 1`` of the source. Steps that draw
+    random numbers, such as ``map_samples(fn)`` with ``fn(sample, rng)``, may be before this step or
+    after it: they draw others for a sample in each repetition. A ``shuffle_buffer`` before it ends
+    with each repetition, and one after it mixes two of them. ``max_errors`` of a step before
     it counts in each repetition anew; PipeLoader applies it to the whole epoch.
 
     The workers of a DataLoader and PipeLoader divide an epoch into lanes. In PipeLoader, each lane
@@ -80,10 +81,13 @@ class Repeat(Composite[Out]):
     def run(self) -> Iterator[Out]:
         at, empty = self.at, 0
         while self.lane.shards is None or len(self.lane.shards):
-            if (first := next(self._running.items, END)) is not END:
+            items = self._running.items
+            if self.lane.occurrences:
+                items = (occurring(item, at.repetition) for item in items)
+            if (first := next(items, END)) is not END:
                 empty = -1
                 yield first
-                yield from self._running.items
+                yield from items
             if at.repetition + 1 == self.n:
                 return
             empty += 1

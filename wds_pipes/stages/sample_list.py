@@ -124,7 +124,7 @@ class SampleList(ShardSource[SampleRef]):
         index: bool | str | os.PathLike[str] = True,
         shuffle: bool = False,
         block_samples: int = 1,
-        seed: int = 0,
+        seed: int | None = None,
         where: Selection | None = None,
         exclude: Selection | None = None,
         storage_options: dict[str, Any] | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,11 @@ from wds_pipes.tar.located import ShardOffsets
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from wds_pipes.stages.shard_source import Numbers
+
+logger = logging.getLogger("wds_pipes")
+
+_DRAWS = 32  # the bits of the number of a shard: how often it was drawn before is in those above
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
 
@@ -59,7 +65,8 @@ class ShardList(ShardSource[ShardRef]):
             is sorted with a warning in the log, or refused where its order matters: it differs from
             machine to machine.
         shuffle: yield the shards in a random order.
-        seed: the integer, of 64 bits, from which all random decisions of the pipeline derive.
+        seed: the integer, of 64 bits, from which all random decisions of the pipeline derive; None:
+            0, and in a ``mix`` one that follows from the name of the source.
         resampled: draw the shards of an epoch at random with replacement, as many as there are:
             some come twice, others not at all.
         weights: with ``resampled``, one weight for each URL in the list or joined by ``::``: a list
@@ -123,7 +130,7 @@ class ShardList(ShardSource[ShardRef]):
         urls: Urls,
         *,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         resampled: bool = False,
         weights: str | Sequence[float] | None = None,
         samples_per_shard: int | Sequence[int] | None = None,
@@ -161,6 +168,7 @@ class ShardList(ShardSource[ShardRef]):
         self._bounds: npt.NDArray[np.uint64] | None = None
         if weights is not None:
             self.weights, self._bounds = weigh(weights, each)
+        self.repeated = warn_of_repeated(self.urls)  # whether the list has a shard more than once
         self._last = _LastEpoch()
         if self.urls.plain:  # then it takes little time, and the first state is as fast as the others
             self.which_data()
@@ -226,15 +234,16 @@ class ShardList(ShardSource[ShardRef]):
 
     def ref(self, shard_range: ShardRange) -> ShardRef:
         """Return a shard, or a range of it, with all that is known of it."""
-        number, start, stop = shard_range
+        ranged, start, stop = shard_range
+        number, draw = shard_of(ranged), self.draw_of(ranged)
         _, size, md5 = (None, None, None) if self.facts is None else self.facts[number]
         if self.samples is None:
-            return ShardRef(self.urls[number], size, md5)
+            return ShardRef(self.urls[number], size, md5, draw=draw)
         count, begin, end = self.samples[number], None, None
         if self.offsets is not None and start < stop and (start or stop < count):  # a part of a shard
             places = self.offsets.of(number)
             begin, end = (None, None) if places is None else (places[start - 1] if start else None, places[stop])
-        return ShardRef(self.urls[number], size, md5, start, stop, count, begin, end)
+        return ShardRef(self.urls[number], size, md5, start, stop, count, begin, end, draw)
 
     def key_of(self, shard: int, number: int) -> str:
         return self._indexed.key_of(shard, number)
@@ -281,8 +290,27 @@ class ShardList(ShardSource[ShardRef]):
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
         last, of = self._last.shards, (seed, epoch, self._count_in(epoch))
         if last is None or last[0] != of:
-            last = self._last.shards = of, ShardRanges.whole(self.epoch_order(seed, epoch), self.samples)
+            order = self.epoch_order(seed, epoch)
+            whole = ShardRanges.whole(order, self.samples)
+            if self.resampled:
+                whole = ShardRanges(order + (_times_before(order) << _DRAWS), whole.starts, whole.stops)
+            last = self._last.shards = of, whole
         return last[1]
+
+    def draw_of(self, number: int) -> int | None:
+        """Return which of the times that a shard comes in an epoch a range is of; None: each shard
+        comes once.
+        """
+        return number if self.resampled or self.repeated else None
+
+    def in_shards(self, numbers: Numbers, insides: Numbers, lane: Lane) -> tuple[Numbers, Numbers]:
+        return shard_of(numbers), insides
+
+    def in_ranges(self, shard: int, number: int, lane: Lane) -> list[tuple[int, int]]:
+        if not self.resampled:
+            return [(shard, number)]
+        numbers = self.epoch_shards(lane.seed, lane.epoch).numbers
+        return [(ranged, number) for ranged in numbers[shard_of(numbers) == shard].tolist()]
 
     def epoch_order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of all shards in the order of an epoch."""
@@ -295,7 +323,40 @@ class ShardList(ShardSource[ShardRef]):
 
     def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
         order, place = self.order(lane), own[0] if own else 0
-        return shortened_url(redact(self.urls[order[place][0]])) if place < len(order) else None
+        return shortened_url(redact(self.urls[shard_of(order[place][0])])) if place < len(order) else None
+
+
+def warn_of_repeated(urls: Packed) -> bool:
+    """Warn if a list has a shard more than once, and return whether it has."""
+    if not (numbers := urls.repeated()):
+        return False
+    repeats = f", and {plural(len(numbers), 'repeat')} in all" if numbers[1:] else ""
+    logger.warning(
+        "the list has shard %s more than once%s, and its samples come as often in each epoch: name each shard once, "
+        "also by patterns that overlap. To read some more often than others, use mix(weights=...), or "
+        "ShardList(resampled=True, weights=...).",
+        redact(urls[numbers[0]]), repeats,
+    )  # fmt: skip
+    return True
+
+
+def shard_of(number: Any) -> Any:
+    """Return the number of the shard of a range, in the list, for the number of the range; also for
+    an array of numbers.
+
+    With ``resampled``, a shard may come several times in an epoch. The number of a range then also
+    says how often the shard was drawn before, so that each draw is another range.
+    """
+    return number & ((1 << _DRAWS) - 1)
+
+
+def _times_before(order: Numbers) -> Numbers:
+    """Return of each number in an array how often it comes before."""
+    places = np.argsort(order, kind="stable")
+    found = order[places]
+    times = np.empty_like(order)
+    times[places] = np.arange(len(order)) - np.searchsorted(found, found)
+    return times
 
 
 class _LastEpoch:

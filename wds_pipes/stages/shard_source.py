@@ -57,6 +57,8 @@ class ShardRef:
         begin: the byte at which the sample before ``start`` begins, to read from there; None:
             unknown, or not needed.
         end: the byte at which sample ``stop`` begins; None: unknown, or not needed.
+        draw: which of the times that the shard comes in an epoch this is; None: it comes once. See
+            ``wds_pipes.core.occurrences``.
     """
 
     url: str
@@ -67,6 +69,7 @@ class ShardRef:
     of: int | None = None
     begin: int | None = None
     end: int | None = None
+    draw: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str):
@@ -104,8 +107,9 @@ class ShardRef:
 
 
 class ShardUrl(str):
-    """The URL of the members of a shard whose number of samples is known: a str that also has the
-    ShardRef, so that ``group_by_key`` knows which samples to yield, whatever is in between.
+    """The URL of the members of a shard of which more is known, such as its number of samples: a
+    str that also has the ShardRef, so that ``group_by_key`` knows which samples to yield, whatever
+    is in between.
     """
 
     __slots__ = ("ref",)
@@ -113,10 +117,10 @@ class ShardUrl(str):
 
     @classmethod
     def of(cls, ref: ShardRef) -> str:
-        """Return the URL of the members of a shard: a plain str if its number of samples is
-        unknown.
+        """Return the URL of the members of a shard: a plain str if the number of samples is unknown
+        and the shard comes once in an epoch.
         """
-        if ref.stop is None:
+        if ref.stop is None and ref.draw is None:
             return ref.url
         url = cls(ref.url)
         url.ref = ref
@@ -180,7 +184,9 @@ class ShardSource(Source[Out]):
     origins: list[str] | None = None  # if an index lists the shards: see wds_pipes.io.urls
     samples: Sequence[int] | None = None
 
-    def __init__(self, seed: int, storage_options: dict[str, Any] | None, moved: bool, on_error: OnError) -> None:
+    def __init__(
+        self, seed: int | None, storage_options: dict[str, Any] | None, moved: bool, on_error: OnError
+    ) -> None:
         super().__init__(seed)
         self.on_error = check_on_error(on_error)
         self.storage_options, self.moved = check_storage_options(storage_options), bool(moved)

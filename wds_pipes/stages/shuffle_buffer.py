@@ -15,6 +15,7 @@ import numpy as np
 from wds_pipes.core.chain import Chain, makes_one_of_each
 from wds_pipes.core.counts import NO_NETWORK, Network
 from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges, joined
+from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
@@ -27,7 +28,7 @@ from wds_pipes.stages.group_by_key import GroupByKey
 from wds_pipes.stages.load_tar import LoadTar
 from wds_pipes.stages.open_shards import OpenShards
 from wds_pipes.stages.sample_list import SampleRef
-from wds_pipes.stages.shard_list import ShardList
+from wds_pipes.stages.shard_list import ShardList, shard_of
 from wds_pipes.tar.located import ShardOffsets
 
 if TYPE_CHECKING:
@@ -335,13 +336,13 @@ def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[
     """Return the shard ranges of an order after the position whose stages have these values; None
     if it is not that of a sample.
     """
-    (passed,), _, (offset, compression, _), (_, _, number, uncounted), *_ = own
+    (passed,), _, (offset, compression, _), (_, _, number, uncounted, *_), *_ = own
     ranges = ShardRanges.of(order[passed:])
     if compression or (uncounted and number):
         return None
     if not offset:
         return ranges
-    if not ranges or (places := offsets.of(ranges[0][0])) is None:
+    if not ranges or (places := offsets.of(shard_of(ranges[0][0]))) is None:
         return None
     shard, start, stop = ranges[0]
     first = bisect_left(places, offset, hi=len(places) - 1)
@@ -382,7 +383,7 @@ class NumberedSamples:
         be read.
         """
         last = min(bisect_left(self._starts, count) + 1, len(self._ranges))
-        shards = [shard for shard, start, stop in self._ranges[:last] if start < stop]
+        shards = [shard_of(number) for number, start, stop in self._ranges[:last] if start < stop]
         # what may have too large a member is left to load_tar
         return self._list.offsets.read_all(shards) and all(
             np.diff(self._list.offsets.of(shard)).max() <= self._most_bytes for shard in shards
@@ -391,7 +392,7 @@ class NumberedSamples:
     def mark(self, number: int) -> Mark:
         """Return the position of the chain before a sample."""
         place = len(self._ranges) if number >= self.count else bisect_right(self._starts, number) - 1
-        _, opened, (began, _, damaged), (skipped, filtered, _, _), *later = self._own
+        _, opened, (began, _, damaged), (skipped, filtered, *_), *later = self._own
         offset = of_shard = 0
         if number != self._starts[place] or (place == 0 and began):  # it is not the first one of a range
             ref = self._ref(number)
@@ -400,7 +401,9 @@ class NumberedSamples:
                 before = self._ref(number, back=1)
                 self.fetching.parser()(before, self.fetching.files.read_one(*range_of(before)))
         mark: Any = None
-        for own in ((self._passed + place,), opened, (offset, "", damaged), (skipped, filtered, of_shard, 0), *later):
+        # no sample is skipped here, so the position does not say which fields the samples have
+        grouped = (skipped, filtered, of_shard, 0, "")
+        for own in ((self._passed + place,), opened, (offset, "", damaged), grouped, *later):
             mark = own, mark
         return cast(Mark, mark)
 
@@ -427,7 +430,9 @@ class NumberedSamples:
                 while number not in ready:
                     near, sample = next(fetched)
                     if near in wanted:
-                        ready[near] = {**sample, "__url__": self._ref(near).url}
+                        sample = {**sample, "__url__": self._ref(near).url}
+                        draw = self._list.draw_of(self._range_of(near)[0]) if self._lane.occurrences else None
+                        ready[near] = sample if draw is None else occurring(sample, draw)
                 wanted.remove(number)
                 yield ready.pop(number)
 
@@ -453,13 +458,17 @@ class NumberedSamples:
         runs.sort(key=lambda run: min(turns.get(number, len(numbers)) for number in run))
         return [*numbers[:_IN_TURN], *chain.from_iterable(runs)]
 
+    def _range_of(self, number: int) -> ShardRange:
+        """Return the range with a sample."""
+        return self._ranges[bisect_right(self._starts, number) - 1]
+
     def _ref(self, number: int, back: int = 0) -> SampleRef:
         """Return a sample, whose ``number`` is that in its shard; or the sample that many places
         before it in the shard.
         """
         place = bisect_right(self._starts, number) - 1
-        shard, start, _ = self._ranges[place]
-        of_shard = start + number - self._starts[place] - back
+        ranged, start, _ = self._ranges[place]
+        shard, of_shard = shard_of(ranged), start + number - self._starts[place] - back
         offsets, url = self._list.offsets.of(shard), self._list.urls[shard]
         return SampleRef(
             url,

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from wds_pipes.core.chain import Chain
 from wds_pipes.core.reads_again import FlatMap
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
+from wds_pipes.stages.batch_samples import BatchSamples
 
 
 class UnbatchSamples(FlatMap[Any]):
@@ -18,7 +20,9 @@ class UnbatchSamples(FlatMap[Any]):
     ``unbatch_samples``).
 
     A dict of columns gives dicts, a tuple of columns gives tuples, a list gives its items, and a
-    tensor or an array its rows. In a row, what batch_samples makes of Python's numbers is such a
+    tensor or an array its rows. A list of tensors or arrays of one length is an error, unless
+    ``batch_samples(collate="list")`` made it: torch's ``default_collate`` makes such lists of
+    columns. In a row, what batch_samples makes of Python's numbers is such a
     number again: 0-dimensional values of dtype int64, float64 and bool. Other rows of tensors and
     arrays are views: as long as one is used, the memory of its whole batch is.
 
@@ -26,13 +30,16 @@ class UnbatchSamples(FlatMap[Any]):
         source: a pipe of batches.
 
     Raises:
-        SampleError: from the iteration: an item is no batch, or its columns differ in length.
+        SampleError: from the iteration: an item is no batch, its columns differ in length, or it is
+            not known whether it has columns or samples.
 
     Checkpoint: how many samples of the current batch were yielded. A resume makes this batch again.
     """
 
     def __init__(self, source: Stage[Any]) -> None:
         super().__init__(source)
+        batches = (step for step in reversed(Chain(source).steps) if isinstance(step, BatchSamples))
+        self._of_samples = getattr(next(batches, None), "collate", None) == "list"
 
     def expand(self, item: Any) -> Iterable[Any]:
         if isinstance(item, dict):
@@ -41,7 +48,21 @@ class UnbatchSamples(FlatMap[Any]):
             tuples = _rows(dict(enumerate(item)))
             return (type(item)(*row) for row in tuples) if hasattr(item, "_fields") else tuples
         rows: Iterable[Any] = _column(item, None)
+        if isinstance(item, list) and not self._of_samples and _are_columns(item):
+            raise SampleError(
+                f"unbatch_samples() got a list of {len(item)} tensors or arrays of one length, {len(item[0])}, as "
+                "torch's default_collate makes of tuples: it cannot know whether these are columns or samples. If they "
+                "are columns, let the step before it return a tuple of them; if they are samples, use "
+                "then(lambda batches: next(batches)) in its place."
+            )
         return rows
+
+
+def _are_columns(items: list[Any]) -> bool:
+    """Whether the items of a list may be columns: tensors or arrays that have one length."""
+    torch = sys.modules.get("torch")
+    kinds = (np.ndarray,) if torch is None else (np.ndarray, torch.Tensor)
+    return all(isinstance(item, kinds) and item.ndim for item in items) and len({len(item) for item in items}) == 1
 
 
 def _rows(columns: dict[Any, Any]) -> Iterable[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ BLOCK = 512
 MAX_HEADER_BYTES = 1 << 20
 MAX_SIZE = 1 << 60  # a larger size is an error
 ZEROS = bytes(BLOCK)
+END_MARK = bytes(2 * BLOCK)  # ends an archive
 REGULAR = b"0\x007"  # regular, the same in v7, contiguous
 # Links, devices, directories: they have no data, whatever their size field says.
 NO_DATA = b"123456"
@@ -95,8 +96,8 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
     after the ``passed`` bytes of a member; or at the next valid header. ``whole``: the member with
     its headers is sound and is passed, so the next header is that of another one. ``data``: where
     the data begins whose size is more than the stream has; None: it was not that. ``zeros``: there
-    are zeros, as at the end of an archive. ``mend`` and ``mend_cli``: the remedies, if they are no
-    part of ``what``.
+    are zeros, as at the end of an archive. ``joined``: another archive may begin after its end.
+    ``mend`` and ``mend_cli``: the remedies, if they are no part of ``what``.
     """
 
     def __init__(
@@ -112,13 +113,14 @@ class Damage(Exception):  # noqa: N818 - it becomes a ShardError
         whole: bool = False,
         data: int | None = None,
         zeros: bool = False,
+        joined: bool = False,
         mend: str = "",
         mend_cli: str | None = None,
     ) -> None:
         super().__init__(what)
         self.what, self.offset, self.cause, self.cut, self.lost = what, offset, cause, cut, lost
         self.head, self.passed, self.whole, self.data, self.zeros = head, passed, whole, data, zeros
-        self.mend, self.mend_cli = mend, mend_cli
+        self.joined, self.mend, self.mend_cli = joined, mend, mend_cli
 
 
 def cut_member(name: str, size: int, offset: int) -> Damage:

@@ -40,6 +40,7 @@ import posixpath
 import re
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -49,6 +50,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, mended
 from wds_pipes.io.compression import TAR_NAME
 from wds_pipes.io.expand import expand, urls_of
+from wds_pipes.io.once import once
 from wds_pipes.io.outputs import info_of, read_small, remove, size_of, target_of, write_small
 from wds_pipes.io.packed import Packed, PackedInts, SharedBytes
 from wds_pipes.io.urls import Urls, at_home, identify, links_of, local_path, plain, redact, with_variables
@@ -183,9 +185,9 @@ class Index(NamedTuple):
 
 
 def read_indexes(urls: Sequence[str], storage_options: Options) -> list[Index]:
-    """Read several index files, in order."""
+    """Read several index files, in order. Of those in a store, one rank reads for all."""
     opener = make_opener(storage_options, readahead_bytes=_READAHEAD_BYTES, connections=2)
-    return [_read(url, opener) for url in urls]
+    return [once("index", url, partial(_read, url, opener)) for url in urls]
 
 
 def known_version(urls: Packed, facts: Facts | None, url: str) -> str | None:
@@ -696,13 +698,16 @@ def _look_in(
     offsets is one file per shard, and its size says the number of samples.
     """
     for name in _BESIDE:
-        if exists(folder + name, storage_options):
+        if _exists_for_all(folder + name, storage_options):
             files.append(folder + name)
             return
-    if exists(beside(shards[0], OFFSETS, folder), storage_options):
+    if _exists_for_all(beside(shards[0], OFFSETS, folder), storage_options):
         each = list(dict.fromkeys(beside(shard, OFFSETS, folder) for shard in shards))
         local = local_path(each[0]) is not None
-        sizes = list(map(_size, each)) if local else _sizes_in_store(each, storage_options)
+        names = f"the sizes of {_digest(each)}, from"
+        sizes = (
+            list(map(_size, each)) if local else once(names, each[0], lambda: _sizes_in_store(each, storage_options))
+        )
         for url, size in zip(each, sizes, strict=True):
             if size is None:
                 shard = redact(url.removesuffix(OFFSETS))
@@ -716,6 +721,15 @@ def _look_in(
         f"there is no index in {shown}: none of {', '.join(_BESIDE)}, or {base_name(shards[0])}{OFFSETS} for each "
         f"shard. {MEND}"
     )
+
+
+def _exists_for_all(url: str, storage_options: Options) -> bool:
+    """Return whether something exists; one rank requests it for all."""
+    return once("the existence of", url, lambda: exists(url, storage_options))
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return blake2b("\0".join(texts).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _size(url: str) -> int | None:

@@ -160,6 +160,16 @@ class Located:
         # what is read raises, or no sample is expected
         return len(self.offsets(shard)) - 1 if size <= 8 or size % 8 else size // 8 - 1
 
+    def _check_count(self, shard: int, count: int) -> None:
+        """Compare the number of offsets with that of the keys, if their index is on this disk too:
+        if an offset is missing, or one too many, all samples after it have other numbers.
+        """
+        url = self._place_of(self.urls[shard], KEYS)
+        size = None if is_remote(url) else self._size(url)
+        if size is not None and size % 12 == 0 and size != 12 * count:
+            what = f"the index has {plural(count, 'sample')}, and {redact(url)} has {size // 12}"
+            raise self.stale(self.urls[shard], what)
+
     def _size(self, url: str) -> int | None:
         """Return the size of a file; None: not known."""
         try:
@@ -189,6 +199,7 @@ class Located:
             if self._facts is not None or size % 8 or not size or end % BLOCK or (most is not None and size > most):
                 self.offsets(shard)  # raises, or compares it
             else:
+                self._check_count(shard, size // 8 - 1)
                 self._check_end(shard, end)
 
     def _check_end(self, shard: int, end: int) -> None:
@@ -226,6 +237,7 @@ class Located:
         if self.counts and len(found) - 1 != self.counts[shard]:
             what = f"it has {plural(len(found) - 1, 'sample')}, and the shard was counted with {self.counts[shard]}"
             raise unusable(index, what, shard=self.urls[shard])
+        self._check_count(shard, len(found) - 1)
         self._check_end(shard, int(found[-1]))
         return found.astype("u8").data  # a number of a memoryview comes faster than one of an array
 

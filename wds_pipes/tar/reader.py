@@ -10,9 +10,10 @@ Rules:
    everything rare in ``_rare``, ``TarSource`` and ``find_next``.
 3. A place where members were lost (skipped damage, a cut) is yielded as a gap: a member without a
    name, so that the caller does not take half a sample for a whole one.
-4. A tar ends with an end mark, two blocks of zeros, and at most the rest of a record of 10 240
-   bytes of zeros. Without the mark it is cut.
-5. Anything else after the mark is damage, unless ``concatenated``: then archives are read one after
+4. A tar ends with an end mark, two blocks of zeros, and any number of zeros after it: ``tar -b``
+   writes records of any size. Without the mark it is cut. More than 256 MiB of zeros are an error,
+   since a server may send zeros for ever.
+5. Data after the zeros is damage, unless ``concatenated``: then archives are read one after
    another, whatever their padding.
 6. After damage, reading continues at the next valid header: the size in a damaged one may be wrong,
    and is not used to pass over anything. A file whose real name may have been in a damaged extended
@@ -33,6 +34,7 @@ from wds_pipes.io.compression import damage, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import (
     BLOCK,
+    END_MARK,
     LINKS,
     MAX_HEADER_BYTES,
     NO_DATA,
@@ -49,9 +51,7 @@ from wds_pipes.tar.headers import (
 )
 
 _READ_PAST = 1 << 16  # up to this many bytes are skipped by reading, more by seeking
-_MARK = 2 * BLOCK  # bytes of zeros that end an archive
-_RECORD = 20 * BLOCK  # at most so many more follow
-_MOST_ZEROS = 1 << 28  # between archives: a server may send zeros for ever
+_MOST_ZEROS = 1 << 28  # between and after archives: a server may send zeros for ever
 _JOINED: dict[str, Any] = {
     "mend": "If archives were joined, pass load_tar(concatenated=True). Otherwise, write or fetch it again.",
     "mend_cli": "If archives were joined, pass --concatenated to wds-pipes repair. Otherwise, write or fetch it again.",
@@ -124,27 +124,26 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
         raise Damage(f"{how} after an extended header, before its member. Write or fetch it again", offset, cut=True)
     if len(head) < BLOCK:
         raise _cut(head, offset)
-    most = _MOST_ZEROS if joined else _MARK + _RECORD
     while (head := source.stream.read(BLOCK)) == ZEROS:
         source.position += BLOCK
-        if source.position - offset > most:
-            what = f"has more than {most} bytes of zeros, so its end was never filled, or a part of it is lost"
+        if source.position - offset > _MOST_ZEROS:
+            what = f"has more than {_MOST_ZEROS} bytes of zeros, so its end was never filled, or a part of it is lost"
             raise Damage(what, offset, cut=joined, zeros=True, **_JOINED)
     zeros = source.position - offset
     if not head.strip(b"\0"):
-        if zeros < _MARK or head:  # a tar has whole blocks
+        if zeros < len(END_MARK) or head:  # a tar has whole blocks
             raise Damage("is cut inside the zeros at its end. Write or fetch it again", offset, cut=True)
         return None
     following, at = head if len(head) == BLOCK and is_header(head) else None, source.position
     if following is None:
         source.position += len(head)
-    if zeros < _MARK:
+    if zeros < len(END_MARK):
         what = "has a lone block of zeros where a header is missing. Write or fetch it again"
         raise Damage(what, offset, head=following, zeros=True)
     if joined and following is not None:
         return following
     what = f"has data after its end-of-archive mark, at byte {at}, so a part of it may be lost"
-    raise Damage(what, offset, head=following, zeros=True, **_JOINED)
+    raise Damage(what, offset, head=following, zeros=True, joined=following is not None, **_JOINED)
 
 
 def _cut(rest: bytes, offset: int) -> Damage:
@@ -331,8 +330,8 @@ class TarReader:
     members. Directories and devices are skipped, and so are links, the first of which is a
     ShardWarning. A place where members were lost is yielded as a member with an empty name.
 
-    A tar ends with two blocks of zeros, and then at most 10 240 bytes of zeros more. Without them
-    it is cut. Anything else after them is damage, unless ``concatenated``.
+    A tar ends with two blocks of zeros, and then zeros of any length. Without them it is cut. Data
+    after them is damage, unless ``concatenated``.
 
     Limits: the extended headers of a member (name, attributes) may have at most 1 MiB, and so may
     the map of a sparse member. The size of a sparse member is its stored size plus its real size.
@@ -353,6 +352,7 @@ class TarReader:
         concatenated: read archives one after another (``cat``, ``tar -A``), whatever number of
             zeros is between them.
         on_link: called with each link, instead of the warning.
+        on_end: called when the tar has ended properly, before the iteration ends; it may raise.
         named: yield TarMembers; otherwise plain tuples of the same four values, which saves a sixth
             of the time for tiny members.
 
@@ -381,6 +381,7 @@ class TarReader:
         on_error: Callable[[ShardError], None] | None = None,
         concatenated: bool = False,
         on_link: Callable[[Link], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         named: bool = True,
     ) -> None:
         self.url = url
@@ -392,6 +393,7 @@ class TarReader:
         self._on_error = on_error
         self._concatenated = concatenated
         self._on_link = on_link
+        self._on_end = on_end
         self._named = named
         self.ended = False
         self.damage: Damage | None = None
@@ -442,6 +444,8 @@ class TarReader:
                         if len(head) < BLOCK or head == ZEROS:
                             head = next_archive(source, head, offset, self._extra, joined=self._concatenated)
                             if head is None:
+                                if self._on_end is not None:
+                                    self._on_end()
                                 self.ended, self.damage = True, None
                                 return
                             self.offset = offset = source.position
@@ -558,6 +562,7 @@ class TarReader:
             mend_cli=found.mend_cli,
             url=redact(self.url),
             offset=found.offset,
+            joined=found.joined,
         )
         if found.cut and not found.lost and self._on_truncated != "raise":
             if self._on_truncated == "warn":

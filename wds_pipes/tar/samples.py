@@ -11,7 +11,7 @@ from typing import Any
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
 from wds_pipes.io.ranges import Part
 from wds_pipes.tar.grouping import Grouping, Member
-from wds_pipes.tar.headers import BLOCK, plain_header
+from wds_pipes.tar.headers import BLOCK, END_MARK, plain_header
 from wds_pipes.tar.keys import KeySplit, splitter, wants
 from wds_pipes.tar.reader import Link, ReservedNameError, TarReader, pass_link
 
@@ -29,6 +29,9 @@ class SampleParser:
         key_split: as in ``group_by_key``.
         stale: makes the error for a shard that does not fit its index; it takes the URL of the
             shard and what is wrong.
+
+    Attributes:
+        begins: a shard, and a byte of it where a sample is known to begin.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class SampleParser:
         self._want = wants(fields, key_split)
         self._grouping = Grouping(key_split, fields=fields, on_repeated_key="ignore")
         self._linked: set[str] = set()  # the shards of which a link was reported
-        self._begins = "", 0  # a shard, and a byte of it where a sample is known to begin
+        self.begins = "", 0
 
     def parse(
         self,
@@ -73,7 +76,7 @@ class SampleParser:
         if end > len(data):
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
         try:
-            found = list(self._grouping.samples(self._members(part, start, stop, url, self._want), shown))
+            found = list(self._grouping.samples(self._members(part, start, stop, url, self._want, last=last), shown))
         except ReservedNameError:
             raise
         except SampleError as error:
@@ -85,7 +88,7 @@ class SampleParser:
             raise self._stale(url, f"from byte {start} on it has samples {first!r} and {second!r}, not one")
         sample = found[0]
         key: str = sample["__key__"]
-        if before is not None and self._begins != (url, start):
+        if before is not None and self.begins != (url, start):
             self._check_begin(part, before, start, key, url)
         head = data[end : end + BLOCK]
         # only the name of a file with such a header can have this key
@@ -101,7 +104,7 @@ class SampleParser:
                 raise self._stale(url, what)
         if last and head.strip(b"\0"):
             raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
-        self._begins = url, stop
+        self.begins = url, stop
         return sample
 
     def _check_begin(self, part: Part, before: int, start: int, key: str, url: str) -> None:
@@ -116,9 +119,18 @@ class SampleParser:
                     raise self._stale(url, f"{which} begins before byte {start}")
                 return
 
-    def _members(self, part: Part, start: int, stop: int, url: str, want: Callable[[str], bool] | None) -> list[Member]:
+    def _members(
+        self,
+        part: Part,
+        start: int,
+        stop: int,
+        url: str,
+        want: Callable[[str], bool] | None,
+        *,
+        last: bool = False,
+    ) -> list[Member]:
         """Return the members between two bytes of a shard, with the data of those that ``want``
-        names; None: of all.
+        names; None: of all. ``last``: they are those of the last sample.
         """
         (data, base), at = part, start
         found: list[Member] = []
@@ -126,7 +138,7 @@ class SampleParser:
             begin = at - base + BLOCK
             plain = plain_header(data[begin - BLOCK : begin])
             if plain is None:
-                return [*found, *self._all_members(data[at - base : stop - base], url, at, stop)]
+                return [*found, *self._all_members(data[at - base : stop - base], url, at, stop, last=last)]
             name, size = plain
             end = at + BLOCK + size + (-size & 511)
             if end > stop:
@@ -135,8 +147,10 @@ class SampleParser:
             at = end
         return found
 
-    def _all_members(self, data: bytes, url: str, offset: int, stop: int) -> Iterator[Member]:
-        """Yield members with any headers; zeros after them are the end of an archive."""
+    def _all_members(self, data: bytes, url: str, offset: int, stop: int, *, last: bool) -> Iterator[Member]:
+        """Yield members with any headers. Zeros after them are the end of an archive, before the
+        next one; after those of the last sample, members are lost.
+        """
         reader = TarReader(
             io.BytesIO(data),
             url=url,
@@ -155,7 +169,9 @@ class SampleParser:
                     yield member
         except ShardError as error:
             raise self._stale(url, str(error)) from error
-        if reader.offset != stop and data[end - offset :].strip(b"\0"):
+        if reader.offset != stop and (
+            last or stop - reader.offset < len(END_MARK) or data[end - offset :].strip(b"\0")
+        ):
             raise self._stale(url, f"the sample from byte {offset} on ends at byte {end}, and not at {stop}")
 
     def _warn_of_link(self, url: str, link: Link) -> None:

@@ -42,6 +42,7 @@ from wds_pipes.tools.files import (
     of_classes,
     of_directory,
     packed,
+    refuse_part,
     samples,
 )
 from wds_pipes.tools.jobs import Facts, Job, Place, Report, Task, fingerprint
@@ -52,6 +53,7 @@ from wds_pipes.tools.outputs import (
     StorageOptions,
     complete,
     content_of_classes,
+    counted,
     shard_ends,
     shard_job,
     shard_limits,
@@ -222,6 +224,7 @@ def _guessed(source: str) -> str:
     if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
         raise ValueError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
     name = source.partition("?")[0]
+    refuse_part(name)
     ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
     if os.path.isdir(source) or (not os.path.exists(source) and (source.endswith("/") or "." not in ending)):
         return "files"
@@ -288,7 +291,7 @@ def write(
 
 def _write(storage_options: StorageOptions, task: Task, place: Place) -> Facts:
     found = samples(task.arguments, storage_options)
-    return write_task(task, place, complete(task.name, found, len(task.arguments)))
+    return write_task(task, place, counted(task, complete(task.name, found, len(task.arguments))))
 
 
 def _check(records: Sequence[Record], problems: Problems) -> None:
@@ -654,4 +657,4 @@ def _write_converted(kind: str, columns: Columns, storage_options: StorageOption
     counts = [run.records for run in task.arguments.runs]
     if None not in counts:  # a TFRecord file does not say how many it has
         found = complete(task.name, found, sum(counts))
-    return write_task(task, place, found)
+    return write_task(task, place, counted(task, found))

@@ -12,6 +12,8 @@ Rules:
    more workers, or at the measured rate of the link. It is an upper bound.
 4. The part that takes the most time of a worker is the limit, unless the workers are not: because
    this process cannot take more batches, or lanes have no shards, or processor cores are idle.
+5. All of this runs in a thread, since a step or a store may never return. If it has not ended some
+   seconds after its time, the thread is abandoned, and the step in which the time went is named.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ import multiprocessing.resource_sharer
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -38,8 +42,11 @@ from wds_pipes.core.stage import END, Stage
 from wds_pipes.core.stream import Stream
 from wds_pipes.datapipes import ShardList
 from wds_pipes.display.text import shown
+from wds_pipes.errors import WdsError
 from wds_pipes.io import compression
 from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.urls import hide
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.stats import describe_stats
 from wds_pipes.loader.transport import Inbox, Outbox
@@ -51,6 +58,10 @@ _FASTER = 1.5  # storage that is read alone is faster than a pipeline from this 
 _BUSY = 0.8  # a process that computes for this share of the time cannot do more
 _WORTH = 1.1  # a change that brings less than this is not worth a word
 _UNEVEN, _WAITS = 0.1, 0.05  # shares of the time in which a rank waits: more than the others; and at all
+_GRACE = 25.0  # seconds after its time in which the measurement must end
+_SEARCH = 10.0  # seconds in which the step is searched that does not return
+T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[1])
 _STORED_BYTES = 8 << 20  # compressed bytes of the measurement of decompression
 
 
@@ -65,8 +76,8 @@ class Diagnosis:
             ``step``), ``"collation"``, ``"step"`` (any other), ``"transport"`` (of batches between
             processes), ``"main process"`` (such as ``on_device``), ``"workers"`` (too few),
             ``"shards"`` (fewer than lanes), ``"rank"`` (one rank is slower than the others),
-            ``"training"`` (the training loop: the pipeline is faster), or ``"data"`` (the training
-            waits, and no pipeline was named to say for what).
+            ``"training"`` (the training loop: the pipeline is faster), ``"hang"`` (``step`` does
+            not return), or ``"data"`` (the training waits, and no pipeline was named).
         step: the part of the pipeline that takes the most time of a worker, such as
             ``map_samples(augment)``; or the rank.
         samples_per_second: of the pipeline as it is; 0: it was not run.
@@ -103,7 +114,8 @@ def doctor(
             function without arguments that returns it; or shards, which are read without decoding.
             When an epoch ends, the next one begins, so small local data mostly comes from the
             memory of the machine. None: there are only ``stats``.
-        seconds: how long to measure. At least two batches are taken, however long they take.
+        seconds: how long to measure, about. It ends 25 seconds later at the latest, and 10 more if
+            it hangs.
         max_samples: take at most about this many samples in each of the two runs; None: no limit.
         cores: how many processor cores the workers of this rank may use; None: all of the machine.
         needs: how many samples a second the training takes on this rank, if that is known.
@@ -112,8 +124,8 @@ def doctor(
         storage_options: how to reach the storage of shards.
 
     Raises:
-        ValueError: there is nothing to run, no such function, the pipeline yields nothing, or an
-            argument does not fit.
+        ValueError: there is nothing to run, no such function, the pipeline yields nothing, a
+            function of the caller has raised, or an argument does not fit.
         ShardError, SampleError, WorkerError: as during an iteration.
     """
     for name, value in (("seconds", seconds), ("needs", needs)):
@@ -127,22 +139,113 @@ def doctor(
             return found
     if what is None:
         raise ValueError("there is nothing to run: name shards or module:function, or pass the stats of a training")
-    if isinstance(what, PipeLoader):
-        loader = what
-    elif are_shards(what):
-        pipe = ShardList(what, storage_options=storage_options).open_shards().load_tar().group_by_key()
-        loader = PipeLoader(pipe, batch_size=_BATCH, collate="list")
-    else:
-        loader = loader_of(what)
+    limit = seconds + _GRACE
     try:
-        run = _Run(loader, cores, 0.35 * seconds, most)
+        loader = _in_time(limit, lambda: _loader(what, storage_options))
+    except _HangError:
+        return _hanging(f"{what}()", limit, "the function that returns the PipeLoader")
+    try:
+        return _in_time(limit, lambda: _diagnosed(loader, cores, seconds, most, needs))
+    except _HangError:
+        return _stuck(progress_of(loader).editable.stage, limit)
     finally:
-        loader.close()
-    if needs is not None and run.rate >= needs:
-        why = f"the training loop, which takes {needs:,.0f} samples/s of {run.rate:,.0f}"
-        return run.diagnosis("training", why, "leave the pipeline as it is")
-    run.measure(0.35 * seconds, most)
-    return _found(run, 0.15 * seconds)
+        with suppress(_HangError):
+            _in_time(_GRACE, loader.close)
+
+
+def _loader(what: Any, storage_options: dict[str, Any] | None) -> PipeLoader:
+    if isinstance(what, PipeLoader):
+        return what
+    if are_shards(what):
+        pipe = ShardList(what, storage_options=storage_options).open_shards().load_tar().group_by_key()
+        return PipeLoader(pipe, batch_size=_BATCH, collate="list")
+    try:
+        return loader_of(what)
+    except Exception as error:
+        raise _of_caller(error) from error
+
+
+def _diagnosed(loader: PipeLoader, cores: int, seconds: float, most: float, needs: float | None) -> Diagnosis:
+    try:
+        try:
+            run = _Run(loader, cores, 0.35 * seconds, most)
+        finally:
+            loader.close()
+        if needs is not None and run.rate >= needs:
+            why = f"the training loop, which takes {needs:,.0f} samples/s of {run.rate:,.0f}"
+            return run.diagnosis("training", why, "leave the pipeline as it is")
+        run.measure(0.35 * seconds, most)
+        return _found(run, 0.15 * seconds)
+    except Exception as error:
+        if progress_of(loader).workers.count and not isinstance(error, WdsError):
+            _raise_here(progress_of(loader).editable.stage, seconds)
+        raise _of_caller(error) from error
+
+
+def _raise_here(stage: Stage[Any], seconds: float) -> None:
+    """Run a pipeline in this process, to see in which line it raises what a worker has raised."""
+    end = time.perf_counter() + seconds
+    try:
+        for _ in Stream(stage):
+            if time.perf_counter() > end:
+                return
+    except Exception as error:
+        raise _of_caller(error) from error
+
+
+# What does not return, or raises
+
+
+class _HangError(Exception):
+    """A call has not returned in its time."""
+
+
+def _in_time(seconds: float, function: Callable[[], T]) -> T:
+    """Return what a function returns.
+
+    Raises:
+        _HangError: it has not returned, and its thread is abandoned.
+    """
+    call = DaemonThreads(1).submit(function)
+    wait([call], seconds)
+    if not call.done():
+        raise _HangError
+    found: T = call.result()
+    return found
+
+
+def _hanging(step: str, seconds: float, why: str) -> Diagnosis:
+    change = "make it return, or raise an error, as with a timeout"
+    return Diagnosis(
+        "hang", step, change=change, sentences=_sentences(why, change, f"No batch has come in {seconds:.0f} s")
+    )
+
+
+def _stuck(stage: Stage[Any], seconds: float) -> Diagnosis:
+    """Return the diagnosis of a pipeline that has not ended its run in ``seconds``: the step in
+    which the time goes in this process.
+    """
+    last, clock = _clocked(stage)
+    with suppress(_HangError):
+        _in_time(_SEARCH, lambda: next(iter(Stream(last))))
+        return _hanging(
+            "workers", seconds, "the worker processes: in this process a batch comes, and from them none does"
+        )
+    step, spent = clock.slowest(time.perf_counter())
+    return _hanging(step, seconds, f"{step}, which has not returned for {spent:.0f} s in this process")
+
+
+def _of_caller(error: Exception) -> Exception:
+    """Return an error that says where the caller's own code has raised, if it has; else the error
+    itself.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+    if isinstance(error, WdsError) or not (own or notes) or (not notes and frames[-1] not in own):
+        return error
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return ValueError(": ".join([f"{type(error).__name__}: {hide(str(error))}{place}", *notes]))
 
 
 # What is measured
@@ -183,6 +286,7 @@ class _Clock:
         passed: seconds.
         computed: seconds of processor time.
         opened: its running copies.
+        since: when the item that is waited for was requested; 0: none is.
     """
 
     step: Stage[Any]
@@ -192,6 +296,16 @@ class _Clock:
     passed: float = 0.0
     computed: float = 0.0
     opened: list[Stage[Any]] = field(default_factory=list)
+    since: float = 0.0
+
+    def slowest(self, now: float) -> tuple[str, float]:
+        """The name of the step in which most of the time went up to now, and its seconds."""
+        own = self._spent(now) - sum(clock._spent(now) for clock in self.below)
+        name = _name(self.step) if self.below else "reading"
+        return max([(name, own), *(clock.slowest(now) for clock in self.below)], key=lambda found: found[1])
+
+    def _spent(self, now: float) -> float:
+        return self.passed + (now - self.since if self.since else 0.0)
 
     @property
     def bytes_read(self) -> int:
@@ -235,10 +349,10 @@ class _Clocked(Stage[Any]):
         clock, items, item = self.clock, self.source.items, None
         clock.opened.append(self.source)
         while item is not END:
-            start, computed = time.perf_counter(), time.thread_time()
+            clock.since, computed = time.perf_counter(), time.thread_time()
             item = next(items, END)
             clock.computed += time.thread_time() - computed
-            clock.passed += time.perf_counter() - start
+            clock.passed, clock.since = clock.passed + time.perf_counter() - clock.since, 0.0
             if item is not END:
                 clock.items += 1
                 yield item

@@ -128,7 +128,7 @@ def copy(storage_options: StorageOptions, task: Task, place: Place) -> Facts:
     if wanted.facts is None:
         _copy_small(wanted.file.url, task.name, place, storage_options)
         return {"size": wanted.file.size}
-    digest = _copy_shard(wanted.file, wanted.facts.md5, task.name, place, storage_options)
+    digest = _copy_shard(wanted.file, wanted.facts.md5, task, place, storage_options)
     for url, name in wanted.beside:
         _copy_small(url, name, place, storage_options)
     return shard_facts(task.name, ShardFacts(wanted.facts.samples, wanted.file.size, digest))
@@ -149,13 +149,13 @@ def _beside(shard: str, storage_options: StorageOptions) -> list[str]:
     return [folder + name for name in names if exists(folder + name, storage_options)]
 
 
-def _copy_shard(file: Content, expected: str | None, name: str, place: Place, storage_options: StorageOptions) -> str:
+def _copy_shard(file: Content, expected: str | None, task: Task, place: Place, storage_options: StorageOptions) -> str:
     """Copy a shard; return its MD5."""
-    target = place.at(name)
+    target = place.at(task.name)
     if local_path(target) is None:
         output = open_output(target, overwrite=True, storage_options=place.storage_options)
         try:
-            size, digest = _transfer(file, output.write, storage_options, expected)
+            size, digest = _transfer(file, output.write, storage_options, expected, advance=task.advance)
             _check(file, size, digest, expected, storage_options)
             remove_beside(target, place.storage_options)
             output.commit()
@@ -164,7 +164,9 @@ def _copy_shard(file: Content, expected: str | None, name: str, place: Place, st
         return digest
     with _part(file, place, storage_options) as part:
         try:
-            size, digest = _transfer(file, partial(_append, part.fd), storage_options, expected, part)
+            size, digest = _transfer(
+                file, partial(_append, part.fd), storage_options, expected, part, advance=task.advance
+            )
         except OSError as error:
             if not isinstance(error, ShardError):
                 error.filename = error.filename or target
@@ -192,6 +194,8 @@ def _transfer(
     storage_options: StorageOptions,
     expected: str | None,
     part: LockedFile | None = None,
+    *,
+    advance: Callable[[int], object],
 ) -> tuple[int, str]:
     """Write a file, from where its part ends; return how many bytes it has, and their MD5.
 
@@ -204,6 +208,7 @@ def _transfer(
         while chunk := os.read(part.fd, _CHUNK):
             digest.update(chunk)
             size += len(chunk)
+    advance(size)
     if not file.size and expected is None:
         _check_head(b"", file.url)
     if size < file.size:
@@ -216,6 +221,7 @@ def _transfer(
                 write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
+                advance(len(chunk))
     return size, digest.hexdigest()
 
 

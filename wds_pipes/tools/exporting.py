@@ -39,7 +39,7 @@ from wds_pipes.tools.outputs import (
     StorageOptions,
     check_names,
     classes_of,
-    marks,
+    marks_and_sizes,
     names_of,
 )
 from wds_pipes.tools.reading import Sample, fields_of
@@ -88,26 +88,26 @@ def export(
     elif kind == "parquet":
         library("pyarrow.parquet", "pyarrow", "parquet", extra="parquet")
     shards, known = list_shards(urls, storage_options)
-    found = marks(shards, storage_options, known)
+    found = marks_and_sizes(shards, storage_options, known)
     classes = {}
     if kind == "imagefolder":
         classes = {folder: _read_classes(folder, storage_options) for folder in dict.fromkeys(map(folder_of, shards))}
     tasks = []
     outputs = [_TAR.sub("", name) + ENDINGS[kind] for name in names_of(shards)]
     check_names(shards, outputs)
-    for url, output, mark in zip(shards, outputs, found, strict=True):
+    for url, output, (mark, size) in zip(shards, outputs, found, strict=True):
         if kind == "imagefolder" and output.startswith("images/"):
             raise ValueError(
                 f"the list {output} of {redact(url)} would be among the images: export each directory by itself, into "
                 "a directory of its own"
             )
         shard = Shard(url, output, mark, classes.get(folder_of(url)))
-        tasks.append(Task(output, (output,), shard, fingerprint(mark, shard.more), says=f"of {redact(url)}"))
+        tasks.append(Task(output, (output,), shard, fingerprint(mark, shard.more), size, f"of {redact(url)}"))
     decided = {"to": kind, "fields": fields, "label": label, "key_split": key_split}
     reading = Reading(storage_options, key_split, fields=fields)
     work, finish = partial(_write, kind, label, reading), partial(_finish, kind, fields, outputs)
     lists = "images" if kind == "imagefolder" else ""
-    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="shard", lists=lists))
+    return running.run(Job("export", running.place, work, tasks, decided, finish, unit="B", lists=lists))
 
 
 _TAR = re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz)$", re.IGNORECASE)
@@ -145,7 +145,7 @@ def _write(kind: str, label: str, reading: Reading, task: Task, place: Place) ->
     fields, facts = reading.fields, Facts(read=0)
     if kind == "imagefolder" and fields is not None and label not in fields:
         reading = reading._replace(fields=[*fields, label])
-    samples = samples_of(task.arguments, reading, facts)
+    samples = samples_of(task, reading, facts)
     with _Stream(place.at(task.name), place.storage_options) as stream:
         if kind == "jsonl":
             base = redact(task.arguments.url).partition("?")[0].rpartition("/")[2]
@@ -276,36 +276,45 @@ def _unfit(sample: Sample, what: str) -> SampleError:
 
 
 def _write_images(samples: Iterable[Sample], label: str, classes: Sequence[str] | None, place: Place) -> Iterator[str]:
-    """Write the fields of samples as files, and yield the lines of their list."""
+    """Write the fields of samples as files, and yield the lines of their list. If a sample cannot
+    be written, no file is left.
+    """
     of_path: dict[str, str] = {}  # keys
-    for sample in samples:
-        key = sample["__key__"]
-        fields = {field: data for field, data in fields_of(sample) if field != label}
-        if label not in sample or not fields:
-            what = (
-                f"field {label!r}, which names its class: name it with --label"
-                if fields
-                else "other fields than its class"
-            )
-            raise _unfit(sample, f"sample {key!r} has no {what}")
-        name = _class(sample[label], classes, label, sample)
-        inside = key.removeprefix(f"{name}/")
-        parts = [*inside.split("/"), name]
-        bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
-        if bad or any(control in name + key for control in "\0\t\n\r"):
-            raise _unfit(
-                sample,
-                f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
-                "wds-pipes get",
-            )
-        for field, data in fields.items():
-            path = f"images/{name}/{inside}.{field}"
-            if of_path.setdefault(path, key) != key:
-                raise _unfit(
-                    sample, f"samples {of_path[path]!r} and {key!r} would both be {path}: give one another key"
-                )
-            place.write(path, data)
-            yield f"{path}\t{name}\n"
+    try:
+        for sample in samples:
+            name, files = _files_of(sample, label, classes)
+            for path, data in files.items():
+                key, other = sample["__key__"], of_path.setdefault(path, sample["__key__"])
+                if other != key:
+                    raise _unfit(sample, f"samples {other!r} and {key!r} would both be {path}: give one another key")
+                place.write(path, data)
+                yield f"{path}\t{name}\n"
+    except Exception:
+        for path in of_path:
+            place.remove(path)
+        raise
+
+
+def _files_of(sample: Sample, label: str, classes: Sequence[str] | None) -> tuple[str, dict[str, bytes]]:
+    """The class of a sample, and the paths and contents of its files."""
+    key = sample["__key__"]
+    fields = {field: data for field, data in fields_of(sample) if field != label}
+    if label not in sample or not fields:
+        what = (
+            f"field {label!r}, which names its class: name it with --label" if fields else "other fields than its class"
+        )
+        raise _unfit(sample, f"sample {key!r} has no {what}")
+    name = _class(sample[label], classes, label, sample)
+    inside = key.removeprefix(f"{name}/")
+    parts = [*inside.split("/"), name]
+    bad = any(part in ("", ".", "..") for part in parts) or "/" in name or name.startswith(".")
+    if bad or any(control in name + key for control in "\0\t\n\r"):
+        raise _unfit(
+            sample,
+            f"sample {key!r} of class {name!r} would not be a file in the directory of its class: write it with "
+            "wds-pipes get",
+        )
+    return name, {f"images/{name}/{inside}.{field}": data for field, data in fields.items()}
 
 
 def _class(data: bytes, classes: Sequence[str] | None, label: str, sample: Sample) -> str:

@@ -239,6 +239,10 @@ def _classes_of(labels: Iterable[str]) -> tuple[list[str], dict[str, bytes]]:
 
 
 _OF_SHARDS = ("*.tar", "*.tar.*", "*.tgz", "*.idx", "index.json", "classes.json")
+_OF_ROWS = ("*.parquet", "*.pq")
+_PART = re.compile(r"(.*\.(?:tar|tgz)(?:\.\w+)?)[._-](?:part\w*|\d{2,})", re.IGNORECASE | re.DOTALL)
+# What other systems write beside files, and into archives; it is left out as hidden files are.
+_LEFT_BEHIND = frozenset(("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"))
 
 
 def packed(
@@ -261,7 +265,7 @@ def packed(
         links: as in ``listed``.
 
     Raises:
-        ValueError: there are only shards.
+        ValueError: there are only shards, only tables, or the parts of an archive.
     """
     found, of_shards = list[tuple[str, Content]](), list[str]()
     for name, content in listed(source, ignore, links, problems, storage_options):
@@ -270,6 +274,7 @@ def packed(
         else:
             found.append((name, content))
     if of_shards and not found:
+        refuse_part(of_shards[0])
         raise ValueError(
             f"SOURCE has shards, such as {of_shards[0]}: wds-pipes reshard and others write their samples. If they are "
             "the files to pack, pass --include '*.tar'"
@@ -281,7 +286,18 @@ def packed(
             ShardWarning,
             stacklevel=3,
         )
+    if found and not include and all(_matches(name, _OF_ROWS) for name, _ in found):
+        raise ValueError(
+            f"SOURCE has Parquet files, such as {found[0][0]}: wds-pipes convert --from parquet makes samples of their "
+            "rows. If each file is a sample, pass --include '*.parquet'"
+        )
     return found
+
+
+def refuse_part(name: str) -> None:
+    """Raise ValueError if a file is a part of a tar that was divided, such as ``x.tar.part00``."""
+    if part := _PART.fullmatch(name):
+        raise ValueError(f"{name} is a part of a tar: join the parts first, as in cat {part[1]}?* > {part[1]}")
 
 
 def of_directory(
@@ -335,7 +351,7 @@ def folders_in(source: str, ignore: Sequence[str]) -> list[str]:
     if path is None:
         return []
     with os.scandir(path) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not _is_hidden(entry.name))
     return [name for name in names if not (_matches(name, ignore) or _matches(f"{name}/x", ignore))]
 
 
@@ -361,8 +377,12 @@ def listed(
     path = local_path(source)
     found = _local(path, "", links, problems, ()) if path is not None else _remote(source, storage_options)
     for name, content in found:
-        if not (name.startswith(".") or "/." in name) and not (ignore and _matches(name, ignore)):
+        if not any(map(_is_hidden, name.split("/"))) and not (ignore and _matches(name, ignore)):
             yield name, content
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in _LEFT_BEHIND
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -380,7 +400,7 @@ def _local(
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: entry.name)
     for entry in ordered:
-        if entry.name.startswith("."):
+        if _is_hidden(entry.name):
             continue
         name = prefix + entry.name
         if links and entry.is_symlink() and not is_in(os.path.realpath(entry.path), entry.path[: -len(name)]):

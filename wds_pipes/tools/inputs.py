@@ -50,7 +50,7 @@ from wds_pipes.tar.indexing import scan
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.samples import SampleParser
 from wds_pipes.tools.jobs import Facts, Place, Task
-from wds_pipes.tools.outputs import REQUESTS, Running, StorageOptions, changed, check_same, marks
+from wds_pipes.tools.outputs import REQUESTS, Running, StorageOptions, changed, check_same, marks_and_sizes
 from wds_pipes.tools.reading import CONNECTIONS, Sample, Source
 
 
@@ -152,14 +152,15 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
     if "-" in urls:
         raise ValueError("standard input can be read only once: write it to a file first, such as with cat > IN.tar")
     endings = (OFFSETS, KEYS) if keys else (OFFSETS,)
-    of_urls = dict(zip(urls, marks(urls, options, listed), strict=True))
+    known = marks_and_sizes(urls, options, listed)
+    of_urls, sizes = (dict(zip(urls, each, strict=True)) for each in zip(*known, strict=True))
     with ThreadPoolExecutor(REQUESTS) as pool:
         there = pool.map(lambda url: all(exists(beside(url, ending), options) for ending in endings), of_urls)
         # of a compressed shard there is no index beside it, or one of something else
         missing = [
             url for url, indexed in zip(of_urls, there, strict=True) if not indexed or kind_of_name(base_name(url))
         ]
-    tasks = [_task(url, of_urls[url]) for url in missing]
+    tasks = [_task(url, of_urls[url], sizes[url]) for url in missing]
     at, facts = running.first_pass(hidden, "inputs", partial(_index, options), tasks)
     made = {task.arguments: at.at(task.name.rpartition("/")[0]) for task in tasks}
     compressed = frozenset(url for url, fact in zip(missing, facts, strict=True) if fact["compressed"])
@@ -171,9 +172,9 @@ def open_inputs(given: Sequence[str], hidden: Place, running: Running, *, memory
     return inputs
 
 
-def _task(url: str, mark: str) -> Task:
+def _task(url: str, mark: str, size: int) -> Task:
     name = f"{hash_text(folder_of(url)):016x}/{base_name(url)}"
-    return Task(name, (name + KEYS, name + OFFSETS), url, mark)
+    return Task(name, (name + KEYS, name + OFFSETS), url, mark, size)
 
 
 def _index(options: StorageOptions, task: Task, place: Place) -> Facts:

@@ -41,7 +41,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from multiprocessing.connection import Connection, wait
@@ -53,6 +53,7 @@ from wds_pipes.errors import SampleError, StateError, WdsError, for_commands, ho
 from wds_pipes.io.outputs import read_small, refuse, remove, size_of, target_of, write_small
 from wds_pipes.io.urls import below, hide, is_below, local_path, redact, words
 from wds_pipes.io.versions import Version, version_of
+from wds_pipes.tools.progress import Units
 from wds_pipes.tools.progress import progress as shown_progress
 
 _PATIENCE_SECONDS = 10.0  # in which a process must have discarded what it was writing
@@ -60,6 +61,10 @@ _AGAIN_SECONDS = 0.5  # how long to wait at a time
 
 Facts: TypeAlias = dict[str, Any]
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk is full, or a quota used up
+
+
+def _nothing(count: int) -> None:
+    """Take a number of units, and show nothing."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Task:
         fingerprint: a hash of the inputs, such as ``fingerprint(...)`` returns.
         size: how much of the progress bar it is, in the units of the job.
         says: what it writes, in words.
+        advance: called by ``work`` with how many units of ``size`` it has done since its last call.
+            Without these calls, progress shows when the task ends.
     """
 
     name: str
@@ -81,6 +88,7 @@ class Task:
     fingerprint: str = ""
     size: int = 1
     says: str = ""
+    advance: Callable[[int], object] = field(default=_nothing, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -463,11 +471,11 @@ def run(
         report.says = {task.name: task.says for task in pending}
         return report
     plan, left = plan_of(job), len(facts) < len(job.tasks)
-    call = partial(attempt, job.work, job.place, plan)
     total, rest = sum(task.size for task in own), sum(task.size for task in pending)
     with shown_progress(total, job.unit, show=progress, done=total - rest) as advance:
-        engine = engine or engine_of(jobs)
-        outcomes = _run(engine, call, pending, attempts=attempts, on_task=on_task, advance=advance)
+        units = Units(advance, {task.name: task.size for task in pending})
+        call, engine = Attempt(job.work, job.place, plan, units.add), engine or engine_of(jobs)
+        outcomes = _run(engine, call, pending, attempts=attempts, on_task=on_task, units=units)
     for outcome in (outcomes[task.name] for task in pending if task.name in outcomes):
         if outcome.facts is None:
             report.failed[outcome.name] = outcome.error
@@ -494,7 +502,7 @@ def _run(
     *,
     attempts: int,
     on_task: Callable[[Outcome], None] | None,
-    advance: Callable[[int], object],
+    units: Units,
 ) -> dict[str, Outcome]:
     """Run tasks until each is done or has failed, and return the outcomes by their names. If the
     disk is full, the rest is not run.
@@ -512,11 +520,12 @@ def _run(
                     if number >= attempts:
                         logger.warning("%s is being written by another process, which is waited for.", task.name)
                     again[task.name] = task
+                    units.end(task.name, done=False)
                     continue
                 done[task.name] = outcome
                 if on_task is not None:
                     on_task(outcome)
-                advance(task.size)
+                units.end(task.name)
                 if outcome.full:
                     return done
         done |= {name: Outcome(name, error="the engine returned no outcome for it") for name in waiting}
@@ -529,6 +538,32 @@ def _run(
 def _outcomes(engine: Engine, call: Callable[[Task], Outcome], tasks: Sequence[Task]) -> Generator[Outcome]:
     """Yield what an engine yields; if this is closed early, so is the engine."""
     yield from engine(call, tasks)
+
+
+@dataclass
+class Attempt:
+    """Runs tasks of a job: what engines call. It can be pickled, without ``on_units``.
+
+    Attributes:
+        work: of the job.
+        place: of the job.
+        plan: of the job.
+        on_units: called with the name of a task, and how many of its units were done.
+    """
+
+    work: Work
+    place: Place
+    plan: Plan
+    on_units: Callable[[str, int], object] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "on_units": None}
+
+    def __call__(self, task: Task) -> Outcome:
+        """Return what became of a task."""
+        if self.on_units is not None:
+            task = replace(task, advance=partial(self.on_units, task.name))
+        return attempt(self.work, self.place, self.plan, task)
 
 
 def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
@@ -879,7 +914,12 @@ def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outco
                 workers[-1].begin(left.pop())
             ready = wait([worker.connection for worker in workers], _AGAIN_SECONDS)
             for worker in [worker for worker in workers if worker.connection in ready]:
-                yield worker.outcome()
+                message = worker.receive()
+                if isinstance(message, int):
+                    if isinstance(call, Attempt) and call.on_units is not None:
+                        call.on_units(worker.task, message)
+                    continue
+                yield message
                 if left and worker.process.exitcode is None:
                     worker.begin(left.pop())
                 else:
@@ -901,26 +941,28 @@ class _Worker:
         self.process = context.Process(target=_serve, args=(theirs, call))
         self.process.start()
         theirs.close()
-        self._task = ""
+        self.task = ""
 
     def begin(self, task: Task) -> None:
         """Send it a task."""
-        self._task = task.name
-        with contextlib.suppress(OSError):  # it has died, which ``outcome`` reports
+        self.task = task.name
+        with contextlib.suppress(OSError):  # it has died, which ``receive`` reports
             self.connection.send(task)
 
-    def outcome(self) -> Outcome:
-        """What became of its task; its process may have ended."""
+    def receive(self) -> Outcome | int:
+        """What became of its task, since its process may have ended too; or how many units of it
+        were done.
+        """
         try:
-            outcome: Outcome = self.connection.recv()
-            return outcome
+            message: Outcome | int = self.connection.recv()
+            return message
         except (EOFError, OSError):
             self.process.join(_PATIENCE_SECONDS)
             error = (
                 f"its process ended with exit code {self.process.exitcode}; if the system did that because memory is "
                 "short (-9), use fewer jobs (-j)"
             )
-            return Outcome(self._task, error=error, again=True)
+            return Outcome(self.task, error=error, again=True)
 
     def end(self) -> None:
         """End the process: it does that when its connection is closed, unless it runs a task."""
@@ -963,12 +1005,28 @@ def _serve(connection: Connection[Any, Any], call: Call) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if isinstance(call, Attempt):
+        call.on_units = _Sender(connection)
     while True:
         try:
             task = connection.recv()
         except (EOFError, OSError):
             return
         connection.send(call(task))
+
+
+class _Sender:
+    """Sends how many units of a task were done, at most twice a second."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self._connection, self._task, self._count, self._next = connection, "", 0, 0.0
+
+    def __call__(self, task: str, count: int) -> None:
+        self._count = self._count + count if task == self._task else count
+        self._task, now = task, time.monotonic()
+        if now >= self._next:
+            self._connection.send(self._count)
+            self._count, self._next = 0, now + _AGAIN_SECONDS
 
 
 def _exit(*_: object) -> None:

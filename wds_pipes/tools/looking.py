@@ -13,7 +13,6 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -31,12 +30,12 @@ from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import Opener
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.io.versions import version_of
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import ShardFacts, find_facts, is_index, make_opener
 from wds_pipes.tar.writer import TarWriter
+from wds_pipes.tools.progress import Units
 from wds_pipes.tools.progress import progress as shown_progress
-from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of, shards_of
+from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of, shards_of, sizes_of
 
 _SHARDS, _SAMPLES = 8, 256  # that are read without whole=True; the samples of each shard
 _DESCRIBED = 32  # samples of each shard whose data is read
@@ -161,16 +160,17 @@ class Summary:
         with contextlib.suppress(ValueError, ShardError, OSError):  # there is no index, or not of these shards
             indexes = [url for url in items_of(urls) if is_index(str(url))]
             facts = list(find_facts(self.shards, indexes or True, self._options))
-        with ThreadPoolExecutor(16) as pool:
-            self.sizes = list(pool.map(self._size, self.shards, facts))
+        self.sizes = sizes_of(self.shards, facts, self._options)
         count = len(self.shards)
         chosen = range(count) if whole else sorted({place * count // _SHARDS for place in range(_SHARDS)})
         self.read_shards = len(chosen)
         opener = make_opener(storage_options, readahead_bytes=8 << 20, connections=4)
-        with shown_progress(len(chosen), "shard", show=progress) as advance:
+        sizes = {str(number): self.sizes[number] or 1 for number in chosen}
+        with shown_progress(sum(sizes.values()), "B", show=progress) as advance:
+            units = Units(advance, sizes)
             for number in chosen:
-                self._read_shard(opener, number)
-                advance(1)
+                self._read_shard(opener, number, units)
+                units.end(str(number))
         # if a shard that was read to its end has another number of samples, the index is old
         self.indexed = all(
             known.samples is not None and self._ended.get(url, known.samples) == known.samples
@@ -179,10 +179,7 @@ class Summary:
         self.exact = self.indexed or len(self._ended) == len(self.shards)
         self.samples = sum(known.samples or 0 for known in facts) if self.indexed else self._estimate()
 
-    def _size(self, url: str, known: ShardFacts) -> int | None:
-        return version_of(url, self._options).size if known.size is None else known.size
-
-    def _read_shard(self, opener: Opener, number: int) -> None:
+    def _read_shard(self, opener: Opener, number: int, units: Units) -> None:
         deep = True
         walk = ShardWalk(opener, self.shards[number], self._split, lambda name: deep)
         count = at = 0
@@ -190,6 +187,7 @@ class Summary:
             count += 1
             deep = count < _DESCRIBED
             at = self._add(sample, at)
+            units.reach(str(number), at)
             if not self._whole and count == _SAMPLES:
                 break
         self.read_samples += count

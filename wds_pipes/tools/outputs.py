@@ -162,7 +162,14 @@ class Running:
             yield Place(temporary, self.storage_options)
 
     def first_pass(
-        self, hidden: Place, name: str, work: Work, tasks: Sequence[Task], *, dry_run: bool = False
+        self,
+        hidden: Place,
+        name: str,
+        work: Work,
+        tasks: Sequence[Task],
+        *,
+        unit: str = "B",
+        dry_run: bool = False,
     ) -> tuple[Place, list[Facts]]:
         """Run the tasks of a first pass that are not finished yet.
 
@@ -171,6 +178,7 @@ class Running:
             name: that of the pass.
             work: what its tasks do.
             tasks: its tasks.
+            unit: what their sizes count.
             dry_run: run none.
 
         Returns:
@@ -186,7 +194,7 @@ class Running:
         if not tasks:
             return place, []
         progress = not self.dry_run and self._options.get("progress", False)
-        job = Job(f"first pass ({name})", place, work, tasks)
+        job = Job(f"first pass ({name})", place, work, tasks, unit=unit)
         report = run(job, engine=self._from_share, overwrite=True, dry_run=dry_run, progress=progress)
         if report.failed:
             first, more = next(iter(report.failed.values())), len(report.failed) - 1
@@ -263,7 +271,15 @@ def _finish(
 
 
 def marks(urls: Sequence[str], storage_options: StorageOptions, facts: Iterable[ShardFacts] | None = None) -> list[str]:
-    """Return hashes that distinguish the contents of shards, and other files, from others.
+    """Return the hashes of ``marks_and_sizes``."""
+    return [mark for mark, _ in marks_and_sizes(urls, storage_options, facts)]
+
+
+def marks_and_sizes(
+    urls: Sequence[str], storage_options: StorageOptions, facts: Iterable[ShardFacts] | None = None
+) -> list[tuple[str, int]]:
+    """Return hashes that distinguish the contents of shards, and other files, from others, and the
+    sizes in bytes; 1: a size is not known, or 0.
 
     Args:
         urls: the shards.
@@ -281,7 +297,7 @@ def marks(urls: Sequence[str], storage_options: StorageOptions, facts: Iterable[
             make_opener(storage_options).open(url).close()
     for url, (size, _), known in zip(urls, found, facts or (), strict=facts is not None):
         check_size(url, size, known)
-    return [mark for _, mark in found]
+    return [(mark, size or 1) for size, mark in found]
 
 
 def check_size(url: str, size: int | None, facts: ShardFacts) -> None:
@@ -304,6 +320,13 @@ def changed(url: str) -> StateError:
     return StateError(
         f"shard {redact(url)} was changed after it was listed: run the command again when no program writes it"
     )
+
+
+def counted(task: Task, samples: Iterable[T]) -> Iterator[T]:
+    """Yield the samples of a task whose size is their number, and report its progress."""
+    for sample in samples:
+        yield sample
+        task.advance(1)
 
 
 def unchanged(samples: Iterable[T], shards: Mapping[str, str], storage_options: StorageOptions) -> Iterator[T]:

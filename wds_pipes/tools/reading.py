@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from itertools import count, islice
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
-from wds_pipes.errors import ShardError, ShardWarning, for_commands
+from wds_pipes.errors import ShardError, ShardWarning, WdsError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.urls import Urls, redact
+from wds_pipes.io.versions import version_of
 from wds_pipes.stages import FetchSamples, GroupByKey, LoadTar, OpenShards, SampleList, ShardList
-from wds_pipes.tar.grouping import Grouping
+from wds_pipes.tar.grouping import Grouping, Usual, suspect_sample, warn_of
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import MissingIndexError, ShardFacts, exists, find_facts, folder_of, list_shards
 from wds_pipes.tar.indexing import readable
@@ -161,11 +164,16 @@ class ShardWalk:
             parts = self._split(name)
             return parts and (parts[0], str(next(numbers)))
 
-        grouping = Grouping(split, on_repeated_key="ignore")
+        grouping, usual = Grouping(split, on_repeated_key="ignore"), Usual()
         shown = redact(self._url)
         for number, sample in enumerate(grouping.samples(self.members(), self._url)):
             self.ended = grouping.stop < 0
-            yield Found(sample["__key__"], [value for _, value in fields_of(sample)], shown, number)
+            found = Found(sample["__key__"], [value for _, value in fields_of(sample)], shown, number)
+            names = [one.field for one in found.members]
+            if self.ended and (missing := usual.missing(names)):
+                warn_of(suspect_sample(self._url, found.key, missing, offset=grouping.start), 1)
+            usual.add(names)
+            yield found
         self.ended = True
 
     def members(self) -> Generator[tuple[str, str, Member, int]]:
@@ -233,6 +241,21 @@ def not_compared(shard: str, error: ValueError) -> None:
 def shards_of(urls: Urls, storage_options: dict[str, Any] | None) -> list[str]:
     """Return the shards that URLs or an ``index.json`` name."""
     return list(list_shards(urls, storage_options)[0])
+
+
+def sizes_of(
+    shards: Sequence[str], facts: Sequence[ShardFacts], storage_options: dict[str, Any] | None
+) -> list[int | None]:
+    """The sizes of shards in bytes, as an index or the storage says; None: a size is not known."""
+
+    def size_of(url: str, known: ShardFacts) -> int | None:
+        if known.size is None and not is_stream(url):
+            with suppress(WdsError, OSError):  # reading the shard says why
+                return version_of(url, storage_options).size
+        return known.size
+
+    with ThreadPoolExecutor(16) as pool:
+        return list(pool.map(size_of, shards, facts))
 
 
 class Source:

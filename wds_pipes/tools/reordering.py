@@ -49,6 +49,7 @@ from wds_pipes.tools.outputs import (
     check_outputs,
     common_classes,
     complete,
+    counted,
     marks,
     shard_ends,
     shard_facts,
@@ -222,6 +223,7 @@ def _write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, 
     part, shares = task.arguments, options.get("shares")
     with contextlib.closing(Reader(inputs, memory)) as reader:
         samples = with_own_keys(complete(task.name, reader.read(part.blocks()), part.stop - part.start))
+        samples = counted(task, samples)
         if shares is not None:
             samples = _of_split(samples, split_by_key(shares)[task.name.partition("/")[0]])
         return write_task(task, place, samples, md5="md5" in options)
@@ -274,10 +276,14 @@ def sorted_numbers(
         ShardError: a shard cannot be read; a sample has no such value.
         ValueError: some values are numbers, and others are texts.
     """
+    starts = inputs.located.starts
     tasks = [
-        Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by)) for shard, mark in enumerate(inputs.marks)
+        Task(f"{shard:06d}", (f"{shard:06d}",), shard, fingerprint(mark, by), starts[shard + 1] - starts[shard])
+        for shard, mark in enumerate(inputs.marks)
     ]
-    place, facts = running.first_pass(hidden, "values", partial(_write_values, inputs, by, memory), tasks)
+    place, facts = running.first_pass(
+        hidden, "values", partial(_write_values, inputs, by, memory), tasks, unit="sample"
+    )
     kinds = {fact["kind"]: number for number, fact in enumerate(facts) if fact["kind"]}
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()
@@ -309,7 +315,9 @@ def _write_values(inputs: Inputs, by: str | None, memory: int, task: Task, place
     reader = Reader(inputs, memory // 4, values.fields)
     part = Part(range(inputs.count), starts[task.arguments], starts[task.arguments + 1])
     with contextlib.closing(reader):
-        lines = sorted([values.of(sample), number] for number, sample in enumerate(reader.read(part.blocks())))
+        lines = sorted(
+            [values.of(sample), number] for number, sample in enumerate(counted(task, reader.read(part.blocks())))
+        )
         output = open_output(place.at(task.name), overwrite=True, wait=True, storage_options=place.storage_options)
         try:
             for text in _texts(lines):

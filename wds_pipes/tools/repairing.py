@@ -11,7 +11,9 @@ pieces become samples:
    for, and else is an error.
 4. If it also has other fields, or other pieces follow it, it is not clear which of them belong
    together, and all of them are lost.
-5. If there is damage, and most samples come in pieces, a sample that lacks some of the usual
+5. The last piece of a shard is lost if it is suspect by rule 4 of ``tar.grouping``: zeros may be in
+   place of its other members.
+6. If there is damage, and most samples come in pieces, a sample that lacks some of the usual
    fields, and has no others, is lost too: a piece of it may have been in the damage.
 
 Where the size of a member is more than the shard has, either the size is wrong, or the shard is
@@ -42,6 +44,7 @@ from typing import Any, BinaryIO, NamedTuple, Unpack, cast
 from wds_pipes.errors import SampleError, ShardError, for_commands
 from wds_pipes.io.compression import unpacked
 from wds_pipes.io.urls import Urls, redact
+from wds_pipes.tar.grouping import Usual, suspect_sample
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE, Damage, is_header
 from wds_pipes.tar.index import make_opener
 from wds_pipes.tar.indexing import Hashed, readable
@@ -126,12 +129,21 @@ def _write(repair: Repair, task: Task, place: Place) -> Facts:
     found: list[Piece] = []
     others: Others = []
     sets: dict[frozenset[str], frozenset[str]] = {}  # the different sets of fields
+    usual, missing = Usual(), list[str]()
+    passed = 0  # bytes
     with _quiet():
         walk = _Walk(repair, shard.url, hashes=shard.more is not None)
         for piece in _pieces(walk, others):
+            missing = usual.missing(piece.data)
+            usual.add(piece.data)
             names = frozenset(piece.data)
+            task.advance(piece.start - passed)
+            passed = piece.start
             piece.fields, piece.data = sets.setdefault(names, names), {}
             found.append(piece)
+        if missing and walk.damage is None:
+            last = found[-1]
+            last.why = last.why or suspect_sample(shard.url, last.key, missing, offset=last.start).what
         read = len({piece.key for piece in found if piece.why is None})
         damaged = any(entry["key"] is None for entry in others)
         joined = _decide(found, redact(shard.url), drop_repeated=repair.drop_repeated, damaged=damaged)

@@ -38,7 +38,7 @@ from wds_pipes.io.urls import Urls, hide, redact, words
 from wds_pipes.stages.decode_by_ext import DecodeByExt
 from wds_pipes.stages.fields import identity, read_names
 from wds_pipes.stages.map_samples import OF_CODE
-from wds_pipes.tar.encoded import check_name
+from wds_pipes.tar.encoded import check_name, stored_size
 from wds_pipes.tar.index import base_name, exists, list_indexed, list_shards, make_opener, path_of, stale_keys
 from wds_pipes.tar.keys import is_metadata, splitter, without_dots
 from wds_pipes.tar.located import among, example_of, read_keys
@@ -54,13 +54,14 @@ from wds_pipes.tools.outputs import (
     common_classes,
     complete,
     marks,
+    marks_and_sizes,
     names_of,
     shard_job,
     shard_task,
     write_indexes,
     write_task,
 )
-from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source
+from wds_pipes.tools.reading import Found, Sample, ShardWalk, Source, fields_of
 from wds_pipes.tools.selecting import find_tables, keys_where, unfulfilled
 
 
@@ -72,12 +73,14 @@ class Shard(NamedTuple):
         name: the name of the shard that is written.
         mark: what distinguishes its content from another one.
         more: what else its output depends on, as a JSON value.
+        size: its bytes as they are stored; 1: not known.
     """
 
     url: str
     name: str
     mark: str
     more: Any = None
+    size: int = 1
 
 
 class Reading(NamedTuple):
@@ -120,8 +123,8 @@ def find_shards(urls: Urls, place: Place) -> list[Shard]:
         names = [_name(name) for name in names_of(found)]
     check_names(found, names)
     check_outputs(found, [place.at(name) for name in names])
-    found_marks = marks(found, place.storage_options, facts)
-    return [Shard(*shard) for shard in zip(found, names, found_marks, strict=True)]
+    known = marks_and_sizes(found, place.storage_options, facts)
+    return [Shard(url, name, mark, size=size) for url, name, (mark, size) in zip(found, names, known, strict=True)]
 
 
 def _name(name: str) -> str:
@@ -153,41 +156,45 @@ def rewrite(
         extras: the files that ``finish`` writes beside the indexes.
     """
     tasks = [
-        shard_task(shard.name, shard, fingerprint(shard.mark, shard.more, decided), f"of {redact(shard.url)}")
+        shard_task(
+            shard.name, shard, fingerprint(shard.mark, shard.more, decided), f"of {redact(shard.url)}", shard.size
+        )
         for shard in shards
     ]
     classes = common_classes([shard.url for shard in shards], running.storage_options)
     place = running.place
     return running.run(
-        shard_job(command, place, work, tasks, decided, finish=finish, extras=extras, classes=classes, unit="shard")
+        shard_job(command, place, work, tasks, decided, finish=finish, extras=extras, classes=classes, unit="B")
     )
 
 
 def _write(change: Change, reading: Reading, task: Task, place: Place) -> Facts:
     """Read a shard as ``group_by_key`` does, and write what ``change`` makes of its samples."""
     shard, facts = task.arguments, Facts(read=0, left_out=0)
-    samples = change(with_writable_keys(samples_of(shard, reading, facts), reading.key_split), shard, facts)
+    samples = change(with_writable_keys(samples_of(task, reading, facts), reading.key_split), shard, facts)
     samples = complete(task.name, samples, lambda: facts["read"] - facts["left_out"])
     written = write_task(task, place, samples)
     without = facts.pop("without_fields")
     return {**written, **facts, "read": facts["read"] + without, "left_out": facts["left_out"] + without}
 
 
-def samples_of(shard: Shard, reading: Reading, facts: Facts) -> Iterator[Sample]:
-    """Yield the samples of a shard. They are counted in the facts, as ``"read"``, and at the end
-    those that have none of the fields that are read, as ``"without_fields"``: these may be all, as
-    other shards may have the fields.
+def samples_of(task: Task, reading: Reading, facts: Facts) -> Iterator[Sample]:
+    """Yield the samples of the shard of a task, whose size is that of the shard. They are counted
+    in the facts, as ``"read"``, and at the end those that have none of the fields that are read, as
+    ``"without_fields"``: these may be all, as other shards may have the fields.
 
     Raises:
         StateError: the shard was changed after it was listed.
     """
-    options = reading.storage_options
+    shard, options = task.arguments, reading.storage_options
     check_same(shard.url, shard.mark, options)
     source = Source([shard.url], options, reading.key_split, reading.fields, reading.on_repeated_key)
     try:
         for sample in source.read():
             facts["read"] += 1
-            yield sample
+            size = sum(stored_size(sample["__key__"], field, len(data)) for field, data in fields_of(sample))
+            yield sample  # it is done when the next one is wanted
+            task.advance(size)
         facts["without_fields"] = source.without_fields
     except NothingKeptError as error:
         facts["without_fields"] = error.samples
@@ -820,6 +827,7 @@ def _hash(reading: Reading, by: str, task: Task, place: Place) -> Facts:
     walk = ShardWalk(make_opener(reading.storage_options), shard.url, reading.key_split, want)
     first: dict[str, tuple[str, frozenset[str], bytes]] = {}  # of each key that is written: key, fields, hash
     for key, members, *_ in walk.samples():
+        task.advance(members[-1].end - members[0].start)
         sample = Found(without_dots(key) if reading.key_split != "first-dot" else key, members)  # as it is written
         hashed = _hash_of(sample, by)
         found += hashed
@@ -918,7 +926,10 @@ def dedup(
     if not running.overwrite:
         check_plan(place, "dedup", decided)
     shards = find_shards(urls, place)
-    tasks = [Task(shard.name, (shard.name + _ENDING,), shard, fingerprint(shard.mark, decided)) for shard in shards]
+    tasks = [
+        Task(shard.name, (shard.name + _ENDING,), shard, fingerprint(shard.mark, decided), shard.size)
+        for shard in shards
+    ]
     reading = Reading(place.storage_options, key_split, "ignore")  # what comes again in a shard is compared too
     journal = Place(place.at(".wds-pipes"), place.storage_options)
     hashes, found = running.first_pass(journal, "hashes", partial(_hash, reading, by), tasks, dry_run=running.dry_run)

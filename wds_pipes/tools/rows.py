@@ -140,7 +140,7 @@ def sample_of(row: Row, number: str, columns: Columns) -> dict[str, Any]:
     for name, value in {} if columns.values else row.items():
         found = _own_fields(name, value, columns, key)
         if found is None:
-            rest[name] = plain_value(value)
+            rest[name] = plain_value(value, text=name in columns.text)
         for field, content in found or ():
             add_field(fields, field, content, name, key)
     if rest:
@@ -234,18 +234,18 @@ def _own_fields(column: str, value: Any, columns: Columns, key: str) -> list[tup
     if isinstance(value, Numbers) and value.inner is not None:
         with contextlib.suppress(ValueError, TypeError):  # some are null
             return [(_named(column, "npy"), encode("npy", value.array()))]
-    items = {column: value}
-    if isinstance(value, list):
-        items = {f"{column}.{place}": item for place, item in enumerate(value) if item is not None}
-    if not items or not all(isinstance(item, bytes) or is_file(item) or _is_array(item) for item in items.values()):
-        return None
-    if column in columns.text and all(isinstance(item, bytes) for item in items.values()):
-        if not all(map(is_text, items.values())):
+    if column in columns.text:
+        if not all(data is not None and is_text(data) for data in _contents(value)):
             raise SampleError(
                 f"record {key!r}: column {column!r} has bytes that are no text, and was text in the first records: "
                 f"name its field, as in --value bin={column}",
                 key=key,
             )
+        return None
+    items = {column: value}
+    if isinstance(value, list):
+        items = {f"{column}.{place}": item for place, item in enumerate(value) if item is not None}
+    if not items or not all(isinstance(item, bytes) or is_file(item) or _is_array(item) for item in items.values()):
         return None
     fields = []
     for name, item in items.items():
@@ -314,16 +314,16 @@ def _sample_again(row: Row, number: str) -> dict[str, Any]:
     return sample
 
 
-def plain_value(value: Any) -> Any:
-    """A value as JSON can hold it."""
+def plain_value(value: Any, *, text: bool = False) -> Any:
+    """A value as JSON can hold it: bytes are base64, or text if all bytes of its column are."""
     if isinstance(value, bytes):
-        return value.decode("utf-8") if is_text(value) else {"base64": base64.b64encode(value).decode()}
+        return value.decode("utf-8") if text else {"base64": base64.b64encode(value).decode()}
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
-        return plain_value(value.tolist())
+        return plain_value(value.tolist(), text=text)
     if value is None or isinstance(value, (str, int, float)):  # json writes and reads NaN and Infinity
         return value
     if isinstance(value, Mapping):
-        return {str(name): plain_value(item) for name, item in value.items()}
+        return {str(name): plain_value(item, text=text) for name, item in value.items()}
     if isinstance(value, Iterable):
-        return [plain_value(item) for item in value]
+        return [plain_value(item, text=text) for item in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -104,6 +104,8 @@ def _of_directory(root: Path) -> list[PlacedState]:
 
 
 def _content(path: str) -> Any:
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise StateError(f"{path} is no regular file: name a file of torch.save or json, or a directory of checkpoints")
     try:
         with open(path, "rb") as file:
             if file.read(64).lstrip()[:1] in (b"{", b"["):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from wds_pipes.io.compression import unpacked
 from wds_pipes.io.expand import items_of
 from wds_pipes.io.open import is_remote
 from wds_pipes.io.urls import Urls, redact
-from wds_pipes.tar.grouping import Grouping, Member
+from wds_pipes.tar.grouping import Grouping, Member, SuspectSampleError
 from wds_pipes.tar.index import (
     KEYS,
     OFFSETS,
@@ -49,8 +50,9 @@ from wds_pipes.tar.keys import splitter
 from wds_pipes.tar.reader import Link, ReservedNameError, TarReader
 from wds_pipes.tools.jobs import Place, unfinished, without_interrupts
 from wds_pipes.tools.looking import fault_of, of_all_fields
+from wds_pipes.tools.progress import Units
 from wds_pipes.tools.progress import progress as shown_progress
-from wds_pipes.tools.reading import ShardWalk, facts_beside, fields_of, is_stream
+from wds_pipes.tools.reading import ShardWalk, facts_beside, fields_of, is_stream, sizes_of
 
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
 _MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
@@ -191,8 +193,11 @@ def verify(
             f"changed bytes inside of fields do not show: no MD5 of {plural(without, 'shard')} is known "
             f"(wds-pipes index writes them to an index.json){fields}"
         )
-    with shown_progress(len(shards), "shard", show=progress) as advance:
-        for found in _each(shards, known, options, jobs, executor):
+    sizes = [None] * len(shards) if progress is False else sizes_of(shards, known, storage_options)
+    parts = {str(number): size or 1 for number, size in enumerate(sizes)}
+    with shown_progress(sum(parts.values()), "B", show=progress) as advance:
+        units = Units(advance, parts)
+        for number, found in enumerate(_each(shards, known, options, jobs, executor, units=units)):
             add(found.findings, found.counts)
             report.shards, report.samples = report.shards + 1, report.samples + found.samples
             report.outside += found.outside
@@ -205,7 +210,7 @@ def verify(
                 else:
                     report.notes.add(f"there are more than {_MOST_SETS:,} sets of fields, and not all were compared")
             checked.append(Checked(compressed=found.compressed, entries=found.entries))
-            advance(1)
+            units.end(str(number))
     if "duplicate-key" not in ignore:
         add(*_duplicates(checked, shards, options))
     for findings in (missing, *_field_findings(sets, options)):
@@ -237,9 +242,11 @@ class Options(NamedTuple):
         return command_over(command, map(redact, shards), *arguments, *split, *joined)
 
     def repairing(self) -> str:
-        """Return the command that mends all that ``repair`` can, and writes to NEW."""
+        """Return the command that mends all that ``repair`` can, and writes to NEW. It loses no
+        whole sample: where two have one key, it asks what to do.
+        """
         decode = ["--decode"] if self.decode else []
-        return self.mending("repair", self.urls, "NEW", "--drop-repeated", *decode)
+        return self.mending("repair", self.urls, "NEW", *decode)
 
 
 def _not_there(shards: Iterable[str], options: Options) -> Iterator[Finding]:
@@ -270,12 +277,21 @@ def _unfinished(shards: Iterable[str], options: Options) -> Iterator[str]:
 
 
 def _each(
-    shards: Sequence[str], known: Sequence[ShardFacts], options: Options, jobs: int, executor: Executor | None
+    shards: Sequence[str],
+    known: Sequence[ShardFacts],
+    options: Options,
+    jobs: int,
+    executor: Executor | None,
+    *,
+    units: Units,
 ) -> Iterator[Checked]:
-    """Yield what was found in each shard, in order."""
+    """Yield what was found in each shard, in order. Of shards that this process reads, the bytes
+    are counted as they are read.
+    """
     jobs = min(jobs, len(shards))
     if "-" in shards or (executor is None and jobs == 1):
-        yield from map(check_shard, shards, known, repeat(options))
+        reaches = (partial(units.reach, str(number)) for number in range(len(shards)))
+        yield from map(check_shard, shards, known, repeat(options), reaches)
         return
     # not forked: other threads of this process may hold locks
     spawn = multiprocessing.get_context("spawn")  # Ctrl-C ends these processes without a word
@@ -421,16 +437,19 @@ class Checked(VerifyReport):
     sets: dict[tuple[str, ...], FieldSet] = field(default_factory=dict)
 
 
-def check_shard(url: str, known: ShardFacts, options: Options) -> Checked:
+def check_shard(
+    url: str, known: ShardFacts, options: Options, reach: Callable[[int], object] = lambda place: None
+) -> Checked:
     """Read a shard to its end, and return what was found.
 
     Args:
         url: the shard.
         known: what an ``index.json`` says of it.
         options: how it is checked.
+        reach: called with how many bytes of the (decompressed) tar were read.
     """
     check = _Check(url, known, options)
-    check.read()
+    check.read(reach)
     check.compare()
     return check.found
 
@@ -450,6 +469,7 @@ class _Check:
         self._keys, self._starts = list[str](), list[int]()  # of the samples
         self._end = 0  # of the last one
         self._hashed: Hashed | None = None  # the whole shard, if its MD5 is wanted
+        self._joined = False  # whether it may be several archives
 
     def _add(
         self, kind: str, text: str, *, key: str | None = None, byte: int | None = None, mend: str | None = None
@@ -464,22 +484,29 @@ class _Check:
         if isinstance(error, ReservedNameError):
             kind = "reserved-name"
         key, byte = getattr(error, "key", None), getattr(error, "offset", None)
+        self._joined = self._joined or getattr(error, "joined", False)
         self._add(kind, for_commands(error), key=key, byte=byte, mend=self._options.repairing())
+
+    def _suspect(self, error: SuspectSampleError) -> bool:
+        mend = "If it should have them, fetch or write the shard again. wds-pipes repair leaves this sample out"
+        self._add("sample", f"{error.what}. {mend}", key=error.key, byte=error.offset)  # type: ignore[attr-defined]
+        return False
 
     def _add_link(self, link: Link) -> None:
         parts = self._split(link.name)
         if parts is not None:
             self._add("link", link.describe(self._url), key=parts[0], byte=link.offset)
 
-    def read(self) -> None:
-        """Read the shard to its end."""
+    def read(self, reach: Callable[[int], object]) -> None:
+        """Read the shard to its end; ``reach``: as of ``check_shard``."""
         sets: dict[frozenset[str], FieldSet] = {}
 
         def note(sample: dict[str, Any]) -> None:
             self._keys.append(sample["__key__"])
             self._starts.append(grouping.start)
 
-        found, grouping = self.found, Grouping(self._options.key_split, report=self._report, lose=note)
+        found = self.found
+        grouping = Grouping(self._options.key_split, report=self._report, lose=note, suspect=self._suspect)
         try:
             with readable(self._url), self._opener.open(self._url) as raw:
                 hashed = None if self._known.md5 is None else Hashed(raw, threading.Event())
@@ -496,6 +523,7 @@ class _Check:
                 )
                 for sample in grouping.samples(self._members(reader), self._url):
                     note(sample)
+                    reach(reader.offset)
                     fields = frozenset(name for name, _ in fields_of(sample))
                     first = FieldSet(0, self._shown, sample["__key__"], grouping.start)
                     sets.setdefault(fields, first).count += 1
@@ -511,6 +539,8 @@ class _Check:
                 raise  # its name is wrong; of several, one may be lost
             self._add("damage", for_commands(error), byte=error.offset)  # type: ignore[attr-defined]
         found.samples, found.sets = len(self._keys), {tuple(sorted(names)): seen for names, seen in sets.items()}
+        if self._joined:  # without --concatenated, repair loses the samples beside each joint
+            found.findings = [one._replace(mend=None) for one in found.findings]
         if not found.samples:  # so there is nothing to repair, as in a file that is no tar
             found.findings = [one._replace(mend=None) if one.kind == "damage" else one for one in found.findings]
         found.entries = np.zeros(found.samples, _ENTRY)

@@ -19,12 +19,17 @@ PANELS = (  # of the chart: title, measurements with the labels of their bars, w
         True,
     ),
 )
-SHORT_PANELS = {
-    "Small samples, shuffled, one process": "shuffled tiny",
-    "Images decoded to 224 x 224, two workers": "decoded workers",
+SHORT_PANELS = {  # what is measured, and the row that is the limit
+    "Small samples, shuffled, one process": ("shuffled tiny", "limit: header walk"),
+    "Images decoded to 224 x 224, two workers": ("decoded workers", "limit: decode + resize"),
 }
 OTHERS = ' opacity="0.45"'  # the bars of other loaders
-SHORT_ROWS = ("wds_pipes", "webdataset", "Energon", "HF datasets", "Mosaic Streaming", "LitData", "Grain")
+SHORT_ROWS = ("wds_pipes", "webdataset", "Energon", "HF datasets", "Mosaic Streaming", "LitData")
+# In the README the picture is a file of its own, with no page whose colours it could take.
+ALONE = """  <style>
+    svg:root { font-family: system-ui, sans-serif; }
+    @media (prefers-color-scheme: dark) { svg:root { color: #e6edf3; --color-brand-primary: #5c93ff; } }
+  </style>"""
 
 
 def write(results, directory):
@@ -141,14 +146,15 @@ def line(cells):
 
 
 def short_chart(results):
-    """Return the rates of the first page, SHORT_ROWS of SHORT_PANELS, as an SVG that takes the
-    colours of the page that it is in.
+    """Return the rates of the first page and the README, SHORT_ROWS of SHORT_PANELS, as an SVG that
+    takes the colours of the page that it is in.
     """
     accent = "var(--color-brand-primary, #0a4bff)"
     marks, told, top = [], [], 0
-    for title, what in SHORT_PANELS.items():
+    for title, (what, limit) in SHORT_PANELS.items():
         marks.append(f'  <text x="0" y="{top + 14}" font-weight="bold">{title}</text>')
-        cells = {row["name"]: row["cells"][what] for row in results["rows"] if row["name"] in SHORT_ROWS}
+        shown = [row for row in results["rows"] if row["name"] in (limit, *SHORT_ROWS)]
+        cells = {"limit" if row["name"] == limit else row["name"]: row["cells"][what] for row in shown}
         medians = {name: cell["median"] for name, cell in cells.items() if "median" in cell}
         told.append(f"{title}: {', '.join(f'{name} {median:,.0f}/s' for name, median in medians.items())}.")
         for name, median in medians.items():
@@ -162,7 +168,8 @@ def short_chart(results):
             ]
         top += 40
     shape = f'viewBox="0 0 520 {top - 14}" font-family="inherit" font-size="14" fill="currentColor"'
-    return "\n".join([f'<svg {shape} role="img" aria-label="{" ".join(told)}">', *marks, "</svg>", ""])
+    name = f'xmlns="http://www.w3.org/2000/svg" {shape} role="img" aria-label="{" ".join(told)}"'
+    return "\n".join([f"<svg {name}>", ALONE, *marks, "</svg>", ""])
 
 
 def draw(results, path):

@@ -161,9 +161,27 @@ def paced_web(rate_mb=0.0, latency=0.0, upstream=None):
     return nginx(rate_mb=rate_mb, latency=latency, upstream=upstream)
 
 
+PLAIN = """
+import re, sys
+from aiohttp import web
+
+@web.middleware
+async def with_slashes(request, handler):
+    answer = await handler(request)
+    if answer.content_type == "text/html":
+        answer.text = re.sub(r'">([^<]*)/</a>', r'/">\\1/</a>', answer.text)
+    return answer
+
+app = web.Application(middlewares=[with_slashes])
+app.router.add_static("/", sys.argv[1], show_index=True)
+web.run_app(app, host="127.0.0.1", port=int(sys.argv[2]), print=None)
+"""
+
+
 @contextlib.contextmanager
 def plain_web():
-    """aiohttp's file server, with ranges, keep-alive and ETags.
+    """aiohttp's file server, with ranges, keep-alive and ETags. Its pages link directories with a
+    slash at the end, as web servers do and aiohttp does not.
 
     Raises:
         Missing: it is not installed.
@@ -174,11 +192,6 @@ def plain_web():
         port, log, www = free_port(), os.path.join(directory, "web.log"), os.path.join(directory, "www")
         os.mkdir(www)
         endpoint = f"http://127.0.0.1:{port}"
-        code = (
-            "import sys; from aiohttp import web; app = web.Application(); "
-            "app.router.add_static('/', sys.argv[1], show_index=True)"
-        )
-        code = f"{code}; web.run_app(app, host='127.0.0.1', port=int(sys.argv[2]), print=None)"
-        with running(sys.executable, "-c", code, www, str(port), log=log) as process:
+        with running(sys.executable, "-c", PLAIN, www, str(port), log=log) as process:
             await_answer(endpoint, process, log)
             yield WebStore(endpoint, www, real=False)

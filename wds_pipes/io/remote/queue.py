@@ -791,6 +791,8 @@ class Block:
                 self._check(response, at)
                 await self._take(response, at, begin, limit)
         except TimeoutError:
+            if not limit.expired() and not self.is_whole:  # a library has raised it, for its own reason
+                raise
             timeout, came = self._reading.timeout_seconds, self.came - self._counted
             if response is None:
                 slow = f"no response in {clock() - begin:.0f} s"
@@ -822,10 +824,13 @@ class Block:
         in the padding before.
 
         Raises:
+            FaultyError: by the size in this same response, there are bytes from ``at`` on.
             ShardError, StateError: it ends before that, or was changed.
         """
         shard, has_response = self._object, self.fetch.has_response
-        if has_response and shard.size is not None:
+        if refused.size is not None and at < refused.size and shard.size in (None, refused.size):
+            raise FaultyError(f"status 416 for the bytes from {at} on of {refused.size}")
+        if has_response and shard.size not in (None, refused.size):
             shard.refuse_change(at, f"{shard.size} bytes", "fewer" if refused.size is None else refused.size)
         size = refused.size
         if size is None and (has_response or at in (0, shard.size)):

@@ -216,7 +216,9 @@ async def request_by_http(session: Any, start: int, url: Any, **options: Any) ->
     import aiohttp
 
     try:
-        http_response = await session.get(url, **options)
+        # A body that is compressed on the way is refused by its header, also if no library here
+        # unpacks it.
+        http_response = await session.get(url, auto_decompress=False, **options)
     except aiohttp.TooManyRedirects as error:
         status = error.history[-1].status
         reason = f"{len(error.history)} redirects, one after another, the last one by {error.history[-1].url.host}"
