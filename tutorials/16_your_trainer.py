@@ -381,8 +381,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 calls it
 pipe = wp.ShardList("shards/*.tar", shuffle=True, seed=3).open_shards().load_tar().group_by_key()
 old = StatefulDataLoader(pipe.as_dataset(), batch_size=8, collate_fn=list)
-for batch in old:  # after old.load_state_dict(): the rest of epoch 0
-    pass
+print(sum(map(len, old)), "samples of epoch 0")  # after old.load_state_dict(): its rest
 loader = wp.PipeLoader(pipe, batch_size=8, lanes=3)
 loader.set_epoch(1)
 print(sum(len(batch["__key__"]) for batch in loader), "samples of epoch 1")

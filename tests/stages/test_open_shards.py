@@ -166,7 +166,6 @@ CHANGES = {"rewritten": rewrite, "replaced": replace, "cut": lambda path: os.tru
 READ = {
     "stream": lambda path: wp.ShardList(path).open_shards().load_tar().group_by_key(),
     "skipping": lambda path: wp.ShardList(path, on_error="skip").open_shards().load_tar().group_by_key(),
-    "small buffer": lambda path: wp.ShardList(path).open_shards(buffer_bytes=512).load_tar().group_by_key(),
     "a step between": lambda path: wp.ShardList(path).open_shards().load_tar().map_samples(unchanged).group_by_key(),
     "a part": lambda path: wp.PipeLoader(
         wp.ShardList(path, samples_per_shard=40).open_shards().load_tar().group_by_key(), lanes=2
