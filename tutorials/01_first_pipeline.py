@@ -169,7 +169,7 @@ assert len(set(origins[1000:1050])) >= 3
 # ## Your own functions
 #
 # `map_samples(fn)` and `filter_samples(fn)` take functions. A function with a second parameter,
-# `fn(sample, rng)`, receives a random generator that is made for this sample and epoch. If it draws
+# `fn(sample, rng)`, receives a random generator that is seeded for this sample and epoch. If it draws
 # from `rng`, augmentation is the same after a resume. torchvision draws from global generators: with
 # `map_samples(fn, seed_all=True)` those of torch, numpy and `random` are seeded for each sample, so
 # what it draws is the same, too. A library with generators of its own, such as albumentations, must

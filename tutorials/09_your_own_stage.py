@@ -32,7 +32,9 @@ def samples(urls=urls):
 # ## Do you need one?
 #
 # If each output depends on one sample, a function is enough: `map_samples(fn)`, where
-# `fn(sample, rng)` may draw random numbers, `filter_samples(fn)`, or torch's `.map(fn)`.
+# `fn(sample, rng)` may draw random numbers, `filter_samples(fn)`, or torch's `.map(fn)`. The
+# generator costs about 10 us a sample. `seed_all=True`, for functions that draw from the global
+# generators, costs 20 to 40 us.
 #
 # If it makes several items of one sample, or depends on **more than one sample**, a generator
 # function is enough: `then(fn)`. `fn(samples)` takes as many samples as it needs, yields what it
@@ -239,11 +241,6 @@ class DropRepeats(wp.FlatMap):
     ``2 * window`` samples again.
     """
 
-    @dataclass(slots=True)
-    class At(wp.FlatMap.At):  # only to count: otherwise that of FlatMap is enough
-        filtered: int = 0
-
-    tallies = ("filtered",)  # this field only counts: it appears in pipe.counts(), and nothing reads it
     order_options = ("window",)
 
     def __init__(self, source, window):
@@ -254,8 +251,7 @@ class DropRepeats(wp.FlatMap):
     def expand(self, sample):
         repeated = sample["__key__"] in self.keys
         self.keys.append(sample["__key__"])
-        self.at.filtered += repeated
-        return [] if repeated else [sample]
+        return [] if repeated else [sample]  # a sample of which nothing is made counts as filtered
 
 
 wp.register_stage(DropRepeats)
