@@ -332,6 +332,7 @@ class ShardList(WdsPipe[ShardRef]):
         seed: int | None = None,
         resampled: bool = False,
         weights: str | Sequence[float] | None = None,
+        sticky: bool = False,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
         empty_check: bool = True,
