@@ -105,6 +105,7 @@ ONE, STEPS = "ShardList('shard-{000000..000003}.tar' (4 shards)", ".open_shards(
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_repr_is_the_chain_with_what_was_chosen(build, expected, pattern):
     assert repr(build(pattern)) == str(build(pattern)) == expected
 
@@ -205,6 +206,7 @@ def test_a_users_own_stage_is_shown_with_its_arguments(pattern):
         del IterDataPipe.functions["pick_some"]
 
 
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_mermaid(pattern):
     pipe = wp.mix({"a": chain(pattern).interleave_shards(2), 'b "#1"': wp.ShardList(pattern)}).map(double)
     shards = "ShardList('shard-{000000..000003}.tar' (4 shards))"
@@ -226,6 +228,7 @@ def test_a_pipe_with_two_readers_is_one_node_of_a_graph():
     assert graph.count("IterableWrapper") == graph.count("open_shards") == 1
 
 
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_html_of_a_pipe_lists_its_steps_with_their_help(pattern):
     pipe = wp.mix({"<script>": chain(pattern), "b": chain(pattern).shuffle_buffer(3)}).to_tuple("<b>")
     page = Parsed(pipe._repr_html_())
