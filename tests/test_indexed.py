@@ -372,7 +372,9 @@ def test_an_offset_that_is_missing_or_too_many_never_gives_another_number(place,
     url, index = str(put(tmp_path, OLD)), str(tmp_path / "index.json")
     index_shards(url, index)
     offsets = np.fromfile(f"{url}.idx", "<u8").tolist()
-    changed = sorted({*offsets[:place], *offsets[place + (inserted is None) :], *([inserted * 512] if inserted else [])})
+    changed = sorted(
+        {*offsets[:place], *offsets[place + (inserted is None) :], *([inserted * 512] if inserted else [])}
+    )
     if changed == offsets:
         return
     np.array(changed, "<u8").tofile(f"{url}.idx")

@@ -42,8 +42,9 @@ class IndexedShards(Dataset[dict[str, Any]]):
     the same dicts that ``group_by_key`` yields, in the order of the shards.
 
     ``data[i]`` is a sample, ``data[-1]`` the last one, ``data[10:20]`` a view of the same kind,
-    ``data[[3, 1, 2]]`` a view in this order. A remote sample is read with one request. A DataLoader that makes batches calls ``__getitems__``: neighbours are
-    then read together, and remote samples with many requests at once.
+    ``data[[3, 1, 2]]`` a view in this order. A remote sample is read with one request. A DataLoader
+    that makes batches calls ``__getitems__``: neighbours are then read together, and remote samples
+    with many requests at once.
 
     An index of another shard is an error, or each sample is a whole one of the shard, with one
     exception: if an index points at the second member of a sample, and the shard is remote, this

@@ -1,6 +1,8 @@
 """``wds-pipes doctor``."""
 
 import json
+import os
+from pathlib import Path
 
 from click.testing import CliRunner
 
@@ -21,6 +23,22 @@ def test_three_sentences_or_json(tmp_path):
     assert said[0].startswith("The limit is reading, which takes ")
     found = json.loads(run("--cores", 1, "--json", *shards).output)
     assert (found["limit"], found["change"], len(found["sentences"])) == ("reading", "leave the pipeline as it is", 3)
+
+
+def test_a_store(web, tmp_path):
+    """The link over more and more connections, and which number of them the pipeline needs."""
+    shards = make_shards(tmp_path, shards=3, samples=100, fields={"bin": lambda rng, _: rng.randbytes(80_000)})
+    for shard in shards:
+        web.put(f"b/{os.path.basename(shard)}", Path(shard).read_bytes())
+    web.faults.rules({"match": web.reads, "latency": 0.01, "rate": 20e6})  # of each connection
+    done = run("--seconds", 3, "--json", f"{web.url}/b/shard-{{000000..000002}}.tar")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert len(found["first_bytes"]) == 5
+    assert found["link"]["1"] < 40
+    assert found["link"]["2"] > 1.2 * found["link"]["1"]
+    assert found["limit"] in ("storage rate", "storage latency", "reading", "workers")
+    assert found["sentences"][-1].startswith("The first byte comes after ")
 
 
 def test_the_stats_of_a_training(tmp_path):

@@ -185,7 +185,7 @@ def bad_inputs(tmp_path_factory):
         ("info cut.tar --all", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
         ("sort cut.tar out", "Write or fetch it again. To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
         ("sort -- -rf.tar out", "To keep its whole samples: wds-pipes repair ./-rf.tar NEW\n"),
-        ("verify -- -rf.tar", "wds-pipes repair ./-rf.tar NEW --drop-repeated\n"),
+        ("verify -- -rf.tar", "wds-pipes repair ./-rf.tar NEW\n"),
         ("export cut.tar out --to jsonl", "To keep its whole samples: wds-pipes repair cut.tar NEW\n"),
         (
             "head d --fields cap",

@@ -120,10 +120,12 @@ def test_a_directory_that_is_not_finished_is_noted(tmp_path):
 
 
 def test_archives_one_after_another(tmp_path):
-    """Each command that mends reads them too."""
-    path = put(tmp_path / "a.tar", filled(tar(good(3))) + filled(tar([*good(2, 3), *good(1, 3)])))
+    """Each command that mends reads them too; none is advised that would lose whole samples."""
+    pieces = [("0003.cls", b"3"), *good(1, 4), ("0003.txt", b"3")]
+    path = put(tmp_path / "a.tar", filled(tar(good(3))) + filled(tar(pieces)))
     assert "damage" in [finding["kind"] for finding in found(path)]
-    [finding] = found(path, "--concatenated")
+    assert [finding["mend"] for finding in found(path) if finding["kind"] in ("damage", "sample")] == [None] * 2
+    [finding] = found(path, "--concatenated", "--ignore", "some-fields")
     assert (finding["kind"], finding["key"]) == ("sample", "0003")
     words = [str(tmp_path / "NEW") if word == "NEW" else word for word in shlex.split(finding["mend"])[1:]]
     run_command(*words)

@@ -73,6 +73,7 @@ class Parsed(html.parser.HTMLParser):
 ONE, STEPS = "ShardList('shard-{000000..000003}.tar' (4 shards)", ".open_shards().load_tar().group_by_key()"
 
 
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 @pytest.mark.parametrize(
     ("build", "expected"),
     [
@@ -202,6 +203,7 @@ def test_a_users_own_stage_is_shown_with_its_arguments(pattern):
     assert "Some. Not all" in pipe._repr_html_()
 
 
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_html_of_a_pipe_lists_its_steps_with_their_help(pattern):
     pipe = wp.mix({"<script>": chain(pattern), "b": chain(pattern).shuffle_buffer(3)}).to_tuple("<b>")
     page = Parsed(pipe._repr_html_())

@@ -146,3 +146,16 @@ def test_an_xz_stream_that_wants_much_memory_is_refused():
     header[-4:] = zlib.crc32(header[:-4]).to_bytes(4, "little")
     with pytest.raises(lzma.LZMAError, match="Memory usage limit"):
         unpacked(data[:12] + bytes(header) + data[24:], "xz")
+
+
+@pytest.mark.parametrize(("log", "frames"), [(28, 1), (31, 1), (31, 2)])
+def test_a_zstd_stream_with_a_large_window_names_the_limit(tmp_path, log, frames):
+    """It is not called damaged, also in a second frame."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=True)
+    large = io.BytesIO()
+    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(large, closefd=False) as writer:
+        writer.write(tar(pairs(3)))
+    path = put(tmp_path / "x.tar", COMPRESS["zst"](b"") * (frames - 1) + large.getvalue())
+    limit = rf"window of {1 << log >> 20} MiB \(zstd --long={log}\), and at most 128 MiB are read"
+    with pytest.raises(ShardError, match=f"cannot be decompressed: .*{limit}"):
+        samples([path])

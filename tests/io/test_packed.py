@@ -10,10 +10,14 @@ import wds_pipes as wp
 
 # of names without the characters that stand for several shards
 NAMES = st.text(
-    st.one_of(st.characters(exclude_characters="\0{}*?[]:%#~$/", codec="utf-8"), st.just("\udc80")), min_size=1, max_size=8
+    st.one_of(st.characters(exclude_characters="\0{}*?[]:%#~$/", codec="utf-8"), st.just("\udc80")),
+    min_size=1,
+    max_size=8,
 )
 PATHS = st.lists(st.one_of(NAMES, st.sampled_from(["a", "b", "train", "x.tar", ".."])), min_size=1, max_size=4)
-URLS = st.builds(str.__add__, st.sampled_from(["", "/", "s3://bucket/", "file:///"]), PATHS.map("/".join).map("{}.tar".format))
+URLS = st.builds(
+    str.__add__, st.sampled_from(["", "/", "s3://bucket/", "file:///"]), PATHS.map("/".join).map("{}.tar".format)
+)
 SEVERAL = [*(f"/data/a/{number}.tar" for number in range(3000)), "/data/b/0.tar", "/data/a/x"]
 
 

@@ -5,8 +5,8 @@ is zeroed.
 
 Each round reads one damaged shard with default options and once with on_error="skip". Prints, for
 each size of the images, how many reads gave a sample that lacks fields, and how many of these
-silently (no error, no warning, no count). Exits with 1 if any did, but where the zeros reach the
-end of the file, which cannot be told from an end: these are counted apart.
+silently (no error, no warning, no count). Exits with 1 if any did. Whole samples that are lost to
+zeros which reach the end of the file cannot be told from an end: these are counted apart.
 """
 
 import logging
@@ -72,9 +72,9 @@ def main() -> None:
                 came, half, reported = read(path, on_error)
                 tally["reads"] += 1
                 tally["half"] += half > 0
-                tally["silent"] += half > 0 and not reported and not to_end
+                tally["silent"] += half > 0 and not reported
                 tally["lost_silently"] += came < SAMPLES and not reported and not to_end
-                tally["zeros_to_the_end"] += (half > 0 or came < SAMPLES) and not reported and to_end
+                tally["zeros_to_the_end"] += came < SAMPLES and not reported and to_end
     for (image_bytes, sort), tally in sorted(found.items()):
         print(f"images of {image_bytes:>6} bytes, {sort:<12} {dict(tally)}")
     total = sum(found.values(), Counter())

@@ -4,8 +4,10 @@ import collections
 
 import pytest
 from sources import Given
+from tars import tar
 
 import wds_pipes as wp
+from wds_pipes import tools
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import MapFields, RenameFields, SelectFields
 from wds_pipes.stages.fields import identity
@@ -127,3 +129,20 @@ SECRET = "https://me:secret@host/a.tar?X-Amz-Signature=secret"
 def test_names(sample, name):
     assert identity(sample).name("in") == name
     assert identity(sample).name() == name.replace(" in ", " of ")
+
+
+def test_a_missing_field_that_may_begin_in_a_key_names_the_rule(tmp_path):
+    """Where keys have dots, the error says how to read them, and so does verify."""
+    path = str(tmp_path / "x.tar")
+    with open(path, "wb") as file:
+        file.write(tar([(f"v1.0_{n}.{field}", b"x") for n in range(9) for field in ("jpg", "txt")]))
+    for reading in (
+        wp.ShardList(path).open_shards().load_tar().group_by_key().to_tuple("txt;text"),
+        wp.ShardList(path).open_shards().load_tar().group_by_key(fields=["txt"]),
+    ):
+        with pytest.raises(wp.WdsError) as caught:
+            list(reading)
+        assert caught.value.mend == "If '0_0' is a part of the key, pass group_by_key(key_split='last-dot')."
+        assert caught.value.mend_cli == "If '0_0' is a part of the key, pass --key-split last-dot."
+    assert {finding.kind for finding in tools.verify(path).findings} == {"dotted-name"}
+    assert len(list(wp.ShardList(path).open_shards().load_tar().group_by_key(key_split="last-dot"))) == 9

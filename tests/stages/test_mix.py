@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pipelines import keys_of, loaded, samples, through_json
 from sources import Given
@@ -371,6 +371,7 @@ def test_a_schedule_decides_the_weights():
     ),
     st.integers(0, (1 << 64) - 1),
 )
+@example([[1.0, 0.5, 0.25], [0.25, 1.0, 0.0]], 0)  # no draw is allowed after the change
 def test_shares_that_change_hold_at_every_prefix(weights, key):
     """Whatever they were before, by less than two; a source without a share is not drawn."""
     behind = [0, 0, 0]

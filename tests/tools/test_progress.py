@@ -38,8 +38,8 @@ def test_what_is_shown_of_three_shards_of_which_one_was_done_before(show, printe
 @pytest.mark.parametrize(
     ("unit", "line"),
     [
-        ("sample", "2,500 of 10,000 samples, 200 samples/s, about 1 min left"),
-        ("B", "2.5 kB of 10 kB, 200 bytes/s, about 1 min left"),
+        ("sample", "2,500 of 10,000 samples, 200 samples/s, about 38 s left"),
+        ("B", "2.5 kB of 10 kB, 200 bytes/s, about 38 s left"),
     ],
 )
 def test_a_line_has_the_rate_and_the_time_that_is_left(unit, line):

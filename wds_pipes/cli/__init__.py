@@ -52,8 +52,7 @@ _SECTIONS = {
     },
     "Train": {
         "demo": ("train:demo", "Kill a training in mid-epoch, resume it, and compare."),
-        "bench": ("train:bench", "Measure the speed of the link to a store and of a pipeline."),
-        "doctor": ("train:doctor", "Run a pipeline, and report what limits it and what to change."),
+        "doctor": ("train:doctor", "Run a pipeline, or read from a store, and report what limits it."),
         "cache": ("train:cache", "See and clean up the local cache of remote shards."),
         "state": ("train:state", "Show, compare and prove the states in checkpoint files."),
     },

@@ -1,4 +1,4 @@
-"""The commands about training: demo, bench, doctor, cache, state."""
+"""The commands about training: demo, doctor, cache, state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from wds_pipes.cli.options import (
     as_json,
     as_json_lines,
     echo,
-    echo_json,
     example,
     key_split,
     progress,
     report,
     storage_options,
-    urls,
 )
 from wds_pipes.core.words import bytes_shown, plural
 
@@ -76,35 +74,8 @@ def demo(**options: Any) -> None:
         raise SystemExit(FOUND)
 
 
-@click.command(epilog=example("wds-pipes bench 's3://bucket/train-{000..011}.tar'"))
-@urls
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="How long each measurement takes."
-)
-@click.option("--connections", type=click.IntRange(min=1), default=8, show_default=True, help="Requests at a time.")
-@click.option(
-    "--readahead-mib",
-    type=click.IntRange(min=1),
-    default=64,
-    show_default=True,
-    help="How many MiB are requested ahead, at most.",
-)
-@as_json
-@storage_options
-def bench(*, urls: tuple[str, ...], readahead_mib: int, as_json: bool, **options: Any) -> None:
-    """Measure the speed of the link to a store and of a pipeline, and report what would help.
-
-    URLS are the shards, with {000..011} or * in quotes. They are read repeatedly, so local shards
-    mostly come from the memory of the machine.
-    """
-    say = (lambda line: None) if as_json else echo
-    found = tools.bench(urls, readahead_bytes=readahead_mib << 20, say=say, **options)
-    if as_json:
-        echo_json(dataclasses.asdict(found))
-
-
 @click.command(
-    epilog=example("wds-pipes doctor train:make_loader\nwds-pipes doctor --stats stats.json train:make_loader --json")
+    epilog=example("wds-pipes doctor train:make_loader\nwds-pipes doctor 's3://bucket/train-{000..011}.tar'")
 )
 @click.argument("what", nargs=-1, metavar="[URLS | MODULE:FUNCTION]")
 @click.option(
@@ -123,9 +94,10 @@ def doctor(*, what: tuple[str, ...], stats: Any, as_json: bool, **options: Any) 
 
     MODULE:FUNCTION names a function without arguments that returns the PipeLoader of the training;
     the module may be a file in the current directory. URLS are shards, with {000..011} or * in
-    quotes, which are read without decoding. The pipeline runs as it is, with its workers, and once
-    more in this process with a clock after each step. Processor time and waiting are measured
-    apart, so another load on the machine changes little.
+    quotes, which are read without decoding; of those in a store, the time to the first byte and the
+    rate over more and more connections are measured too. The pipeline runs as it is, with its
+    workers, and once more in this process with a clock after each step. Processor time and waiting
+    are measured apart, so another load on the machine changes little.
 
     The limit is the rate or the latency of the storage, decompression, reading, decoding, a
     function of yours, collation, the transport of batches between processes, too few workers, fewer

@@ -71,7 +71,7 @@ def _open(data: bytes, what: str) -> Any:
     """
     name = _format_of(data)
     av = library("av", "av", f"this {what} field")
-    # Tags that are not UTF-8 are no error. From PyAV 19 on they never are, and it has no such option.
+    # Tags that are not UTF-8 are no error. For PyAV 19 they never are: it has no such option.
     options = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     try:
         container = av.open(io.BytesIO(data), format=name, **options)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
-from wds_pipes.core.words import listed
+from wds_pipes.core.words import listed, mend_dots
 from wds_pipes.errors import SampleError
 
 logger = logging.getLogger("wds_pipes")
@@ -95,12 +95,15 @@ class Lack(NamedTuple):
             else "all samples of the other lanes"
         )
         seen = f"; they have {listed(self.left_out)}" if self.left_out else ""
+        usual: dict[str, Any] = {
+            "mend": "Correct the names in group_by_key(fields=...).",
+            "mend_cli": "Correct the names of --fields.",
+        }
         return NothingKeptError(
             f"{many} had none of the fields {listed(self.wanted) or 'to keep'}{seen}",
             where=f"{whose} gave nothing:" if whose else "nothing is left:",
-            mend="Correct the names in group_by_key(fields=...).",
-            mend_cli="Correct the names of --fields.",
             samples=self.samples,
+            **(mend_dots(self.wanted, sorted(self.left_out)) or usual),
         )
 
 

@@ -561,6 +561,7 @@ class Source(Reports, Stage[Out]):
     scope = "item"
     divides: ClassVar[bool] = False
     divides_shards: ClassVar[bool] = False
+    sticky: bool = False
     has_global_order: ClassVar[bool] = False
     counts_epochs: bool = False
     grown: Grown = ()

@@ -58,6 +58,18 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f"{name!r:.80}" for name in ordered[:20]) + (", ..." if len(ordered) > 20 else "")
 
 
+def mend_dots(wanted: Iterable[str], there: Iterable[Any]) -> dict[str, Any]:
+    """Return what to do, as an error takes it, if a field that is there ends like one that is
+    wanted, so that it may begin inside of a key with a dot; otherwise nothing.
+    """
+    ends = tuple(f".{name}" for name in wanted)
+    dotted = next((name for name in there if isinstance(name, str) and name.endswith(ends)), None)
+    if dotted is None:
+        return {}
+    begin = f"If {dotted.rpartition('.')[0]!r:.80} is a part of the key, pass"
+    return {"mend": f"{begin} group_by_key(key_split='last-dot').", "mend_cli": f"{begin} --key-split last-dot."}
+
+
 def some(numbers: Any) -> str:
     """Return numbers for a message, at most the first 10."""
     first = [str(number) for number, _ in zip(numbers, range(11), strict=False)]

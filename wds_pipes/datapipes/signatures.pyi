@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Generic, overload
+from typing import Any, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
@@ -62,6 +62,10 @@ class Methods(Generic[T_co]):
         *specs: str | Mapping[str, Decoder | Codec] | Handler,
         size: Size | None = None,
         fit: Fit = "cover",
+        upright: bool = False,
+        pages: Literal["all"] | None = None,
+        sample_rate: int | None = None,
+        mono: bool = False,
         only: Iterable[str] | None = None,
         partial: bool = False,
         must_decode: bool = False,
@@ -328,6 +332,7 @@ class ShardList(WdsPipe[ShardRef]):
         seed: int | None = None,
         resampled: bool = False,
         weights: str | Sequence[float] | None = None,
+        sticky: bool = False,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
         empty_check: bool = True,

@@ -3,7 +3,7 @@
 # The modules:
 # - ``urls``: which objects URLs identify, and what messages leave out; ``expand`` and
 #   ``listing``: URLs that stand for several shards; ``packed``: many URLs in little memory;
-#   ``identity``: which store a URL leads to.
+#   ``identity``: which store a URL leads to; ``once``: one rank requests lists for all.
 # - ``open``: opens a shard. ``remote``: reads from stores ahead; ``cache``: keeps remote shards on
 #   a disk; ``compression``: compressed shards; ``versions``: whether a shard has changed;
 #   ``verified``: whether it has the MD5 of its index.

@@ -3,7 +3,7 @@
 Rules:
 1. A stream that ends before its end mark raises ``EOFError``; it is not taken as complete.
 2. Several streams (frames of zstd) one after another are read as one. After a stream comes another
-   one, or zeros up to the end; anything else is damage.
+   one, or zeros up to the end; anything else raises ``TrailingBytesError``.
 3. One step reads a few compressed bytes and returns a bounded number of bytes, however many they
    unpack to.
 4. What is written contains no time and no file name: the same content and the same version of the
@@ -26,6 +26,15 @@ from typing import Any, BinaryIO, Protocol
 # The exceptions for a damaged compressed stream, besides OSError and EOFError.
 DAMAGE: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
+
+class TrailingBytesError(OSError):
+    """Bytes follow the end of compressed data that are neither zeros nor another stream."""
+
+
+class LargeWindowError(OSError):
+    """A stream needs more memory to be decompressed than is allowed."""
+
+
 MAGIC_BYTES = 10
 _MAGICS = (
     ("gz", re.compile(rb"\x1f\x8b\x08")),
@@ -33,6 +42,7 @@ _MAGICS = (
     ("xz", re.compile(rb"\xfd7zXZ\x00")),
     ("zst", re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")),
 )
+_HEADER_BYTES = 18  # of a frame of zstd, at most, and more than those of the others that are looked at
 KINDS = tuple(name for name, _ in _MAGICS)
 # Endings of file names, besides the names of the formats.
 _ENDINGS = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zst", "zstd": "zst"}
@@ -56,9 +66,9 @@ def decompress(stream: BinaryIO, kind: str) -> BinaryIO:
 
     Several gzip, bz2, xz or zstd streams one after another are read as one. Reading raises
     ``EOFError`` if the data ends before its end mark, and an ``OSError`` or one of ``damage()`` if
-    it is damaged, also if bytes follow its end that are neither zeros nor another stream. An xz or
-    zstd stream that needs more than 128 MiB for its window is refused too. Closing the result does
-    not close ``stream``.
+    it is damaged: ``TrailingBytesError`` if bytes follow its end that are neither zeros nor another
+    stream. An xz or zstd stream that needs more than 128 MiB for its window is refused too, zstd as
+    ``LargeWindowError``. Closing the result does not close ``stream``.
 
     Raises:
         ModuleNotFoundError: ``kind`` is ``"zst"``, and the library is not installed.
@@ -100,10 +110,11 @@ class _Decompressed(io.RawIOBase):
     """
 
     def __init__(self, stream: BinaryIO, kind: str) -> None:
-        self._stream = stream
+        self._stream, self._kind = stream, kind
         self._new = _DECOMPRESSORS[kind]
         self._step = 1 << 15  # damage costs at most the output of one step
         self._one: Any = self._new()  # that of the stream that is read; None: between two streams
+        self._begins = True  # whether the next bytes are the first ones of a stream
         self._data = b""  # compressed bytes that were not passed to a decompressor yet
 
     def readable(self) -> bool:
@@ -123,16 +134,39 @@ class _Decompressed(io.RawIOBase):
                     return b""
                 if not self._data[0]:
                     continue
-                self._one = self._new()
+                self._data += self._stream.read(max(0, _HEADER_BYTES - len(self._data)))
+                if detect(self._data) != self._kind:
+                    raise TrailingBytesError("bytes follow its end that are neither zeros nor more compressed data")
+                self._one, self._begins = self._new(), True
             one, data = self._one, self._data
             if not data and one.needs_input and not (data := self._stream.read(self._step)):
                 raise EOFError("the compressed data ends before its end mark")
+            if self._begins:
+                self._begins = False
+                if self._kind == "zst":
+                    _check_window(data)
             found: bytes = one.decompress(data, limit)
             self._data = b""
             if one.eof:
                 self._one, self._data = None, one.unused_data
             if found:
                 return found
+
+
+def _check_window(data: bytes) -> None:
+    """Raise LargeWindowError if a frame of zstd that begins with these bytes needs a larger window
+    than is allowed (RFC 8878, 3.1.1.1.2).
+    """
+    if len(data) < _HEADER_BYTES or data[:4] != b"\x28\xb5\x2f\xfd" or data[4] & 32:  # 32: it needs none
+        return
+    log, eighths = 10 + (data[5] >> 3), data[5] & 7
+    window = (1 << log) + (1 << log) // 8 * eighths
+    if window > MAX_WINDOW_BYTES:
+        raise LargeWindowError(
+            f"it was compressed with a window of {window >> 20} MiB (zstd --long={log}), and at most "
+            f"{MAX_WINDOW_BYTES >> 20} MiB are read. Compress it again with a smaller one: zstd -d --long={log}, then "
+            "zstd without --long"
+        )
 
 
 def _zstd() -> Any:

@@ -297,6 +297,7 @@ class LocalVersion:
                 raise ShardError(
                     f"shard {url} was changed while it was read ({what} {before} became {after})",
                     mend="Write shards under new names, and start this epoch again.",
+                    mend_cli="run the command again when no program writes it.",
                     url=url,
                 )
 

@@ -9,6 +9,7 @@ cross).
 - ``plan``: how epochs are divided, and the place that a loader has reached; ``ranges`` and
   ``slices``: the two kinds of partitions, which say what each lane reads, also of the rest of an
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
+  ``sticky``: ranks that have the same shards in all epochs;
   ``partition``: what they share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
   tries that.
 - ``restoring``: from the states of ranks, or of a StatefulDataLoader, to the place where a loader

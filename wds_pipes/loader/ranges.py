@@ -48,6 +48,7 @@ from wds_pipes.core.state import (
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
+from wds_pipes.loader.sticky import arranged
 
 
 class Segment(NamedTuple):
@@ -147,6 +148,7 @@ class Ranges:
         history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
             lanes had opened when the epoch was repartitioned.
         remainders: the remainders of the lanes of earlier partitions.
+        ranks: how many ranks began the epoch, if they have the same shards in all epochs; else 0.
     """
 
     lanes: int
@@ -155,6 +157,7 @@ class Ranges:
     sizes: Sizes = None
     history: History = ()
     remainders: tuple[Segment, ...] = ()
+    ranks: int = 0
 
     scope: ClassVar = "window"
     fit_any_batches: ClassVar = ("exact", "loop")
@@ -163,24 +166,28 @@ class Ranges:
     @classmethod
     def of(cls, lanes: int, epoch: int, terms: Terms) -> Ranges:
         """Return the partition at the beginning of an epoch."""
-        return cls.first(lanes, terms.chain.root, epoch)
+        return cls.first(lanes, terms.chain.root, epoch, terms.ranks)
 
     @classmethod
-    def first(cls, lanes: int, source: Source[Any], epoch: int) -> Ranges:
+    def first(cls, lanes: int, source: Source[Any], epoch: int, ranks: int) -> Ranges:
         """Return the partition at the beginning of an epoch.
 
         If samples are counted, the sizes of lanes differ by at most one.
         """
+        ranks = ranks if source.sticky else 0
         if source.sample_counts is None:
-            return cls(lanes)
+            return cls(lanes, ranks=ranks)
         total = ShardRanges.of(source.epoch_shards(source.seed, epoch)).samples
-        return cls(lanes, sizes=tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes)))
+        sizes = tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes))
+        return cls(lanes, sizes=sizes, ranks=ranks)
 
     def of_epoch(self, ahead: int, source: Source[Any], epoch: int) -> Ranges:
         """Return the partition of ``epoch``, which is ``ahead`` epochs after that of this one."""
         if not ahead:
             return self
-        return self.later[ahead - 1] if ahead <= len(self.later) else Ranges.first(self.lanes, source, epoch)
+        return (
+            self.later[ahead - 1] if ahead <= len(self.later) else Ranges.first(self.lanes, source, epoch, self.ranks)
+        )
 
     def lane(self, number: int, source: Source[Any], epoch: int) -> Lane:
         """Return lane ``number``, as the steps that run over all its segments know it."""
@@ -208,7 +215,7 @@ class Ranges:
     def _lane_of(self, segment: Segment, source: Source[Any], epoch: int) -> Lane:
         """Return the lane under whose number a segment is read, with the segment's ranges."""
         number, generation = segment.number, segment.generation
-        shares = _shares(source, epoch, self.lanes, self.sizes, self.history)[generation]
+        shares = _shares(source, epoch, (self.ranks, self.lanes), self.sizes, self.history)[generation]
         ranges = shares[number][segment.start : segment.stop] if source.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
@@ -225,7 +232,7 @@ class Ranges:
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
         """Return what lane ``number`` reads again and again to fill up the epoch."""
-        whole = Ranges.first(self.lanes, source, epoch).shares(source, epoch)
+        whole = Ranges.first(self.lanes, source, epoch, self.ranks).shares(source, epoch)
         ranges = next((share for share in (whole[number], *whole) if share), ())
         return replace(self.segments(number, source, epoch)[-1][0], shards=tuple(ranges))
 
@@ -233,7 +240,7 @@ class Ranges:
         """Return the shares of the lanes, of the ranges that no lane of an earlier partition has
         opened.
         """
-        return _shares(source, epoch, self.lanes, self.sizes, self.history)[-1]
+        return _shares(source, epoch, (self.ranks, self.lanes), self.sizes, self.history)[-1]
 
     def samples(self) -> list[int] | None:
         """Return how many samples each lane has, also of those that make no full batch; None: not
@@ -267,7 +274,7 @@ class Ranges:
 
         It is a text since a state is taken often, and thousands of lanes would have to be copied.
         """
-        return self._text if self.history or self.later else None
+        return self._text if self.history or self.later or self.ranks else None
 
     @cached_property
     def _text(self) -> str:
@@ -282,6 +289,8 @@ class Ranges:
         }
         if self.later:
             entry["later"] = [partition._entry() for partition in self.later]
+        if self.ranks:
+            entry["ranks"] = self.ranks
         return entry
 
     @classmethod
@@ -335,6 +344,7 @@ class Ranges:
             sizes=None if sizes is None else _flat(sizes, lanes),
             history=tuple(history),
             remainders=tuple(Segment.from_json(remainder, terms.inner) for remainder in remainders),
+            ranks=read_count(entry.get("ranks", 0), "the number of ranks of its partition", most=MOST_LANES),
         )
 
     def _check(self, source: Source[Any], epoch: int) -> None:
@@ -348,6 +358,9 @@ class Ranges:
             most = opened[remainder.generation][remainder.number]
             if source.divides_shards and not remainder.start < (remainder.stop or 0) <= most:
                 raise damaged("its partition continues shards that were not opened")
+        first = len(opened[0]) if opened else self.lanes
+        if source.sticky is not bool(self.ranks) or (self.ranks and first % self.ranks):
+            raise damaged(f"its partition of {first} lanes is of {self.ranks} ranks")
         counted = source.sample_counts is not None
         of_workers = counted and bool(self.history) and self.history[0][0] is None  # see ``_rest``
         later = self.history[1:] if of_workers else self.history
@@ -493,7 +506,7 @@ class Ranges:
             remainders.sort(key=lambda remainder: -(remainder.samples or 0))
             loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
             sizes = tuple(_level(loads, rest))
-        return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders))
+        return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders), ranks=self.ranks)
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> NoReturn:
         """Return what is left as a partition of the other kind, with the states of its lanes.
@@ -524,8 +537,12 @@ def _shares(source: Source[Any], *of: Any) -> Shares:
     return _last[source][1]
 
 
-def _divide_all(source: Source[Any], epoch: int, lanes: int, sizes: Sizes, history: History) -> Shares:
+def _divide_all(source: Source[Any], epoch: int, of: tuple[int, int], sizes: Sizes, history: History) -> Shares:
+    ranks, lanes = of
     ranges = ShardRanges.of(source.epoch_shards(source.seed, epoch)).without_empty()
+    if ranks:
+        first, opened = history[0] if history else (sizes, range(lanes))
+        ranges = arranged(ranges, source.seed, ranks, len(opened), first)
     earlier_shares = []
     for earlier, opened in history:
         shares = _divide(ranges, len(opened), earlier)

@@ -164,8 +164,78 @@ class Tally:
         return max((self._until or time.perf_counter()) - self._since, 1e-9)
 
 
+# What the workers of a rank spend their time on, and what to compare if that is more on one rank.
+SHARES = {
+    "stall_share": ("waiting for bytes of a store", "its network and its cache"),
+    "read_share": ("reading", "its disk, and the sizes of its shards"),
+    "decode_share": ("the steps after reading", "its processor, what else runs there, and its samples"),
+}
+_UNEVEN, _WAITS = 0.1, 0.05  # shares of the time in which a rank waits: more than the others; and at all
+
+
+class Limit(NamedTuple):
+    """What limits a training, by the stats of its ranks.
+
+    Attributes:
+        limit: ``"rank"``, ``"training"`` or ``"data"``, as of ``wds_pipes.tools.Diagnosis``.
+        why: the limit, in words.
+        change: what to do, in words.
+        brings: what that brings, in words.
+        gain: how many times as many steps that brings, at most.
+        step: the rank, if one is the limit.
+        stats: those of the rank that waits most.
+    """
+
+    limit: str
+    why: str
+    change: str
+    brings: str
+    gain: float
+    step: str
+    stats: Mapping[str, float]
+
+
+def limit_of_ranks(ranks: Sequence[Mapping[str, float]]) -> Limit:
+    """Return what limits a training: one rank, the data of all ranks, or its own loop.
+
+    Args:
+        ranks: the stats of each rank, after its first batch.
+    """
+    slowest = max(ranks, key=lambda one: one["wait_share"])
+    others = [one for one in ranks if one is not slowest]
+    mean = {name: sum(one[name] for one in others or ranks) / len(others or ranks) for name in ("wait_share", *SHARES)}
+    waits, usual = slowest["wait_share"], mean["wait_share"]
+    rank = f"rank {slowest.get('rank', ranks.index(slowest)):.0f}"
+    if waits - usual > max(_UNEVEN, usual):
+        name = max(SHARES, key=lambda name: slowest[name] - mean[name])
+        what, compare = SHARES[name]
+        why = (
+            f"{rank}, which waits for data {waits:.0%} of its time, and the others {usual:.0%}; its workers spend "
+            f"{slowest[name]:.0%} of their time on {what}, and theirs {mean[name]:.0%}"
+        )
+        change = f"look at the host of {rank}, and compare {compare} with those of the others"
+        gain = 1 / max(1 - waits + usual, 0.01)
+        return Limit("rank", why, change, f"All ranks make up to {gain:.1f} times as many steps", gain, rank, slowest)
+    if waits < _WAITS:
+        why = f"the training loop: no rank waits for data more than {waits:.0%} of its time"
+        return Limit("training", why, "leave the data", "Faster data brings nothing", 1.0, "", slowest)
+    shares = {**slowest, "read_share": slowest["read_share"] - slowest["stall_share"]}
+    spent = ", ".join(f"{shares[name]:.0%} on {what}" for name, (what, _) in SHARES.items())
+    who = f"all ranks wait for them alike, {rank}" if others else f"{rank} waits for them"
+    why = f"the data: {who} {waits:.0%} of its time; its workers spend of theirs {spent}"
+    gain = 1 / max(1 - waits, 0.01)
+    brings = f"Without waiting, there are up to {gain:.1f} times as many steps"
+    return Limit("data", why, "measure the steps: wds-pipes doctor MODULE:FUNCTION", brings, gain, "", slowest)
+
+
+def limit_in_words(why: str, change: str, brings: str) -> list[str]:
+    """The sentences that say what a limit is, what to change, and what that brings."""
+    return [f"The limit is {why}.", f"{change[0].upper()}{change[1:]}.", f"{brings}."]
+
+
 def describe_stats(ranks: Mapping[str, float] | Sequence[Mapping[str, float]]) -> str:
-    """Return in a sentence or two which rank waits most for data, and what its workers do.
+    """Return in three sentences what limits a training, as ``wds-pipes doctor --stats`` says it: a
+    rank that waits more for data than the others, the data, or the training loop.
 
     Plain loops log it so, on all ranks at the same step::
 
@@ -177,17 +247,8 @@ def describe_stats(ranks: Mapping[str, float] | Sequence[Mapping[str, float]]) -
     Args:
         ranks: what ``PipeLoader.stats_of_ranks`` returned, or ``PipeLoader.stats`` of one loader.
     """
-    ranks = [ranks] if isinstance(ranks, Mapping) else ranks
-    begun = [stats for stats in ranks if "wait_share" in stats]
+    begun = [stats for stats in ([ranks] if isinstance(ranks, Mapping) else ranks) if "wait_share" in stats]
     if not begun:
         return "no rank has begun an iteration"
-    slowest = max(begun, key=lambda stats: stats["wait_share"])
-    others = [stats["wait_share"] for stats in begun if stats is not slowest]
-    mean = f"; the others {sum(others) / len(others):.0%} on average" if others else ""
-    who = f"rank {slowest.get('rank', 0):.0f} of {slowest.get('world_size', len(ranks)):.0f}"
-    stalled = slowest["stall_share"]
-    return (
-        f"{who} waits most for data: {slowest['wait_share']:.0%} of its time{mean}. Its workers spend {stalled:.0%} of "
-        f"their time waiting for bytes of a store, {slowest['read_share'] - stalled:.0%} reading otherwise, and "
-        f"{slowest['decode_share']:.0%} on the steps after that."
-    )
+    found = limit_of_ranks(begun)
+    return " ".join(limit_in_words(found.why, found.change, found.brings))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.stage import Out, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
-from wds_pipes.core.words import listed
+from wds_pipes.core.words import listed, mend_dots
 from wds_pipes.errors import MissingFieldError, SampleError
 from wds_pipes.io.urls import redact
 
@@ -110,8 +110,9 @@ def missing(source: Stage[Any] | None, sample: dict[str, Any], names: Sequence[s
     there = ", ".join(repr(name) for name in sample if name not in ("__key__", "__url__")) or "no fields"
     if source is not None and (left_out := Chain(source).lack.left_out):
         there += f"; group_by_key(fields=...) left out: {listed(left_out)}"
+    mends = mend_dots(names, sample)
     return MissingFieldError(
-        f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key
+        f"{named.name()} has no field {';'.join(names)!r}; it has: {there}", url=named.url, key=named.key, **mends
     )
 
 

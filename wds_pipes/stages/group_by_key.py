@@ -85,8 +85,8 @@ class GroupByKey(Tolerant[Sample]):
         number: int = 0
         # 1: this number is not known, since samples were lost at damage, or were not counted
         uncounted: int = 0
-        # if the last sample of the shard may be skipped: which fields the samples before this place have, as the
-        # ``text`` of ``Usual``
+        # if the last sample of the shard may be skipped: which fields the samples before this place
+        # have, as the ``text`` of ``Usual``
         usual: str = ""
 
     tallies = ("skipped", "filtered")

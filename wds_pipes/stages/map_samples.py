@@ -8,7 +8,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -26,9 +26,6 @@ from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import hide, identify, words
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.threaded import Threaded
-
-# what a function need not return of a dict sample: its identity, and whether it fills up an epoch
-_KEPT = ("__key__", "__url__", "__padding__", OCCURRENCE)
 
 
 class _Drop:
@@ -189,6 +186,10 @@ class MapSamples(Threaded[Out]):
         fn, takes_rng, seed_all = self.fn, self.takes_rng, self.seed_all
         draws = Draws(self) if self._draws else None
         is_last = draws is not None and not self.lane.occurrences  # no later step draws
+        # what a function need not return of a dict sample: its identity, and whether it fills up an
+        # epoch
+        kept = ["__key__", "__url__", *(["__padding__"] if self.lane.padding is not None else [])]
+        kept += [OCCURRENCE] if self.lane.occurrences else []
 
         def attempt(item: tuple[Any, int]) -> Any:
             sample, number = item
@@ -204,8 +205,11 @@ class MapSamples(Threaded[Out]):
                 return _Failed(sample, error)
             if result is None or result is DROP:
                 return _Failed(sample, result)
-            if result is not sample and isinstance(result, dict) and isinstance(sample, dict):
-                result = _identified(result, sample)
+            if result is not sample and isinstance(result, dict):
+                for name in kept:  # nearly always all are there
+                    if name not in result:
+                        result = _identified(result, sample, kept)
+                        break
             if is_last and isinstance(result, dict):
                 result.pop(OCCURRENCE, None)
             return result
@@ -235,13 +239,13 @@ class MapSamples(Threaded[Out]):
         return super().skips(error)
 
 
-def _identified(result: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
-    """Return a new sample with what it lacks of the identity of the one that it was made of; a
-    batch has none.
+def _identified(result: dict[str, Any], sample: Any, kept: Sequence[str]) -> dict[str, Any]:
+    """Return a new sample with what it lacks of these fields of the sample that it was made of; a
+    batch has no identity.
     """
-    lost = [name for name in _KEPT if name not in result and name in sample]
-    if not lost or type(sample.get("__key__")) is not str:
+    if not isinstance(sample, dict) or type(sample.get("__key__")) is not str:
         return result
+    lost = [name for name in kept if name not in result and name in sample]
     return {**{name: sample[name] for name in lost}, **result}
 
 

@@ -63,7 +63,9 @@ class ShardList(ShardSource[ShardRef]):
             machine may also name local files, and shards in the stores that ``open_shards`` lists.
             A list in the order in which a file system lists files (``Path.glob``, ``os.listdir``)
             is sorted with a warning in the log, or refused where its order matters: it differs from
-            machine to machine.
+            machine to machine. Where torch.distributed is initialised, rank 0 lists a store and
+            reads an index in a store, and the other ranks get the result, if they make the same
+            list.
         shuffle: yield the shards in a random order.
         seed: the integer, of 64 bits, from which all random decisions of the pipeline derive; None:
             0, and in a ``mix`` one that follows from the name of the source.
@@ -73,6 +75,13 @@ class ShardList(ShardSource[ShardRef]):
             of numbers, or a text such as ``"1::3"``. Each shard of the second URL is then drawn
             three times as often as each shard of the first, on average. To mix the samples of
             several sources in exact proportions, use ``mix``.
+        sticky: with ``shuffle``, each rank of a ``PipeLoader`` has the same shards in all epochs,
+            in another order, so that the cache of a node (``cache_shards``) needs room for its part
+            only, and fetches each shard once. On another number of ranks, few shards move: from 4
+            to 3 nodes, a quarter. Samples of different ranks then never come in one batch of a
+            rank, which is harmless if the shards are written in random order, as ``wds-pipes create
+            --shuffle`` does; where a shard has samples of one class or source, it is not. It is for
+            lists that the loader divides itself, not for those in ``mix`` and ``join``.
         samples_per_shard: how many samples each shard has: one number, or a list with one number
             for each shard. ``PipeLoader`` can then partition the epoch by samples instead of whole
             shards, so that all ranks get the same number of batches, and its length is known. A
@@ -123,7 +132,7 @@ class ShardList(ShardSource[ShardRef]):
         next: int = 0  # the place in the order of the lane
 
     gives = "shards"
-    order_options = ("shuffle", "resampled", "weights")
+    order_options = ("shuffle", "resampled", "weights", "sticky")
 
     def __init__(
         self,
@@ -133,6 +142,7 @@ class ShardList(ShardSource[ShardRef]):
         seed: int | None = None,
         resampled: bool = False,
         weights: str | Sequence[float] | None = None,
+        sticky: bool = False,
         samples_per_shard: int | Sequence[int] | None = None,
         index: Urls | bool | None = None,
         empty_check: bool = True,
@@ -159,6 +169,9 @@ class ShardList(ShardSource[ShardRef]):
                 "shuffle and resampled must be True or False; a window of samples is shuffled by shuffle_buffer(size)"
             )
         self.shuffle, self.resampled = shuffle, resampled
+        if sticky and (resampled or not shuffle):
+            raise ValueError("sticky=True goes with shuffle=True, and not with resampled=True")
+        self.sticky = bool(sticky)
         if weights is not None and not resampled:
             raise ValueError(
                 "weights go with resampled=True, which draws shards with replacement. To mix samples of several "

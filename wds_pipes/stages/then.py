@@ -57,7 +57,11 @@ class Then(Calls[Any]):
     for the same items, remember nothing from one call to the next, and return after a bounded
     number of items. One that never returns, such as a loop over all samples, resumes exactly too,
     but a resume reads all items again; a warning is logged after 10,000. Random numbers must depend
-    on the items alone: draw them in ``map_samples(fn(sample, rng))`` before this step.
+    on the items alone: draw them in ``map_samples(fn(sample, rng))`` before or after this step.
+    After it, samples that one call makes of one sample draw different numbers. Samples that several
+    calls yield, since they were put back, draw the same.
+
+    A call that yields nothing has left out the items that it took: they count as filtered.
     ``wds_pipes.testing.check_resume`` finds a function that is not so.
 
     The items end where an epoch ends, or a part of it that PipeLoader gives to a lane; before

@@ -25,6 +25,10 @@ LINKS = b"12"  # hard, symbolic
 FIELDS = Struct("99sB24x11sB12x8sB188xB166x")
 
 
+_COMPRESSED = {b"\x04\x22\x4d\x18": "lz4", b"\x5d\0\0": "lzma", b"7z\xbc\xaf\x27\x1c": "7z", b"LZIP": "lzip"}
+_COMPRESSED |= {b"\x1f\x9d": "compress", b"\x89LZO": "lzop"}
+
+
 class Sums(dict[bytes, int]):
     """For a checksum field, the low half of adler32 of a whole valid header.
 
@@ -184,11 +188,20 @@ def no_tar(head: bytes) -> str:
         guess = "it looks like a web page or an error response of a server; check the URL and the credentials"
     elif start.startswith(b"pk\3\4"):
         guess = "it looks like a zip file, so check the URL"
+    elif kind := compression_of(head):
+        guess = f"it looks compressed with {kind}, which is not read: compress it with gzip, bzip2, xz or zstd"
     elif start.startswith((b"{", b"version https://git-lfs")):
         guess = "it looks like a text file, perhaps a pointer to the data; check how it was fetched"
     else:
         guess = "check the URL, and that it is one"
     return f"is not a tar: its first bytes are {head[:24]!r}; {guess}"
+
+
+def compression_of(head: bytes) -> str:
+    """Return the compression, of those that are not read, of a stream that starts with ``head``;
+    empty: none.
+    """
+    return next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), "")
 
 
 @dataclass(slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 
+_PAX_HEADERS = re.compile(r"(^|/)PaxHeaders\.\d+/").search
 KeySplit = str | Callable[[str], tuple[str, str] | None]
 Split = Callable[[str], tuple[str, str] | None]
 
@@ -12,8 +14,9 @@ def split_key(name: str, rule: KeySplit = "first-dot") -> tuple[str, str] | None
     """The key and the field of a member name, or None for a member that belongs to no sample.
 
     The field is returned in lower case, the key unchanged. Hidden files (``.x``, ``._x``), names
-    without a dot (or, by ``"folder"``, without a directory) and everything under a top-level
-    ``__name__`` belong to no sample.
+    without a dot (or, by ``"folder"``, without a directory), everything under a top-level
+    ``__name__`` and under a ``PaxHeaders.N`` belong to no sample: the latter are the headers of a
+    pax archive that an old program has unpacked as files.
 
     Args:
         name: the member's name in the tar.
@@ -67,6 +70,8 @@ def why_outside(rule: KeySplit) -> str:
 def _first_dot(name: str) -> tuple[str, str] | None:
     key, dot, field = name.partition(".")
     if "/" in field:  # the first dot is in the name of a directory
+        if _PAX_HEADERS(name):
+            return None
         slash = name.rfind("/") + 1
         key, dot, field = name[slash:].partition(".")
         key = key and name[:slash] + key
@@ -78,7 +83,12 @@ def _first_dot(name: str) -> tuple[str, str] | None:
 def _last_dot(name: str) -> tuple[str, str] | None:
     slash = name.rfind("/") + 1
     dot = name.rfind(".", slash)
-    if dot <= slash or name[slash] == "." or (name[:2] == "__" and is_metadata(name.partition("/")[0])):
+    if (
+        dot <= slash
+        or name[slash] == "."
+        or (slash and _PAX_HEADERS(name))
+        or (name[:2] == "__" and is_metadata(name.partition("/")[0]))
+    ):
         return None
     return name[:dot], name[dot + 1 :]
 
@@ -87,6 +97,8 @@ def _folder(name: str) -> tuple[str, str] | None:
     key, slash, field = name.removeprefix("./").partition("/")
     # files of the Finder belong to no sample; other hidden ones do, such as .zarray
     if not slash or not key or key[0] == "." or is_metadata(key) or field[field.rfind("/") + 1 :][:2] in ("", "._"):
+        return None
+    if _PAX_HEADERS(name):
         return None
     return key, field
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from wds_pipes.errors import DamagedShardError, SampleError, ShardError, ShardWarning, mended
-from wds_pipes.io.compression import damage, unreadable
+from wds_pipes.io.compression import LargeWindowError, TrailingBytesError, damage, unreadable
 from wds_pipes.io.urls import redact
 from wds_pipes.tar.headers import (
     BLOCK,
@@ -43,6 +43,7 @@ from wds_pipes.tar.headers import (
     Damage,
     Extra,
     Sparse,
+    compression_of,
     cut_member,
     is_header,
     no_tar,
@@ -105,14 +106,18 @@ class TarSource:
         self.position += size + (-size & 511)
 
 
-def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | None, *, joined: bool) -> bytes | None:
-    """Examine what stands in place of a header.
+def next_archive(
+    source: TarSource, head: bytes, offset: int, extra: Extra | None, url: str, *, joined: bool
+) -> bytes | None:
+    """Examine what stands in place of a header. Bytes after the end of compressed data are a
+    ShardWarning if the tar has ended before them, as ``tarfile`` reads it.
 
     Args:
         source: the stream, after ``head``.
         head: fewer bytes than a block, or zeros.
         offset: where it starts.
         extra: the extended headers before it, whose member is missing.
+        url: the shard.
         joined: another archive may follow the end of one.
 
     Returns:
@@ -124,7 +129,7 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
         raise Damage(f"{how} after an extended header, before its member. Write or fetch it again", offset, cut=True)
     if len(head) < BLOCK:
         raise _cut(head, offset)
-    while (head := source.stream.read(BLOCK)) == ZEROS:
+    while (head := _read_after(source, offset, url, joined=joined)) == ZEROS:
         source.position += BLOCK
         if source.position - offset > _MOST_ZEROS:
             what = f"has more than {_MOST_ZEROS} bytes of zeros, so its end was never filled, or a part of it is lost"
@@ -146,6 +151,18 @@ def next_archive(source: TarSource, head: bytes, offset: int, extra: Extra | Non
     raise Damage(what, offset, head=following, zeros=True, joined=following is not None, **_JOINED)
 
 
+def _read_after(source: TarSource, offset: int, url: str, *, joined: bool) -> bytes:
+    """Read the block after one of zeros; none at the end. The zeros begin at ``offset``."""
+    try:
+        return source.stream.read(BLOCK)
+    except TrailingBytesError as error:
+        if joined or source.position - offset < len(END_MARK):
+            raise
+        what = f"shard {redact(url)} has ended, and {error}: they are not read"
+        warnings.warn(mended(ShardWarning, what, mend="Write or fetch it again."), stacklevel=4)
+        return b""
+
+
 def _cut(rest: bytes, offset: int) -> Damage:
     """The damage of a stream that ends at ``offset`` with less than a header."""
     if offset == 0 and not rest:
@@ -153,7 +170,7 @@ def _cut(rest: bytes, offset: int) -> Damage:
     if not rest.strip(b"\0"):
         what = "is cut: it has no end-of-archive mark, and its last sample may be incomplete"
         return Damage(f"{what}. Write or fetch it again", offset, cut=True)
-    if offset == 0 and b"\0" not in rest:  # in a header, a NUL follows the name
+    if offset == 0 and (b"\0" not in rest or compression_of(rest)):  # in a header, a NUL follows the name
         return Damage(no_tar(rest), 0, cut=True, lost=True)
     what = f"is cut inside a header: {len(rest)} of {BLOCK} bytes are there"
     return Damage(f"{what}. Write or fetch it again", offset, cut=True)
@@ -164,7 +181,9 @@ def damage_of(error: Exception, offset: int) -> Damage:
     if isinstance(error, EOFError):
         what = f"is cut short inside its compressed data ({error}). Write or fetch it again"
         return Damage(what, offset, error, cut=True)
-    if isinstance(error, damage()):
+    if isinstance(error, LargeWindowError):
+        return Damage(f"cannot be decompressed: {error}", offset, error, cut=True, lost=True)
+    if isinstance(error, (TrailingBytesError, *damage())):
         what = f"has damaged compressed data ({error}). Write or fetch it again"
     else:
         what = f"cannot be read on ({type(error).__name__}: {error}). Check that it can be reached and is whole"
@@ -442,7 +461,7 @@ class TarReader:
                     else:
                         source.position = offset + len(head)
                         if len(head) < BLOCK or head == ZEROS:
-                            head = next_archive(source, head, offset, self._extra, joined=self._concatenated)
+                            head = next_archive(source, head, offset, self._extra, url, joined=self._concatenated)
                             if head is None:
                                 if self._on_end is not None:
                                     self._on_end()

@@ -49,7 +49,6 @@ if _TYPE_CHECKING:
         map,  # noqa: A004
     )
     from wds_pipes.tools.selecting import select
-    from wds_pipes.tools.speed import Speed, bench
     from wds_pipes.tools.states import Difference, PlacedState, SameData, diff_states, read_states, same_data
     from wds_pipes.tools.training import Proof, loader_of, prove
     from wds_pipes.tools.verifying import Finding, VerifyReport, verify
@@ -70,11 +69,9 @@ __all__ = [
     "Report",
     "SameData",
     "Shown",
-    "Speed",
     "Summary",
     "Task",
     "VerifyReport",
-    "bench",
     "cat",
     "concat",
     "convert",
@@ -127,11 +124,9 @@ _MODULE_OF = {
     "Report": "tools.jobs",
     "SameData": "tools.states",
     "Shown": "tools.looking",
-    "Speed": "tools.speed",
     "Summary": "tools.looking",
     "Task": "tools.jobs",
     "VerifyReport": "tools.verifying",
-    "bench": "tools.speed",
     "cat": "tools.looking",
     "concat": "tools.reordering",
     "convert": "tools.creating",

@@ -24,7 +24,7 @@ from wds_pipes.core.options import check_choice
 from wds_pipes.core.order import hash64, hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, WdsError
-from wds_pipes.io.compression import TAR_NAME, is_compressed_name, unpacked, unreadable
+from wds_pipes.io.compression import TAR_NAME, LargeWindowError, is_compressed_name, unpacked, unreadable
 from wds_pipes.io.open import open_url
 from wds_pipes.io.urls import is_below, local_path, redact
 from wds_pipes.io.versions import version_of
@@ -505,6 +505,8 @@ def _text(source: str, storage_options: StorageOptions) -> Iterator[IO[str]]:
     except unreadable() as error:
         if isinstance(error, WdsError) or getattr(error, "errno", None) is not None:
             raise  # of a store or a disk, not of a library that decompresses
+        if isinstance(error, LargeWindowError):
+            raise ValueError(f"{redact(source)} cannot be decompressed: {error}") from error
         raise ValueError(f"{redact(source)} is damaged, or was cut: {error}. Copy it again") from error
     except UnicodeDecodeError as error:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Finds what limits a pipeline, by running it.
+"""Finds what limits a pipeline, by running it, or a store, by reading from it.
 
 Rules:
 1. Everything is measured: no rate of a processor, a disk or a link is assumed. The pipeline runs
@@ -12,7 +12,9 @@ Rules:
    more workers, or at the measured rate of the link. It is an upper bound.
 4. The part that takes the most time of a worker is the limit, unless the workers are not: because
    this process cannot take more batches, or lanes have no shards, or processor cores are idle.
-5. All of this runs in a thread, since a step or a store may never return. If it has not ended some
+5. Of shards in a store, the time to the first byte and the rate over more and more connections are
+   measured first.
+6. All of this runs in a thread, since a step or a store may never return. If it has not ended some
    seconds after its time, the thread is abandoned, and the step in which the time went is named.
 """
 
@@ -23,6 +25,7 @@ import io
 import math
 import multiprocessing.resource_sharer
 import os
+import statistics
 import sys
 import time
 import traceback
@@ -44,20 +47,25 @@ from wds_pipes.datapipes import ShardList
 from wds_pipes.display.text import shown
 from wds_pipes.errors import WdsError
 from wds_pipes.io import compression
+from wds_pipes.io.expand import expand
 from wds_pipes.io.open import Opener, is_remote
+from wds_pipes.io.remote.budget import Reading
+from wds_pipes.io.remote.queue import ReadQueue
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import hide
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
-from wds_pipes.loader.stats import describe_stats
+from wds_pipes.loader.stats import SHARES, limit_in_words, limit_of_ranks
 from wds_pipes.loader.transport import Inbox, Outbox
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tools.training import are_shards, loader_of
 
 _BATCH = 32  # samples in a batch of shards, or of a pipe without batches
 _FASTER = 1.5  # storage that is read alone is faster than a pipeline from this factor on
+_REQUESTS = 5  # of which the time to the first byte is measured
+_CONNECTIONS = (1, 2, 4, 8, 16, 32)
+_WORTH_CONNECTIONS = 1.15  # twice as many connections are worth it if they transfer so many times as much
 _BUSY = 0.8  # a process that computes for this share of the time cannot do more
 _WORTH = 1.1  # a change that brings less than this is not worth a word
-_UNEVEN, _WAITS = 0.1, 0.05  # shares of the time in which a rank waits: more than the others; and at all
 _GRACE = 25.0  # seconds after its time in which the measurement must end
 _SEARCH = 10.0  # seconds in which the step is searched that does not return
 T = TypeVar("T")
@@ -84,7 +92,10 @@ class Diagnosis:
         gain: how many times as many samples a second ``change`` brings, at most; 1: none.
         change: what to change.
         microseconds: the time that each part takes for a sample, in one worker.
-        sentences: what the limit is, what to change, and what that brings.
+        sentences: what the limit is, what to change, and what that brings; of shards in a store,
+            also what the link transfers.
+        first_bytes: of shards in a store, the seconds to the first byte of each of some requests.
+        link: of shards in a store, the MB (10^6 bytes) per second by the number of connections.
     """
 
     limit: str
@@ -94,6 +105,8 @@ class Diagnosis:
     change: str = ""
     microseconds: dict[str, float] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
+    first_bytes: list[float] = field(default_factory=list)
+    link: dict[int, float] = field(default_factory=dict)
 
 
 def doctor(
@@ -111,7 +124,8 @@ def doctor(
 
     Args:
         what: the PipeLoader of a training, whose position changes; ``"module:function"``, a
-            function without arguments that returns it; or shards, which are read without decoding.
+            function without arguments that returns it; or shards, which are read without decoding,
+            and whose store is measured.
             When an epoch ends, the next one begins, so small local data mostly comes from the
             memory of the machine. None: there are only ``stats``.
         seconds: how long to measure, about. It ends 25 seconds later at the latest, and 10 more if
@@ -139,13 +153,14 @@ def doctor(
             return found
     if what is None:
         raise ValueError("there is nothing to run: name shards or module:function, or pass the stats of a training")
-    limit = seconds + _GRACE
+    limit, is_pipeline = seconds + _GRACE, isinstance(what, PipeLoader) or not are_shards(what)
+    shards = [] if is_pipeline else expand(what, storage_options)
     try:
-        loader = _in_time(limit, lambda: _loader(what, storage_options))
+        loader = _in_time(limit, lambda: _loader(shards or what, storage_options))
     except _HangError:
         return _hanging(f"{what}()", limit, "the function that returns the PipeLoader")
     try:
-        return _in_time(limit, lambda: _diagnosed(loader, cores, seconds, most, needs))
+        return _in_time(limit, lambda: _diagnosed(loader, cores, seconds, most, needs=needs, shards=shards))
     except _HangError:
         return _stuck(progress_of(loader).editable.stage, limit)
     finally:
@@ -165,8 +180,15 @@ def _loader(what: Any, storage_options: dict[str, Any] | None) -> PipeLoader:
         raise _of_caller(error) from error
 
 
-def _diagnosed(loader: PipeLoader, cores: int, seconds: float, most: float, needs: float | None) -> Diagnosis:
+def _diagnosed(
+    loader: PipeLoader, cores: int, seconds: float, most: float, *, needs: float | None, shards: Sequence[str]
+) -> Diagnosis:
+    """Measure a pipeline, and before it the link to the store of ``shards``, if some were named."""
+    link = None
     try:
+        if shards and is_remote(shards[0]):
+            seconds /= 2
+            link = _Link(shards, seconds, _reader(progress_of(loader).editable.stage)[1].reading)
         try:
             run = _Run(loader, cores, 0.35 * seconds, most)
         finally:
@@ -175,7 +197,11 @@ def _diagnosed(loader: PipeLoader, cores: int, seconds: float, most: float, need
             why = f"the training loop, which takes {needs:,.0f} samples/s of {run.rate:,.0f}"
             return run.diagnosis("training", why, "leave the pipeline as it is")
         run.measure(0.35 * seconds, most)
-        return _found(run, 0.15 * seconds)
+        found = _found(run, 0.15 * seconds)
+        if link is not None:
+            found.first_bytes, found.link = link.first_bytes, link.rates
+            found.sentences.append(link.sentence)
+        return found
     except Exception as error:
         if progress_of(loader).workers.count and not isinstance(error, WdsError):
             _raise_here(progress_of(loader).editable.stage, seconds)
@@ -217,7 +243,7 @@ def _in_time(seconds: float, function: Callable[[], T]) -> T:
 def _hanging(step: str, seconds: float, why: str) -> Diagnosis:
     change = "make it return, or raise an error, as with a timeout"
     return Diagnosis(
-        "hang", step, change=change, sentences=_sentences(why, change, f"No batch has come in {seconds:.0f} s")
+        "hang", step, change=change, sentences=limit_in_words(why, change, f"No batch has come in {seconds:.0f} s")
     )
 
 
@@ -249,6 +275,62 @@ def _of_caller(error: Exception) -> Exception:
 
 
 # What is measured
+
+
+class _Link:
+    """The link to a store, measured with more and more connections, until more of them do not help.
+
+    Args:
+        shards: shards in it.
+        seconds: how long to measure, about.
+        reading: how they are read.
+
+    Attributes:
+        first_bytes: the seconds to the first byte of each of some requests.
+        rates: MB per second, by the number of connections.
+    """
+
+    def __init__(self, shards: Sequence[str], seconds: float, reading: Reading) -> None:
+        self.first_bytes, self.rates = list[float](), dict[int, float]()
+        opener = Opener(replace(reading, connections=1))
+        for turn in range(_REQUESTS):
+            start = time.perf_counter()
+            opener.open(shards[turn % len(shards)]).close()
+            self.first_bytes.append(time.perf_counter() - start)
+        best = 0.0
+        for count in _CONNECTIONS:
+            opener = Opener(replace(reading, connections=count))
+            self.rates[count] = rate = _rate(shards, seconds / len(_CONNECTIONS), opener)
+            if rate < best * _WORTH_CONNECTIONS:
+                return
+            best = rate
+
+    @property
+    def sentence(self) -> str:
+        """What was measured, in words."""
+        first, usual = (1e3 * each for each in (self.first_bytes[0], statistics.median(self.first_bytes[1:])))
+        rates = ", ".join(f"{rate:,.3g} MB/s over {count}" for count, rate in self.rates.items())
+        return (
+            f"The first byte comes after {usual:.0f} ms (that of the first request after {first:.0f} ms), and the link "
+            f"transfers {rates} connections."
+        )
+
+
+def _rate(shards: Sequence[str], seconds: float, opener: Opener) -> float:
+    """Return the MB per second that arrive, whether or not they were read from the streams."""
+    buffer, start = bytearray(1 << 20), time.perf_counter()
+    while True:
+        queue = ReadQueue(opener.client)
+        try:
+            streams = [opener.open(shards[0], 0, queue)]
+            streams += [opener.open(shard, 0, queue, wait=False) for shard in shards[1:16]]
+            for stream in streams:
+                with stream:
+                    while stream.readinto(buffer):  # type: ignore[attr-defined]
+                        if (passed := time.perf_counter() - start) > seconds:
+                            return opener.used.bytes_fetched / passed / 1e6
+        finally:
+            queue.close()
 
 
 @dataclass
@@ -515,12 +597,8 @@ class _Run:
         times = {part.name: 1e6 * part.seconds for part in self.parts.values() if part.seconds}
         worst = max(times, key=lambda name: times[name], default="")
         return Diagnosis(
-            limit, step or worst, self.rate, max(gain, 1.0), change, times, _sentences(why, change, brings)
+            limit, step or worst, self.rate, max(gain, 1.0), change, times, limit_in_words(why, change, brings)
         )
-
-
-def _sentences(why: str, change: str, brings: str) -> list[str]:
-    return [f"The limit is {why}.", f"{change[0].upper()}{change[1:]}.", f"{brings}."]
 
 
 def _endless(epochs: Iterable[Any]) -> Iterator[Any]:
@@ -705,43 +783,16 @@ def _reading_rate(run: _Run, seconds: float, *, shards_ahead: int, connections: 
 # Of a training
 
 
-_SHARES = {
-    "stall_share": "waiting for bytes of a store: compare its network and its cache with those of the others",
-    "read_share": "reading: compare its disk, and the sizes of its shards, with those of the others",
-    "decode_share": "the steps after reading: compare its processor, what else runs there, and its samples with those "
-    "of the others",
-}  # what a rank spends its time on, and what to compare if that is more on one rank than on the others
-
-
 def _of_ranks(ranks: Any) -> Diagnosis:
     """Return the diagnosis of a training from the stats of its ranks."""
-    names = ("wait_share", *_SHARES)
+    names = ("wait_share", *SHARES)
     if not (
         isinstance(ranks, Sequence)
         and ranks
         and all(isinstance(one, Mapping) and all(isinstance(one.get(name), float) for name in names) for one in ranks)
     ):
         raise ValueError("the stats are what loader.stats_of_ranks() returns after the first batch of an iteration")
-    slowest = max(ranks, key=lambda one: one["wait_share"])
-    others = [one for one in ranks if one is not slowest] or [slowest]
-    mean = {name: sum(one[name] for one in others) / len(others) for name in names}
-    waits, usual, rate = slowest["wait_share"], mean["wait_share"], slowest.get("samples_per_second", 0.0)
-    if waits - usual > max(_UNEVEN, usual):
-        name = max(_SHARES, key=lambda name: slowest[name] - mean[name])
-        what, _, compare = _SHARES[name].partition(": ")
-        rank, gain = f"rank {slowest.get('rank', ranks.index(slowest)):.0f}", 1 / max(1 - waits + usual, 0.01)
-        change = f"look at the host of {rank}, and {compare}"
-        said = _sentences(
-            f"{rank}, which waits for data {waits:.0%} of its time, and the others {usual:.0%}; its workers spend "
-            f"{slowest[name]:.0%} of their time on {what}, and theirs {mean[name]:.0%}",
-            change,
-            f"All ranks make up to {gain:.1f} times as many steps",
-        )
-        return Diagnosis("rank", rank, rate, gain, change, {}, said)
-    if waits < _WAITS:
-        why, change = f"the training loop: no rank waits for data more than {waits:.0%} of its time", "leave the data"
-        return Diagnosis("training", "", rate, 1.0, change, {}, _sentences(why, change, "Faster data brings nothing"))
-    gain, why = 1 / max(1 - waits, 0.01), f"the data, on all ranks alike: {describe_stats(ranks)[:-1]}"
-    change = "name the pipeline, to measure its steps"
-    brings = f"Without waiting, the ranks make up to {gain:.1f} times as many steps"
-    return Diagnosis("data", "", rate, gain, change, {}, _sentences(why, change, brings))
+    found = limit_of_ranks(ranks)
+    rate = found.stats.get("samples_per_second", 0.0)
+    said = limit_in_words(found.why, found.change, found.brings)
+    return Diagnosis(found.limit, found.step, rate, found.gain, found.change, {}, said)

@@ -132,7 +132,7 @@ def _of_store(content: Content, reader: RangeReader, parts: Iterator[Part]) -> b
     reported = reader.reported(content.url)
     etag = reported.validators.get("etag", content.mark)
     same = reported.size in (None, content.size) and (content.mark[:1] != '"' or etag == content.mark)
-    return bytes(data) if same and len(data) == content.size else None
+    return data[:] if same and len(data) == content.size else None
 
 
 _RULES = "pass --key-split first-dot if that is meant, or --key-split last-dot, which writes v1.0_a.jpg as v1_0_a.jpg"

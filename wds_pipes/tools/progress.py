@@ -67,7 +67,8 @@ class _Lines:
             return line
         rate = done / seconds
         shown = bytes_shown(rate) if in_bytes else f"{rate:,.3g} {self._unit}s"
-        return f"{line}, {shown}/s, about {(self._total - self._done) / rate / 60:.0f} min left"
+        left = (self._total - self._done) / rate
+        return f"{line}, {shown}/s, about {f'{left:.0f} s' if left < 100 else f'{left / 60:.0f} min'} left"
 
 
 class Units:

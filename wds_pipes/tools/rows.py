@@ -315,7 +315,9 @@ def _sample_again(row: Row, number: str) -> dict[str, Any]:
 
 
 def plain_value(value: Any, *, text: bool = False) -> Any:
-    """A value as JSON can hold it: bytes are base64, or text if all bytes of its column are."""
+    """A value as JSON can hold it: bytes are base64; in a column of text, they and lists of them
+    are text.
+    """
     if isinstance(value, bytes):
         return value.decode("utf-8") if text else {"base64": base64.b64encode(value).decode()}
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
@@ -323,7 +325,7 @@ def plain_value(value: Any, *, text: bool = False) -> Any:
     if value is None or isinstance(value, (str, int, float)):  # json writes and reads NaN and Infinity
         return value
     if isinstance(value, Mapping):
-        return {str(name): plain_value(item, text=text) for name, item in value.items()}
+        return {str(name): plain_value(item) for name, item in value.items()}
     if isinstance(value, Iterable):
         return [plain_value(item, text=text) for item in value]
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

@@ -90,10 +90,10 @@ def prove(
         compared.append((epochs, add(in_epoch(whole, number) for number in range(saved.epoch)), earlier))
     if over:
         compared.append((f"epoch {saved.epoch}", whole, epoch))
-        left_out = sum(saved.counts.get(name, 0) for name in _LEFT_OUT) - saved.counts.get("excluded", 0)
+        left_out = sum(saved.counts.get(name, 0) for name in _LEFT_OUT)
         if epoch != whole and left_out:
             told = f"{plural(left_out, 'sample')} of epoch {saved.epoch} were left out, and it does not say which"
-            raise StateError(f"{path} cannot be proven: {told}")
+            raise StateError(f"{path} cannot be proven: {told} (pass the keys of exclude=)")
     lines = [
         f"proven: in {name} each sample of the shards came once (digest {to_text(told)})"
         if told == wanted

@@ -57,6 +57,7 @@ from wds_pipes.tools.reading import ShardWalk, facts_beside, fields_of, is_strea
 _MOST_NAMED = 20  # findings of a kind about all shards that are reported; more are counted
 _MOST_OF_A_KIND = 100  # findings of a shard that are kept; more are counted
 _MOST_KEPT = 100_000  # findings of single shards that the report has; more are counted
+_MANY_PARTS = 8  # of keys with dots, in one sample
 _MOST_SETS = 10_000  # different sets of fields
 _ENTRY = np.dtype([("hash", "<u8"), ("byte", "<u8"), ("shard", "<u4")])  # of a sample
 _MENDING = ("repair", "dedup", "index")  # the order in which they may be run
@@ -113,8 +114,9 @@ class VerifyReport:
         """Return the notes, the commands that mend what was found, and a summary, as lines."""
         for note in sorted(self.notes):
             yield f"note: {note}"
-        # a command mends all findings of its kind
-        mends = dict.fromkeys(finding.mend for finding in self.findings if finding.mend is not None)
+        # a command mends all findings of its kind, and those of the same command with fewer options
+        mends = {finding.mend: set(finding.mend.split()) for finding in self.findings if finding.mend is not None}
+        mends = {mend: words for mend, words in mends.items() if not any(words < others for others in mends.values())}
         commands = sorted(mends, key=lambda mend: _MENDING.index(mend.split()[1]))
         if len(commands) > 1:
             yield "These commands mend it, one after the other, each on what the one before has written:"
@@ -241,12 +243,12 @@ class Options(NamedTuple):
         joined = ["--concatenated"] if self.concatenated and command != "dedup" else []
         return command_over(command, map(redact, shards), *arguments, *split, *joined)
 
-    def repairing(self) -> str:
-        """Return the command that mends all that ``repair`` can, and writes to NEW. It loses no
-        whole sample: where two have one key, it asks what to do.
+    def repairing(self, *, repeated: bool = False) -> str:
+        """Return the command that mends all that ``repair`` can, and writes to NEW. ``repeated``:
+        also samples whose keys come again, of which it keeps the first.
         """
-        decode = ["--decode"] if self.decode else []
-        return self.mending("repair", self.urls, "NEW", *decode)
+        options = [*(["--drop-repeated"] if repeated else []), *(["--decode"] if self.decode else [])]
+        return self.mending("repair", self.urls, "NEW", *options)
 
 
 def _not_there(shards: Iterable[str], options: Options) -> Iterator[Finding]:
@@ -399,10 +401,13 @@ def _trapped(names: Sequence[str], counts: Counter[str], total: int) -> list[str
     """Return the fields of a sample that look like the end of a key, a dot and a field.
 
     Few samples have such a field. What is before its last dot is the end of a key if all fields of
-    the sample are so, or if other fields of the sample have the same endings without it.
+    the sample are so, or if other fields of the sample have the same endings without it; or if one
+    sample has very many of them, as all of one key up to the first dot.
     """
     plain = {name for name in names if "." not in name}
     rare = [name for name in names if "." in name and 2 * counts[name] <= total]
+    if not plain and len({name.rpartition(".")[0] for name in names if "/" not in name}) >= _MANY_PARTS:
+        return list(names)
     if not plain:
         return rare if len(rare) == len(names) else []
     ends: dict[str, set[str]] = {}
@@ -485,7 +490,8 @@ class _Check:
             kind = "reserved-name"
         key, byte = getattr(error, "key", None), getattr(error, "offset", None)
         self._joined = self._joined or getattr(error, "joined", False)
-        self._add(kind, for_commands(error), key=key, byte=byte, mend=self._options.repairing())
+        mend = self._options.repairing(repeated=kind == "sample")
+        self._add(kind, for_commands(error), key=key, byte=byte, mend=mend)
 
     def _suspect(self, error: SuspectSampleError) -> bool:
         mend = "If it should have them, fetch or write the shard again. wds-pipes repair leaves this sample out"
