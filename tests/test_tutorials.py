@@ -35,8 +35,7 @@ without_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is large,
 
 def named(paths):
     return [
-        pytest.param(path, id=path.stem, marks=[without_ray] if path.stem == "14_clusters" else [])
-        for path in paths
+        pytest.param(path, id=path.stem, marks=[without_ray] if path.stem == "14_clusters" else []) for path in paths
     ]
 
 

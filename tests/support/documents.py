@@ -57,8 +57,8 @@ def run_script(path: Path, start_method: str, directory: str, *arguments: str) -
 class Notebooks:
     """Runs tutorials as notebooks, one after another in one kernel: so torch is imported once.
 
-    For each, the names of the one before are deleted, and the environment and the directory are
-    new.
+    For each, the names of the one before are deleted, and the environment, the directory and the
+    logging are new.
     """
 
     def __init__(self) -> None:
@@ -112,11 +112,13 @@ START = """
 import os, tempfile
 os.chdir({directory!r})
 %reset -f
-import os, tempfile
+import logging, os, tempfile
 os.environ.clear()
 os.environ.update({environment!r})
 tempfile.tempdir = None
-del os, tempfile
+logging.root.handlers.clear()
+logging.getLogger("wds_pipes").setLevel(logging.NOTSET)
+del logging, os, tempfile
 """
 
 
@@ -137,7 +139,7 @@ def without_places(output, number):
 PLACES = {
     rf"{re.escape(tempfile.gettempdir())}/tmp\w{{8}}(/tmp\w{{8}})?": "/tmp/tutorial",
     rf"{re.escape(str(ROOT))}/": "",
-    rf"{re.escape(sys.prefix)}/": ".venv/",
+    r"(?<=[\"' ])/[^\"' ]*/site-packages/": "site-packages/",
     r"(?<=127\.0\.0\.1:)\d+": "8000",
     r"(?<=localhost:)\d+": "8000",
     r"(?<= at 0x)[0-9a-f]{6,}": "7f0000000000",
