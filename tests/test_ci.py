@@ -49,6 +49,13 @@ def test_the_workflow_runs_each_python_that_the_script_knows():
     assert f"versions=({' '.join(PYTHONS)})" in text(".ci/run")
 
 
+def test_the_site_is_built_as_contributing_says():
+    [line] = re.findall(r"(?m)^\.venv/bin/(python -m sphinx .*)$", text("tutorials/docs/contributing.md"))
+    steps = yaml.safe_load(text(".github/workflows/docs.yml"))["jobs"]["publish"]["steps"]
+    assert line in [step.get("run") for step in steps]
+    assert {"path": line.split()[-1]} in [step.get("with") for step in steps]
+
+
 def test_the_script_installs_as_the_first_lines_of_the_readme():
     [block] = re.findall(r"(?ms)^```sh\n(.*?)^```", text("README.md"))
     commands = [part for line in block.splitlines() for part in line.split(" && ")]

@@ -75,8 +75,6 @@ def test_the_notebook_shows_what_its_cells_print(path):
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(cells, start=1):
-        if path.stem == "14_clusters":  # Ray is large, so it is seldom run again
-            continue
         assert cell["execution_count"] == number
         assert cell["outputs"] or not re.search(r"(?m)^print\(", "".join(cell["source"])), "".join(cell["source"])
         assert not re.search(r"(/home|/root|/work|/Users)/|site-packages", json.dumps(cell["outputs"]))
@@ -154,8 +152,6 @@ def test_it_runs(path, notebooks):
     for cell, before in zip(notebooks.run(path).cells, stored, strict=True):
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr" or "Warning" not in output.text, output.text
-        if path.stem == "14_clusters":
-            continue
         varies = "varies" in cell.metadata.get("tags", [])
         now, shown = (printed(each.get("outputs", []), varies=varies) for each in (cell, before))
         assert now == shown, f"python tests/support/documents.py tutorials/{path.name}"

@@ -94,6 +94,7 @@ class Notebooks:
                 if client.kc:
                     client.kc.stop_channels()
         del notebook.cells[0]
+        notebook.metadata.pop("language_info", None)  # the version of this Python
         for number, cell in enumerate((cell for cell in notebook.cells if cell.cell_type == "code"), start=1):
             cell.execution_count = number
             cell.outputs = [without_places(output, number) for output in cell.outputs]
@@ -153,7 +154,10 @@ def store(paths: list[Path]) -> None:
 
     runner = Notebooks()
     for path in paths:
-        nbformat.write(runner.run(path), path)
+        notebook = runner.run(path)
+        for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        nbformat.write(notebook, path)
     runner.close()
 
 
