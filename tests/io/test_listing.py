@@ -40,6 +40,7 @@ def test_a_remote_directory_and_its_options(remote, local):
     ] == [sample["__key__"] for sample in samples(urls[0], remote)]
 
 
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_options_of_the_list_reach_all_that_reads(s3, local, tmp_path):
     urls, options = put_all(s3, local[:2]), s3.storage_options
     pipe = (

@@ -230,6 +230,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.filterwarnings("ignore:sources .* read the same shards")
 def test_credentials_of_each_reader_stay_with_the_origin_of_the_index(two, read, tmp_path, monkeypatch):
     first, second = two
     monkeypatch.setenv("PLACE", str(tmp_path / "cache"))
