@@ -102,7 +102,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Generic, overload
+from typing import Any, Generic, Literal, overload
 
 from typing_extensions import TypeVar
 
