@@ -291,10 +291,9 @@ class GroupByKey(Tolerant[Sample]):
             if grouping.start >= 0:  # this was the last one of its shard
                 at.usual = ""
             return (at.skipped, at.filtered, at.number, at.uncounted, at.usual), self._tars.mark()
-        if self._may_skip and grouping.usual is not None:
-            at.usual = grouping.usual.text
+        usual = grouping.usual.text if self._may_skip and grouping.usual is not None else ""
         uncounted = 1 if self._ref is None else at.uncounted
-        return (at.skipped, at.filtered, at.number, uncounted, at.usual), self._tars.mark_at(stop)
+        return (at.skipped, at.filtered, at.number, uncounted, usual), self._tars.mark_at(stop)
 
 
 class _Tars:
