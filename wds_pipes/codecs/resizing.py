@@ -218,6 +218,11 @@ class DrawnCrop:
         left, top = (width - new_width) // 2, (height - new_height) // 2
         return left, top, left + new_width, top + new_height
 
+    @property
+    def mirrored(self) -> bool:
+        """Whether the part is mirrored, left to right."""
+        return self._crop.flip and self._numbers[-1][0] < 0.5
+
     def scale(self, width: int, height: int) -> Scale:
         """Return how a JPEG of this size may be decoded."""
         (left, top, right, bottom), resize = self.box(width, height), self._crop.resize
@@ -229,8 +234,7 @@ class DrawnCrop:
         left, top, right, bottom = (round(edge / denominator) for edge in self.box(width, height))
         part = array[top : max(bottom, top + 1), left : max(right, left + 1)]
         resized = self._crop.resize.resize(part, part.shape[1], part.shape[0])
-        mirrored = self._crop.flip and self._numbers[-1][0] < 0.5
-        return np.ascontiguousarray(resized[:, ::-1]) if mirrored else np.ascontiguousarray(resized)
+        return np.ascontiguousarray(resized[:, ::-1] if self.mirrored else resized)
 
 
 Scaling = Resize | DrawnCrop  # what changes the size of decoded images

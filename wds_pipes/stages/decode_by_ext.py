@@ -201,6 +201,10 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     def _draws(self) -> bool:  # type: ignore[override]
         return self.crop == "random"
 
+    @property
+    def counts_items(self) -> bool:
+        return self._draws
+
     def _decoding(self, rng: Callable[[], np.random.Generator] | None = None) -> Decoding:
         return Decoding(
             self.specs,
