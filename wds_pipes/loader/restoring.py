@@ -118,8 +118,8 @@ def _lane(plan: Plan, partition: Ranges, number: int, saved: Saved) -> LaneState
     mark = inner.load(position)
     if plan.source.divides_shards:
         # A worker does not say how many shards it has begun: read on to its next sample.
-        [(of, _)] = partition.segments(number, plan.source, saved.epoch)
-        running = plan.segments.source.open(of, mark)
+        [whole] = partition.segments(number, plan.source, saved.epoch)
+        running = plan.segments.source.open(whole.lane, mark)
         with closing(running):
             next(running.items, None)
             opened = Chain(running).opened
@@ -381,8 +381,19 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
         mine = range(plan.rank.number, count, plan.rank.of)
         return LoaderPosition(saved.epoch, old, {number: pack(lanes[number]) for number in mine}, saved.step)
     count = max(new, count // unit * unit) if more else new
+    if saved.epoch_end == "drop":
+        lanes = {number: _with_dropped(lane) for number, lane in lanes.items()}
     epoch, partition = old.repartitioned(count, lanes, saved.epoch, terms)
     return plan.beginning(epoch, count)._replace(partition=partition)
+
+
+def _with_dropped(lane: LaneState) -> LaneState:
+    """Return the state of a lane that ended with ``epoch_end="drop"``, as if it had not: the
+    samples that made no full batch there are left.
+    """
+    if not (lane["ended"] and lane["counts"].get("dropped")):
+        return lane
+    return {**lane, "ended": False, "counts": {**lane["counts"], "dropped": 0}}
 
 
 def _warn_of_added(
@@ -399,7 +410,7 @@ def _warn_of_added(
     left: list[int] = []
     for number, position in going:
         done = 0 if position is None else position[0].get("segment", 0)
-        left += [lane.of for lane, _ in partition.segments(number, plan.source, saved.epoch)[done:]]
+        left += [portion.lane.of for portion in partition.segments(number, plan.source, saved.epoch)[done:]]
     of = max(left, default=0)
     ended = of - len(left) if whole else len(saved.lanes) - len(going)
     if ended > 0:
