@@ -336,7 +336,7 @@ class Lookup:
             begin = self._before(lane, ahead)
             for piece in self._pieces(lane, ahead):
                 for place in self._in_piece(piece, found):
-                    if place >= piece.taken:
+                    if piece.taken <= place < piece.taken + piece.size:
                         yield lane, begin + place - piece.taken
                 begin += piece.size
 

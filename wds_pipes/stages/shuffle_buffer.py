@@ -180,6 +180,7 @@ class ShuffleBuffer(Reorders, Reports, ReadsAgain[Out]):
         keys = np.arange(known) + below(window, self._key(lane), at.first, known)
         held = np.argsort(keys, kind="stable")[left:]
         first = int(held.min()) if len(held) else known
+        first = min(first, left - 1)  # ``run`` must see that samples have left
         if left > known or not items.prepare(first):
             return None
         own = self._own(self.At(first=at.first + first, left=at.left + count))
