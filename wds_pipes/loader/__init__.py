@@ -9,7 +9,8 @@ cross).
 - ``plan``: how epochs are divided, and the place that a loader has reached; ``ranges`` and
   ``slices``: the two kinds of partitions, which say what each lane reads, also of the rest of an
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
-  ``partition``: what they share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
+  ``remainders``: how lanes share what is left of opened shards; ``partition``: what the two kinds
+  share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
   tries that.
 - ``restoring``: from the states of ranks, or of a StatefulDataLoader, to the place where a loader
   continues; ``edited``: the same with edits.

@@ -70,12 +70,10 @@ class Terms(NamedTuple):
     parts: int
 
     @property
-    def counts_remainders(self) -> bool:
-        """Whether the samples that are left of a remainder are those that its lane has not had yet,
-        and they need to be divided equally.
-        """
+    def equal_lanes(self) -> bool:
+        """Whether lanes must become equal, so that it is known how many samples each has left."""
         keep = all(step.changes_count() is None and step.items_per_batch is None for step in self.inner)
-        return keep and self.mode != "loop"
+        return keep and self.mode in ("drop", "pad")
 
     def inner_position(self, position: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the position in the open segment of a lane at a position, without counts."""

@@ -15,15 +15,12 @@ Rules:
    gets the i-th of n consecutive runs of samples instead, whose sizes differ by at most one.
 2. To repartition the rest of an epoch, each lane leaves two things: a remainder and the shards that
    it had not opened. A remainder begins at the lane's position, and is read under the old number
-   and generation of the lane, since its shuffle depends on these. If it is known how many samples
-   each remainder has, all lanes become equal but for one batch: unopened shards are divided by
-   samples, and remainders are cut into runs where that is needed. Else remainders go to the new
-   lanes in turn, and unopened shards are divided as in rule 1, or, if the samples are counted, so
-   that the lanes become as equal as possible.
-3. The number is known if samples are counted, and the steps that run for each segment keep it. With
-   ``epoch_end="loop"``, which leaves out nothing, lanes are not made equal. The lanes of a mix, and
-   of a chain with a step that needs whole lanes (its ``scope`` is ``"lane"``), are not divided:
-   each continues as a whole, as a remainder.
+   and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
+   turn, and unopened shards are divided as in rule 1, or, if the samples are counted, so that the
+   lanes become as equal as possible. With ``epoch_end="drop"`` and ``"pad"``, lanes become equal
+   but for one batch: remainders are cut into runs where that is needed.
+3. The lanes of a mix, and of a chain with a step that needs whole lanes (its ``scope`` is
+   ``"lane"``), are not divided: each continues as a whole, as a remainder.
 """
 
 from __future__ import annotations
@@ -479,19 +476,11 @@ class Ranges:
         # If nothing of this partition was opened, the next one takes its place.
         untouched = divides and bool(self.history) and not any(opened)
         history = self.history if untouched else (*self.history, (self.sizes, tuple(opened)))
-        sizes: Sizes = None
-        loads = None
+        rest = None
         if samples is not None:
             rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
-        if samples is not None and counted and not whole and terms.counts_remainders:
-            left_over = [one for one in merged(remainders) if one.size]
-            room = dealt(rest + sum(one.size for one in left_over), lanes, terms.size)
-            remainders, shares_of_them = placed(left_over, room)
-            sizes, loads = tuple(map(operator.sub, room, shares_of_them)), tuple(shares_of_them)
-        elif samples is not None:
-            remainders.sort(key=lambda remainder: -(remainder.samples or 0))
-            loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
-            sizes = tuple(_level(loads, rest))
+        size = terms.size if counted and not whole and terms.equal_lanes else None
+        remainders, sizes, loads = _over_lanes(remainders, rest, lanes, size)
         return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders), loads=loads)
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> NoReturn:
@@ -568,6 +557,33 @@ def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
     position, ended = (None, ahead > 0) if ahead else (state["position"], state["ended"])
     counts = sum(state["counts"].get(name, 0) for name in COUNTED)
     return {**state, "position": position, "ended": ended, "counts": {"delivered": max(0, counts - done)}}
+
+
+def _over_lanes(
+    remainders: list[Segment], rest: int | None, lanes: int, size: int | None
+) -> tuple[list[Segment], Sizes, Sizes]:
+    """Divide remainders and ``rest`` samples of unopened shards over lanes.
+
+    Args:
+        remainders: the remainders.
+        rest: how many unopened samples there are; None: that is not known.
+        lanes: the number of lanes.
+        size: lanes become equal but for a batch of so many samples; None: remainders stay whole.
+
+    Returns:
+        the remainders in their order, how many of the unopened samples each lane gets, and how many
+        samples of the remainders; None: whole shards, and whole remainders, in turn.
+    """
+    if rest is None:
+        return remainders, None, None
+    if size is None:
+        remainders.sort(key=lambda remainder: -remainder.size)
+        loads = [sum(one.size for one in remainders[lane::lanes]) for lane in range(lanes)]
+        return remainders, tuple(_level(loads, rest)), None
+    left = [one for one in merged(remainders) if one.size]
+    room = dealt(rest + sum(one.size for one in left), lanes, size)
+    line, loads = placed(left, room)
+    return line, tuple(map(operator.sub, room, loads)), tuple(loads)
 
 
 def _level(loads: list[int], rest: int) -> list[int]:
