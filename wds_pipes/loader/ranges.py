@@ -363,8 +363,8 @@ class Ranges:
             StateError: a lane cannot have got to its position.
         """
         batches = self.batches(terms) if alike else None
-        for number, lane in states.items() if batches is not None else ():
-            if lane["delivered"] > batches[number]:
+        for number, lane in states.items():
+            if batches is not None and lane["delivered"] > batches[number]:
                 raise damaged(f"lane {number} gave more than its {batches[number]} batches")
         if len(states) < self.lanes:
             return True

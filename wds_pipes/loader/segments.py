@@ -252,10 +252,10 @@ class _Run:
         self._begin = max(taken, portion.passed)
         self._lost_before = self._lost(inner.mark())
         step = next((step for step in reversed(self._chain.steps) if step.scope != "item"), self._chain.root)
-        items = step.items
+        items: Any = step.items
         passed, rest = self._begin - taken, None if most is None else most - self._begin
         limited: Any = Items.from_iterable(self._limited(items, passed, rest))
-        limited.close = items.close  # type: ignore[attr-defined]
+        limited.close = items.close
         step.items = limited
 
     @staticmethod
