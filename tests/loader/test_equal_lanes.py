@@ -92,7 +92,7 @@ def test_each_sample_comes_once_and_less_than_a_global_batch_is_lost(urls, index
     assert end == "exact" or len({*expected}) == 1
     if divided:
         assert lost < ranks * SIZE
-        assert sum(one.counts().get("padded", 0) for one in last) < ranks * SIZE
+        assert sum(sample.get("__padding__", False) for sample in flat(flat(rest))) < ranks * SIZE
 
 
 @pytest.mark.parametrize("end", ["drop", "pad"])

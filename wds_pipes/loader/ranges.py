@@ -576,11 +576,12 @@ def _over_lanes(
     """
     if rest is None:
         return remainders, None, None
+    remainders = merged(remainders)
     if size is None:
         remainders.sort(key=lambda remainder: -remainder.size)
         loads = [sum(one.size for one in remainders[lane::lanes]) for lane in range(lanes)]
         return remainders, tuple(_level(loads, rest)), None
-    left = [one for one in merged(remainders) if one.size]
+    left = [one for one in remainders if one.size]
     room = dealt(rest + sum(one.size for one in left), lanes, size)
     line, loads = placed(left, room)
     return line, tuple(map(operator.sub, room, loads)), tuple(loads)
