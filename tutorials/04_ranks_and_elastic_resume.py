@@ -235,10 +235,9 @@ loader.close()
 
 # %% [markdown]
 # Next, the same with four ranks. In a training each rank is a process of its own; here all four are
-# in one process, so that we can compare them. A shard that a lane had open stays whole; only shards
-# that no lane had opened are partitioned evenly. So with few shards, or near the end of an epoch,
-# `"drop"` may leave out many samples; `counts()` says how many. With `PipeLoader(lanes=8)` from the
-# beginning, the epoch is never repartitioned on 1, 2, 4 or 8 ranks.
+# in one process, so that we can compare them. What is left is divided evenly, also of the shards that
+# a lane had open, so `"drop"` leaves out less than one batch of all ranks together. With
+# `PipeLoader(lanes=8)` from the beginning, the order stays the same, too, on 1, 2, 4 or 8 ranks.
 
 # %%
 four = [make_loader(epoch_end="drop", rank=rank, world_size=4) for rank in range(4)]
