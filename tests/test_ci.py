@@ -49,8 +49,9 @@ def test_the_workflow_runs_each_python_that_the_script_knows():
     assert f"versions=({' '.join(PYTHONS)})" in text(".ci/run")
 
 
-def test_the_script_installs_as_the_first_lines_of_the_readme():
-    commands = [part for line in text("README.md").splitlines()[2:4] for part in line.split(" && ")]
+def test_the_script_installs_as_the_two_lines_of_the_readme():
+    [block] = re.findall(r"(?ms)^```sh\n(.*?)^```", text("README.md"))
+    commands = [part for line in block.splitlines() for part in line.split(" && ")]
     installing = [part.replace(".venv/bin/pip install", '"$bin/pip" install -q') for part in commands]
     installing = [part for part in installing if "pip" in part and "install" in part]
     assert len(installing) == 3
