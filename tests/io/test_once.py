@@ -28,7 +28,8 @@ def in_store(s3, tmp_path):
 def list_all(rank, ranks, url, options):
     """What the list of a pattern and an index have."""
     found = []
-    for urls, more in ((f"{url}/once/*.tar", {}), (f"{url}/once/index.json", {}), (f"{url}/once/*.tar", {"index": True})):
+    shards = f"{url}/once/*.tar"
+    for urls, more in ((shards, {}), (f"{url}/once/index.json", {}), (shards, {"index": True})):
         shards = wp.ShardList(urls, storage_options=options, **more)
         stage = shards._stream.stage
         found.append((list(stage.urls), None if stage.samples is None else list(stage.samples)))
