@@ -56,7 +56,7 @@ def test_the_site_is_built_as_contributing_says():
     assert {"path": line.split()[-1]} in [step.get("with") for step in steps]
 
 
-def test_the_script_installs_as_the_first_lines_of_the_readme():
+def test_the_script_installs_as_the_two_lines_of_the_readme():
     [block] = re.findall(r"(?ms)^```sh\n(.*?)^```", text("README.md"))
     commands = [part for line in block.splitlines() for part in line.split(" && ")]
     installing = [part.replace(".venv/bin/pip install", '"$bin/pip" install -q') for part in commands]

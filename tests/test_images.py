@@ -22,7 +22,7 @@ from sources import Given
 import wds_pipes as wp
 from wds_pipes.codecs import images
 from wds_pipes.codecs.images import decoders_in_use
-from wds_pipes.codecs.resizing import Resize, read_resize
+from wds_pipes.codecs.resizing import RandomCrop, Resize, read_resize
 from wds_pipes.codecs.table import Decoding
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import DecodeByExt
@@ -444,3 +444,112 @@ def test_upright_wants_an_image_spec():
     for specs in ((), ("raw",)):
         with pytest.raises(ValueError, match="also name an image spec, one other than 'raw'"):
             DecodeByExt(Given([]), *specs, upright=True)
+
+
+# Crops
+
+
+def random_crops(data, spec="rgb8", count=300, **options):
+    """What the crops of one image under many keys are decoded to."""
+    samples = [{"__key__": f"{number}", "__url__": "a.tar", "jpg": data, "png": data} for number in range(count)]
+    return list(Stream(DecodeByExt(Given(samples), spec, crop="random", **options)))
+
+
+def ramp(height, width):
+    """A picture whose colours say where a pixel is."""
+    rows, columns = np.mgrid[:height, :width]
+    return np.stack([columns * 255 // (width - 1), rows * 255 // (height - 1), np.zeros_like(rows)], 2).astype(np.uint8)
+
+
+def test_a_random_crop_is_that_of_torchvisions_rule():
+    """Its area is uniform, its ratio uniform in its logarithm, its place uniform; one half are
+    mirrored.
+    """
+    crop = RandomCrop(8, flip=True)
+    rng = np.random.default_rng(0)
+    boxes = np.array([crop.drawn(rng).box(1000, 1000) for _ in range(20_000)], float)
+    left, top, right, bottom = boxes.T
+    width, height = right - left, bottom - top
+    areas, ratios = width * height / 1e6, width / height
+    assert boxes.min() >= 0
+    assert boxes.max() <= 1000
+    assert 0.079 < areas.min() < 0.085
+    assert areas.max() > 0.97
+    assert abs(np.log(ratios).mean()) < 0.01
+    assert 0.745 < ratios.min() < 0.76
+    assert 1.32 < ratios.max() < 1.34
+    inside = areas < 0.5  # nearly all of these fit at the first try
+    assert abs(np.histogram(areas[inside], 6, (0.08, 0.5))[0] / inside.sum() - 1 / 6).max() < 0.02
+    free = (left / np.maximum(1, 1000 - width))[inside]
+    assert abs(np.histogram(free, 5, (0, 1))[0] / inside.sum() - 0.2).max() < 0.02
+    assert RandomCrop(8).drawn(rng).box(10, 1000) == (0, 493, 10, 506), "no part of that ratio fits: the middle"
+
+
+def test_random_crops_are_parts_of_the_image_and_the_same_of_all_images_of_a_sample():
+    data = saved(ramp(375, 500), "PNG")
+    found = random_crops(data, size=(40, 60), flip=True)
+    mirrored = 0
+    for sample in found:
+        assert sample["jpg"].shape == (40, 60, 3)
+        assert np.array_equal(sample["jpg"], sample["png"])
+        across = np.diff(sample["jpg"][20, :, 0].astype(int))
+        assert (across >= 0).all() or (across <= 0).all()
+        mirrored += (across <= 0).all()
+    assert 100 < mirrored < 200
+    assert len({sample["jpg"].tobytes() for sample in found}) > 290
+    again = random_crops(data, size=(40, 60), flip=True, threads=2)
+    assert all(same(one, other) for one, other in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("size", [24, (112, 96)])
+def test_a_crop_of_a_jpeg_is_near_to_one_by_pillow(decoder, size, monkeypatch):
+    """Also where it is decoded at a part of its size."""
+    data, crop = photograph(750, 1000), RandomCrop(size, flip=True)
+    rng = np.random.default_rng(1)
+    crops = [crop.drawn(rng) for _ in range(40)]
+    whole = Image.open(io.BytesIO(data)).convert("RGB")
+    for drawn in crops:
+        monkeypatch.setattr(crop, "drawn", lambda _, drawn=drawn: drawn)
+        found = images.image_decoder("rgb8", 1 << 26, crop, rng=lambda: rng)(data)
+        small = whole.crop(drawn.box(1000, 750)).resize((crop.resize.width, crop.resize.height), BILINEAR)
+        expected = np.asarray(ImageOps.mirror(small) if drawn.mirrored else small)
+        assert 10 * np.log10(255**2 / np.mean((found.astype(float) - expected) ** 2)) > 33
+
+
+def test_the_middle_of_images_is_cropped_for_validation():
+    pixels = ramp(300, 400)
+    found = decode(saved(pixels, "PNG"), resize=read_resize(224, "cover", "center", 256))
+    small = Image.fromarray(pixels).resize((round(400 * 256 / 300), 256), BILINEAR)
+    left, top = (small.width - 224) // 2, (256 - 224) // 2
+    expected = np.asarray(small.crop((left, top, left + 224, top + 224)))
+    assert np.abs(found.astype(int) - expected).max() <= 3
+
+
+def test_crops_resume_exactly(tmp_path):
+    urls = make_shards(str(tmp_path), shards=2, samples=6, fields=("jpg",))
+    pipe = wp.ShardList(urls, shuffle=True).open_shards().load_tar().group_by_key().shuffle_buffer(4)
+    check_resume(lambda: pipe.decode_by_ext("torchrgb8", size=9, crop="random", flip=True))
+    twice = pipe.decode_by_ext("rgb8", size=9, crop="random").repeat(2)
+    assert len({sample["jpg"].tobytes() for sample in twice}) > 12, "another crop in each epoch"
+
+
+WRONG_CROPS = [
+    ({"crop": "random"}, "pass size="),
+    ({"crop": "center", "size": 8}, "resized to resize="),
+    ({"crop": "center", "size": 8, "resize": 7}, "does not fit into images"),
+    ({"size": 8, "flip": True}, "are those of crop='random'"),
+    ({"crop": "random", "size": 8, "scale": (0, 1)}, "scale is a pair of bounds"),
+    ({"crop": "random", "size": 8, "fit": "contain"}, "no fit="),
+    ({"crop": "left", "size": 8}, "crop must be one of 'random', 'center'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_CROPS)
+def test_wrong_crops(options, message):
+    with pytest.raises(ValueError, match=message):
+        DecodeByExt(Given([]), "rgb8", **options)
+
+
+def test_a_crop_needs_a_key():
+    with pytest.raises(TypeError, match="draws its numbers by the __key__"):
+        list(Stream(DecodeByExt(Given([{"jpg": b""}]), "rgb8", size=8, crop="random")))

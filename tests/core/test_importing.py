@@ -16,7 +16,7 @@ def test_importing_is_lazy():
         print(sorted(({HEAVY!r} | {{"click"}}) & set(sys.modules)))
         from click.testing import CliRunner
         from wds_pipes.cli import main
-        for arguments in (["--help"], ["--version"], *([name, "-h"] for name in ("bench", "cache", "demo", "index"))):
+        for arguments in (["--help"], ["--version"], *([name, "-h"] for name in ("cache", "demo", "doctor", "index"))):
             done = CliRunner().invoke(main, arguments, prog_name="wds-pipes")
             assert done.exit_code == 0, done.output
         os.environ |= {{"_WDS_PIPES_COMPLETE": "bash_complete", "COMP_WORDS": "wds-pipes demo --", "COMP_CWORD": "2"}}

@@ -17,10 +17,10 @@ RANKS, SHARDS, SAMPLES = 4, 6, 5
 @pytest.fixture
 def in_store(s3, tmp_path):
     """A directory of shards in a store, with an index."""
-    for path in make_shards(tmp_path / "d", shards=SHARDS, samples=SAMPLES):
-        s3.put(f"d/{os.path.basename(path)}", content(path))
-    index_shards(f"{tmp_path}/d/*.tar", f"{tmp_path}/d/index.json")
-    s3.put("d/index.json", content(f"{tmp_path}/d/index.json"))
+    for path in make_shards(tmp_path / "once", shards=SHARDS, samples=SAMPLES):
+        s3.put(f"once/{os.path.basename(path)}", content(path))
+    index_shards(f"{tmp_path}/once/*.tar", f"{tmp_path}/once/index.json")
+    s3.put("once/index.json", content(f"{tmp_path}/once/index.json"))
     s3.faults.clear()
     return s3
 
@@ -28,7 +28,8 @@ def in_store(s3, tmp_path):
 def list_all(rank, ranks, url, options):
     """What the list of a pattern and an index have."""
     found = []
-    for urls, more in ((f"{url}/d/*.tar", {}), (f"{url}/d/index.json", {}), (f"{url}/d/*.tar", {"index": True})):
+    shards = f"{url}/once/*.tar"
+    for urls, more in ((shards, {}), (f"{url}/once/index.json", {}), (shards, {"index": True})):
         shards = wp.ShardList(urls, storage_options=options, **more)
         stage = shards._stream.stage
         found.append((list(stage.urls), None if stage.samples is None else list(stage.samples)))
@@ -57,7 +58,7 @@ def test_a_list_that_rank_0_does_not_make_is_made_by_each(in_store):
 def list_what_is_not_there(rank, ranks, url, options):
     with pytest.raises(ValueError, match="no shard matches"):
         wp.ShardList(f"{url}/none/*.tar", storage_options=options)
-    return list(wp.ShardList(f"{url}/d/*.tar", storage_options=options)._stream.stage.urls)
+    return list(wp.ShardList(f"{url}/once/*.tar", storage_options=options)._stream.stage.urls)
 
 
 def test_an_error_is_that_of_each_rank(in_store):

@@ -128,3 +128,13 @@ def test_wrong_options(shards):
     for options in ({}, {"shuffle": True, "resampled": True}):
         with pytest.raises(ValueError, match="sticky=True goes with shuffle=True"):
             wp.ShardList(shards, sticky=True, **options)
+
+
+@pytest.mark.parametrize("ranks", [0, 5, -1, "3", 1 << 70])
+def test_a_damaged_number_of_ranks(shards, ranks):
+    states = through_json([make_loader(shards, rank, 3).state_dict() for rank in range(3)])
+    for state in states:
+        state["partition"] = json.dumps(json.loads(state["partition"]) | {"ranks": ranks})
+        state["lanes"] = {number: {**lane, "delivered": 0} for number, lane in state["lanes"].items()}
+    with pytest.raises(wp.StateError, match="ranks"):
+        make_loader(shards, 0, 2).load_state_dict(states)

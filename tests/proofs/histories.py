@@ -672,6 +672,7 @@ class Ledger:
             if any(value < 0 for value in loader.stats().values()):
                 raise AssertionError(f"stats: {loader.stats()}")
         states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+        self.ranks = len(loaders)
         for loader in loaders:
             loader.close()
         ended = is_through or all(lane["ended"] for state in states for lane in state["lanes"].values())
@@ -706,6 +707,7 @@ class Ledger:
         for loader in loaders if self.states is not None else ():
             loader.load_state_dict(self.states)
         now = {loader.state_dict()["epoch"] for loader in loaders}
+        self.divided = "loads" in loaders[0].state_dict().get("partition", {})
         if now != {self.epoch}:
             raise AssertionError(f"ranks begin in epochs {now}, not in {self.epoch}")
         return loaders
@@ -748,6 +750,8 @@ class Ledger:
         accounted = sum(counts[what] for what in ("delivered", "dropped", "filtered", "skipped"))
         if self.mode == "drop" and accounted != self.total:
             raise AssertionError(f"counts {dict(counts)} of {self.total}")
+        if self.mode == "drop" and self.divided and counts["dropped"] >= self.ranks * self.size:
+            raise AssertionError(f"{self.ranks} ranks dropped {counts['dropped']}, in batches of {self.size}")
 
 
 def ledger_history(rng, data, told, mode):

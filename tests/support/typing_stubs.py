@@ -107,7 +107,7 @@ from typing import Any, Generic, Literal, overload
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec, Decoder, Encoder, Handler
-from wds_pipes.codecs.resizing import Fit, Size
+from wds_pipes.codecs.resizing import Crop, Fit, Size
 from wds_pipes.core.reads_again import PutBackIterator
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe

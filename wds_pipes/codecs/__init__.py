@@ -12,5 +12,6 @@ Rules:
 
 - ``table``: a row for each format, and which encoder and which decoder a field has.
 - ``codec``: what a row is, the codecs of users, and what decoders and encoders share.
-- ``text``, ``arrays``, ``images``, ``media``: the formats; ``resizing``: images to one size.
+- ``text``, ``arrays``, ``images``, ``media``: the formats; ``stored``: images as their files store
+  them; ``resizing``: images to one size, and parts of them.
 """

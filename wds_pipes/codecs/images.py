@@ -7,6 +7,7 @@ import importlib
 import io
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.arrays import as_array
 from wds_pipes.codecs.codec import IMAGE_FORMATS, Decoder, Encoder
-from wds_pipes.codecs.resizing import Pixels, Resize, scale_for
+from wds_pipes.codecs.resizing import Pixels, RandomCrop, Resize, Scaling
 from wds_pipes.codecs.stored import TURNS, has_alpha, is_deep_colour, is_deep_grey, read_deep, read_stored
 from wds_pipes.errors import mended
 
@@ -52,11 +53,25 @@ def decoders_in_use() -> dict[str, str]:
 
 
 def image_decoder(
-    spec: str, max_pixels: int, resize: Resize | None = None, *, pages: str | None = None, upright: bool = False
+    spec: str,
+    max_pixels: int,
+    resize: Resize | RandomCrop | None = None,
+    *,
+    pages: str | None = None,
+    upright: bool = False,
+    rng: Callable[[], np.random.Generator] | None = None,
 ) -> Decoder:
-    """A decoder of images; ``spec`` names the kind of result, see ``decode_by_ext``."""
+    """A decoder of images.
+
+    Args:
+        spec: the kind of result, see ``decode_by_ext``.
+        max_pixels: of the images that are decoded.
+        resize: how they come to one size.
+        pages: ``"all"``: those of a TIFF.
+        upright: turn them by their EXIF.
+        rng: returns the random generator of an image, for a RandomCrop.
+    """
     mode, floats, kind = IMAGE_SPECS[spec]
-    lying = None if resize is None else resize.turned()
 
     def decode(data: bytes) -> Any:
         data = bytes(data)  # of a memoryview; bytes are not copied
@@ -66,7 +81,15 @@ def image_decoder(
         if kind == "pil" and resize is None and orientation == 1:
             with open_image(data, max_pixels) as image:
                 return _in_mode(image, mode, spec)
-        array = _decode(data, spec, max_pixels, lying if orientation in _TURNED else resize)
+        scaling: Scaling | None = None
+        if isinstance(resize, RandomCrop):
+            assert rng is not None
+            scaling = resize.drawn(rng())
+        elif resize is not None:
+            scaling = resize
+        if scaling is not None and orientation in _TURNED:
+            scaling = scaling.turned()
+        array = _decode(data, spec, max_pixels, scaling)
         array = np.ascontiguousarray(TURNS[orientation](array)) if orientation != 1 else array
         if kind == "pil":
             from PIL import Image
@@ -84,7 +107,7 @@ def image_decoder(
     return decode
 
 
-def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> Pixels:
+def _decode(data: bytes, spec: str, max_pixels: int, resize: Scaling | None) -> Pixels:
     """Decode an image to an array of shape (H, W) or (H, W, C), which can be written to.
 
     It is uint8; or float32 from 0 to 1 of a grey image of 16 bits, if the spec is for floats.
@@ -97,7 +120,7 @@ def _decode(data: bytes, spec: str, max_pixels: int, resize: Resize | None) -> P
         if floats and (is_deep_grey(image) or is_deep_colour(data, image)):
             return _deep(data, image, mode, resize)
         if resize is not None and image.format in ("JPEG", "MPO"):
-            denominator, rough = scale_for(resize, width, height)
+            denominator, rough = resize.scale(width, height)
             image.draft(None, (width // denominator, height // denominator))
             image.decoderconfig = (denominator, rough)
         converted = _in_mode(image, mode, spec)
@@ -118,7 +141,7 @@ def simplejpeg() -> Any:
         return None
 
 
-def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) -> Pixels | None:
+def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Scaling | None) -> Pixels | None:
     """Decode a JPEG with simplejpeg, and resize it.
 
     simplejpeg releases the GIL, and uses the same library as Pillow (libjpeg-turbo) with the same
@@ -148,7 +171,7 @@ def decode_jpeg(data: bytes, mode: str, max_pixels: int, resize: Resize | None) 
     check_pixels(width, height, max_pixels)
     options: dict[str, Any] = {}
     if resize is not None:
-        denominator, rough = scale_for(resize, width, height)
+        denominator, rough = resize.scale(width, height)
         options = {"fastdct": rough, "fastupsample": rough}
         options |= {"min_height": -(-height // denominator), "min_width": -(-width // denominator)}
     try:
@@ -197,7 +220,7 @@ def _orientation(data: bytes, max_pixels: int) -> int:
     return found if found in TURNS else 1
 
 
-def _deep(data: bytes, image: Any, mode: str, resize: Resize | None) -> Pixels:
+def _deep(data: bytes, image: Any, mode: str, resize: Scaling | None) -> Pixels:
     """Decode an image of 16 bits a sample to floats from 0 to 1."""
     deep = np.array(image).astype(np.uint16)[..., None] if is_deep_grey(image) else read_deep(data, image)
     planes = list((deep.astype(np.float32) / np.float32(65535)).transpose(2, 0, 1))

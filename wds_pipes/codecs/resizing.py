@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,7 @@ from wds_pipes.core.options import check_choice, check_count
 
 Size = int | tuple[int, int]
 Fit = Literal["cover", "contain", "stretch"]
+Crop = Literal["center", "random"]
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 Pixels = npt.NDArray[Any]  # uint8; float32 of grey images of 16 bits
 
@@ -29,6 +31,7 @@ _LEAST_ROUGH = 1.5
 # How far the grid of whole pixels may lie beside the exact one, in pixels of the image.
 _TOLERANCE = 1 / 16
 _TRIES = 24
+_DRAWS = 10  # tries to choose a part that fits into an image, as torchvision makes
 
 
 class Place(NamedTuple):
@@ -76,6 +79,10 @@ class Resize:
         """Return the same with width and height exchanged."""
         return Resize((self.width, self.height), self.fit)
 
+    def scale(self, width: int, height: int) -> Scale:
+        """Return how a JPEG of this size may be decoded."""
+        return _scale_for(self, width, height)
+
     def place(self, width: int, height: int) -> Place:
         """Return the part of an image that is resized, as ``ImageOps.fit`` and ``ImageOps.pad`` of
         Pillow choose it.
@@ -116,12 +123,150 @@ class Resize:
         return result
 
 
-def read_resize(size: Size | None, fit: Fit) -> Resize | None:
+class CenterCrop(Resize):
+    """The middle of images whose shorter side is resized to a number of pixels.
+
+    Args:
+        size: height and width of the result, or one number for both.
+        side: the pixels to which the shorter side is resized.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or the size is larger than the side.
+    """
+
+    def __init__(self, size: Size, side: int) -> None:
+        super().__init__(size, "cover")
+        self.side = check_count("resize", side, most=1 << 16)
+        if max(self.height, self.width) > self.side:
+            raise ValueError(f"size={size} does not fit into images whose shorter side is resize={side}")
+
+    def turned(self) -> Resize:
+        return CenterCrop((self.width, self.height), self.side)
+
+    def place(self, width: int, height: int) -> Place:
+        factor = min(width, height) / self.side
+        across, down = self.width * factor, self.height * factor
+        left, top = (width - across) / 2, (height - down) / 2
+        return Place((left, top, left + across, top + down), self.width, self.height)
+
+
+class RandomCrop:
+    """A random part of images, as in torchvision's RandomResizedCrop and RandomHorizontalFlip.
+
+    Of the area of an image, a part between the bounds of ``scale`` is chosen, of a ratio of width
+    to height between those of ``ratio``, uniform in its logarithm. After ten tries that do not fit
+    into the image, the part is the largest one in its middle whose ratio is within the bounds.
+
+    Args:
+        size: height and width of the result, or one number for both.
+        scale: the bounds of the part of the area.
+        ratio: the bounds of width / height.
+        flip: mirror one half of the images, left to right.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        flip: bool = False,
+    ) -> None:
+        self.resize = Resize(size, "stretch")
+        for name, bounds, most in (("scale", scale, 1.0), ("ratio", ratio, math.inf)):
+            if not (isinstance(bounds, (tuple, list)) and len(bounds) == 2 and 0 < bounds[0] <= bounds[1] <= most):
+                raise ValueError(f"{name} is a pair of bounds, such as (0.08, 1.0), not {bounds!r:.80}")
+        self.scale, self.ratio, self.flip = tuple(scale), tuple(ratio), bool(flip)
+
+    def drawn(self, rng: np.random.Generator) -> DrawnCrop:
+        """Return the crop that a generator draws; it depends on the size of an image, too."""
+        return DrawnCrop(self, rng.random((_DRAWS + 1, 4)).tolist())
+
+
+class DrawnCrop:
+    """A crop, with the random numbers that choose it.
+
+    Args:
+        crop: its bounds.
+        numbers: for each try four numbers from 0 to 1: of the area, the ratio, the top and the left
+            of the part. After those of all tries comes that of the mirror.
+    """
+
+    def __init__(self, crop: RandomCrop, numbers: list[list[float]]) -> None:
+        self._crop, self._numbers = crop, numbers
+
+    def turned(self) -> DrawnCrop:
+        """The same, for an image that is turned after it is resized."""
+        turned = copy.copy(self._crop)
+        turned.resize, turned.ratio = self._crop.resize.turned(), (1 / self._crop.ratio[1], 1 / self._crop.ratio[0])
+        return DrawnCrop(turned, self._numbers)
+
+    def box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """The left, top, right and bottom of the part of an image of this size."""
+        (least, most), (narrow, wide) = self._crop.scale, self._crop.ratio
+        for area, shape, down, across in self._numbers[:-1]:
+            part = width * height * (least + (most - least) * area)
+            ratio = math.exp(math.log(narrow) + (math.log(wide) - math.log(narrow)) * shape)
+            new_width, new_height = round(math.sqrt(part * ratio)), round(math.sqrt(part / ratio))
+            if 0 < new_width <= width and 0 < new_height <= height:
+                left, top = int(across * (width - new_width + 1)), int(down * (height - new_height + 1))
+                return left, top, left + new_width, top + new_height
+        new_width = width if width / height <= wide else max(1, round(height * wide))
+        new_height = height if width / height >= narrow else max(1, round(width / narrow))
+        left, top = (width - new_width) // 2, (height - new_height) // 2
+        return left, top, left + new_width, top + new_height
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether the part is mirrored, left to right."""
+        return self._crop.flip and self._numbers[-1][0] < 0.5
+
+    def scale(self, width: int, height: int) -> Scale:
+        """Return how a JPEG of this size may be decoded."""
+        (left, top, right, bottom), resize = self.box(width, height), self._crop.resize
+        return _scale(min((right - left) / resize.width, (bottom - top) / resize.height), width, height)
+
+    def resize(self, array: Pixels, width: int, height: int) -> Pixels:
+        """Crop and resize an image: see ``Resize.resize``."""
+        denominator = next(scale for scale in (1, 2, 4, 8) if -(-width // scale) == array.shape[1])
+        left, top, right, bottom = (round(edge / denominator) for edge in self.box(width, height))
+        part = array[top : max(bottom, top + 1), left : max(right, left + 1)]
+        resized = self._crop.resize.resize(part, part.shape[1], part.shape[0])
+        return np.ascontiguousarray(resized[:, ::-1] if self.mirrored else resized)
+
+
+Scaling = Resize | DrawnCrop  # what changes the size of decoded images
+
+
+def read_resize(
+    size: Size | None,
+    fit: Fit,
+    crop: str | None = None,
+    resize: int | None = None,
+    *,
+    scale: tuple[float, float] | None = None,
+    ratio: tuple[float, float] | None = None,
+    flip: bool = False,
+) -> Resize | RandomCrop | None:
     """Read the arguments of ``decode_by_ext``; None: images keep their sizes.
 
     Raises:
-        TypeError, ValueError: an argument is wrong, or there is a fit without a size.
+        TypeError, ValueError: an argument is wrong, or there is one without those that it needs.
     """
+    if crop is not None:
+        check_choice("crop", crop, "random", "center")
+        if size is None or fit != "cover":
+            raise ValueError(f"crop={crop!r} chooses a part of images and resizes it: pass size=, and no fit=")
+    if crop != "random" and (scale or ratio or flip):
+        raise ValueError("scale, ratio and flip are those of crop='random'")
+    if (crop == "center") != (resize is not None):
+        raise ValueError("crop='center' takes the middle of images resized to resize=: pass both, or none")
+    if size is not None and crop == "random":
+        return RandomCrop(size, scale or (0.08, 1.0), ratio or (3 / 4, 4 / 3), flip)
+    if size is not None and resize is not None:
+        return CenterCrop(size, resize)
     if size is not None:
         return Resize(size, fit)
     if check_choice("fit", fit, "cover", "contain", "stretch") != "cover":
@@ -152,10 +297,13 @@ class _Plan(NamedTuple):
 
 # Images of one size are common, and computing this takes 2 % of the time of decoding one.
 @functools.lru_cache(1024)
-def scale_for(resize: Resize, width: int, height: int) -> Scale:
-    """Return how a JPEG of this size may be decoded."""
+def _scale_for(resize: Resize, width: int, height: int) -> Scale:
     (left, top, right, bottom), new_width, new_height, *_ = resize.place(width, height)
-    ratio = min((right - left) / new_width, (bottom - top) / new_height)
+    return _scale(min((right - left) / new_width, (bottom - top) / new_height), width, height)
+
+
+def _scale(ratio: float, width: int, height: int) -> Scale:
+    """Return how a JPEG may be decoded of which a part becomes smaller by this ratio."""
     most = min(ratio / _LEAST_RATIO, min(width, height) / _LEAST_SIDE)
     denominator = next((denominator for denominator in (8, 4, 2) if denominator <= most), 1)
     return Scale(denominator, ratio >= _LEAST_ROUGH)

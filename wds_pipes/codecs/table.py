@@ -8,7 +8,7 @@ import functools
 import inspect
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from wds_pipes.codecs.codec import (
     registered_codecs,
 )
 from wds_pipes.codecs.images import IMAGE_SPECS, image_decoder, image_encoder
-from wds_pipes.codecs.resizing import Resize
+from wds_pipes.codecs.resizing import RandomCrop, Resize
 from wds_pipes.core.options import check_choice
 from wds_pipes.errors import mended
 from wds_pipes.io import compression
@@ -373,6 +373,7 @@ class Decoding:
         registered: the codecs that the caller registered, by extension.
         resize: what images are resized to; None: nothing.
         pages, upright, sample_rate, mono: see ``decode_by_ext``.
+        rng: returns the random generator of the sample that is decoded; only for a RandomCrop.
 
     Raises:
         ValueError: a spec is unknown, or two specs are for images.
@@ -387,11 +388,12 @@ class Decoding:
         max_image_pixels: int,
         must_decode: bool = False,
         registered: Mapping[str, Codec] | None = None,
-        resize: Resize | None = None,
+        resize: Resize | RandomCrop | None = None,
         pages: str | None = None,
         upright: bool = False,
         sample_rate: int | None = None,
         mono: bool = False,
+        rng: Callable[[], np.random.Generator] | None = None,
     ) -> None:
         self._must_decode = must_decode
         self._own: dict[str, Decoder] = {}
@@ -433,7 +435,9 @@ class Decoding:
             elif row.asked is None or name in asked:
                 self._known[name] = row.decode if row.asked != "audio" else audio
             elif row.asked == "image" and images is not None:
-                self._known[name] = image_decoder(images, max_image_pixels, resize, pages=pages, upright=upright)
+                self._known[name] = image_decoder(
+                    images, max_image_pixels, resize, pages=pages, upright=upright, rng=rng
+                )
         if images is None and resize is not None:
             raise ValueError(
                 "size is that of decoded images: also name an image spec, as in decode_by_ext('rgb8', size=224)"

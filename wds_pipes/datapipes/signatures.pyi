@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, overload
 from typing_extensions import TypeVar
 
 from wds_pipes.codecs.codec import Codec, Decoder, Encoder, Handler
-from wds_pipes.codecs.resizing import Fit, Size
+from wds_pipes.codecs.resizing import Crop, Fit, Size
 from wds_pipes.core.reads_again import PutBackIterator
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.datapipes.base import IterDataPipe
@@ -62,6 +62,11 @@ class Methods(Generic[T_co]):
         *specs: str | Mapping[str, Decoder | Codec] | Handler,
         size: Size | None = None,
         fit: Fit = "cover",
+        crop: Crop | None = None,
+        resize: int | None = None,
+        scale: tuple[float, float] | None = None,
+        ratio: tuple[float, float] | None = None,
+        flip: bool = False,
         upright: bool = False,
         pages: Literal["all"] | None = None,
         sample_rate: int | None = None,

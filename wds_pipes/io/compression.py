@@ -89,6 +89,8 @@ def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
 
     Raises the same exceptions as reading from ``decompress``.
     """
+    if kind == "zst":
+        _check_window(data)
     one = _DECOMPRESSORS[kind]()
     whole: bytes = one.decompress(data, 1 << 16)
     if one.eof and not one.unused_data:  # a small field, which is one stream

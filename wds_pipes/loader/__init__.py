@@ -9,11 +9,11 @@ cross).
 - ``plan``: how epochs are divided, and the place that a loader has reached; ``ranges`` and
   ``slices``: the two kinds of partitions, which say what each lane reads, also of the rest of an
   epoch on another number of lanes: either ranges of shards or a slice of one order of all samples;
-  ``sticky``: ranks that have the same shards in all epochs;
-  ``partition``: what they share; ``segments``: runs a lane; ``other_lanes``: how ``check_resume``
-  tries that.
-- ``restoring``: from the states of ranks, or of a StatefulDataLoader, to the place where a loader
-  continues; ``edited``: the same with edits.
+  ``sticky``: ranks that have the same shards in all epochs; ``remainders``: how lanes share what is
+  left of opened shards; ``partition``: what the two kinds share; ``segments``: runs a lane;
+  ``other_lanes``: how ``check_resume`` tries that.
+- ``restoring``: from the states of ranks to the place where a loader continues; ``edited``: the same
+  with edits.
 - ``ledger``: the digest of the samples that a loader returned; ``ledger_file``: its file.
 - ``lookup``: which samples a rank gets at a step, and when a sample comes, without reading.
 - ``in_trainers``: a loader or a dataset in a trainer that takes it for something else.

@@ -80,12 +80,19 @@ class _Standing(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A piece of the stream of a lane: the order of ``lane`` from sample ``taken`` of it on."""
+    """A piece of the stream of a lane: ``size`` samples of the order of ``lane`` from sample
+    ``taken`` of it on.
+    """
 
     lane: Lane
     taken: int
     size: int
     pads: bool = False
+
+    @property
+    def whole(self) -> int:
+        """How many samples the order has."""
+        return ShardRanges.of(self.lane.shards or ()).samples
 
 
 def why_unknown(plan: Plan) -> str | None:
@@ -273,7 +280,7 @@ class Lookup:
         order = np.arange(start + piece.taken, stop + piece.taken)
         for step in reversed(self._reorders):
             first = int(order.min())
-            order = step.leaving(piece.lane, first, int(order.max()) + 1, piece.taken + piece.size)[order - first]
+            order = step.leaving(piece.lane, first, int(order.max()) + 1, piece.whole)[order - first]
         ranges = ShardRanges.of(piece.lane.shards or ())
         ends = _ends(ranges)
         of = np.searchsorted(ends, order, side="right")
@@ -284,8 +291,7 @@ class Lookup:
     def _pieces_of(self, lane: int, ahead: int) -> list[_Piece]:
         """Return the pieces of a lane in an epoch, ``ahead`` epochs after that of the partition."""
         orders = self._ranges.orders(lane, self._root, self._at.epoch + ahead, ahead)
-        sizes = [ShardRanges.of(whole.shards or ()).samples - taken for whole, taken in orders]
-        return [_Piece(whole, taken, size) for (whole, taken), size in zip(orders, sizes, strict=True) if size]
+        return [_Piece(whole, taken, size) for whole, taken, size in orders if size]
 
     def _piece_at(self, lane: int, place: int) -> tuple[_Piece, int]:
         """Return in which piece of the stream of a lane a place is, and where."""
@@ -330,7 +336,7 @@ class Lookup:
             begin = self._before(lane, ahead)
             for piece in self._pieces(lane, ahead):
                 for place in self._in_piece(piece, found):
-                    if place >= piece.taken:
+                    if piece.taken <= place < piece.taken + piece.size:
                         yield lane, begin + place - piece.taken
                 begin += piece.size
 
@@ -343,7 +349,7 @@ class Lookup:
             for of in np.flatnonzero(has).tolist():
                 place = int(ends[of]) - (int(ranges.stops[of]) - number)
                 for step in self._reorders:
-                    place = step.place_of(piece.lane, place, piece.taken + piece.size)
+                    place = step.place_of(piece.lane, place, piece.whole)
                 yield place
 
 

@@ -30,7 +30,24 @@ NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position":
 pack: Callable[[LaneState], bytes] = pickle.dumps
 unpack: Callable[[bytes], LaneState] = pickle.loads
 
-OfLane = list[tuple[Lane, list[dict[str, Any]] | None]]  # each segment with the position where it begins
+
+class Portion(NamedTuple):
+    """A segment as a lane reads it.
+
+    Attributes:
+        lane: the lane under whose number it is read.
+        position: where it begins, as ``Chain.dump`` wrote it; None: at the beginning.
+        passed: how many samples from there on belong to another lane.
+        most: after how many samples of its own it ends; None: at the end of its shards.
+    """
+
+    lane: Lane
+    position: list[dict[str, Any]] | None = None
+    passed: int = 0
+    most: int | None = None
+
+
+OfLane = list[Portion]
 
 
 class Terms(NamedTuple):
@@ -51,6 +68,12 @@ class Terms(NamedTuple):
     size: int
     ranks: int
     parts: int
+
+    @property
+    def equal_lanes(self) -> bool:
+        """Whether lanes must become equal, so that it is known how many samples each has left."""
+        keep = all(step.changes_count() is None and step.items_per_batch is None for step in self.inner)
+        return keep and self.mode in ("drop", "pad")
 
     def inner_position(self, position: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the position in the open segment of a lane at a position, without counts."""

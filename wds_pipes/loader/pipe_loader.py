@@ -52,9 +52,10 @@ class PipeLoader:
     of each lane in turn. So, with the same lanes, the batches of a rank do not depend on its number
     of workers (0 included), and the lanes are the same on any number of ranks that divides the
     number of lanes. With other numbers, the rest of the epoch is repartitioned: each remaining
-    sample comes exactly once, in another order. A lane then keeps the shards that it has open, so
-    lanes may become unequal, and ``epoch_end="drop"`` may drop many of the remaining samples; a
-    warning in the log says how many. To prevent this, set ``lanes`` to a common multiple of all
+    sample comes exactly once, in another order, and ``epoch_end="drop"`` drops less than one batch
+    of all ranks together. Only the lanes of a ``mix()``, and of a pipe with a step that needs whole
+    lanes, may become unequal then, so that many of the remaining samples may be dropped; a warning
+    in the log says how many. To keep the order, too, set ``lanes`` to a common multiple of all
     values of ranks x workers that will be used.
 
     Where torch.distributed is initialised, the ranks compare at the first ``next()`` what they

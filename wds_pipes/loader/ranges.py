@@ -7,7 +7,7 @@ Words:
 - A *segment* (``Segment``) is a run of the shard ranges of one lane of one partition. After a
   repartition, a lane consists of several segments.
 - A *remainder* is a segment that a lane had opened and not finished when the epoch was
-  repartitioned.
+  repartitioned, or a run of the samples of one: see ``remainders``.
 
 Rules:
 1. The partition of an epoch depends on (seed, epoch, number of lanes) alone. Lane i of n gets the
@@ -16,22 +16,24 @@ Rules:
 2. To repartition the rest of an epoch, each lane leaves two things: a remainder and the shards that
    it had not opened. A remainder begins at the lane's position, and is read under the old number
    and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
-   turn. Unopened shards are divided as in rule 1; if the samples are counted, they are divided so
-   that the lanes become as equal as possible. The lanes of a mix, and of a chain with a step that
-   needs whole lanes (its ``scope`` is ``"lane"``), are not divided: each continues as a whole, as a
-   remainder.
+   turn, and unopened shards are divided as in rule 1, or, if the samples are counted, so that the
+   lanes become as equal as possible. With ``epoch_end="drop"`` and ``"pad"``, lanes become equal
+   but for one batch: remainders are cut into runs where that is needed.
+3. The lanes of a mix, and of a chain with a step that needs whole lanes (its ``scope`` is
+   ``"lane"``), are not divided: each continues as a whole, as a remainder.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import operator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NoReturn
 from weakref import WeakKeyDictionary
 
-from wds_pipes.core.chain import Chain
+from wds_pipes.core.chain import PARTS, POSITION
 from wds_pipes.core.counts import COUNTED, logger, sum_counts, without_limited
 from wds_pipes.core.lane import Lane, ShardRanges, joined
 from wds_pipes.core.stage import Source
@@ -43,66 +45,11 @@ from wds_pipes.core.state import (
     read_count,
     read_counts,
     read_dict,
-    read_position,
 )
-from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms
+from wds_pipes.loader.remainders import Segment, check_once, dealt, fields_of, merged, placed, shared
 from wds_pipes.loader.sticky import arranged
-
-
-class Segment(NamedTuple):
-    """A segment: a run of the ranges of one lane of one partition.
-
-    Attributes:
-        number: the number of the lane in that partition.
-        generation: the generation of that partition: how often the epoch had been repartitioned.
-        start: the first of the lane's ranges.
-        stop: the one after the last; None: up to the last of the lane.
-        position: where to begin, as ``Chain.dump`` wrote it; None: at the beginning.
-        samples: how many samples it has; None: not known.
-    """
-
-    number: int
-    generation: int
-    start: int = 0
-    stop: int | None = None
-    position: list[dict[str, Any]] | None = None
-    samples: int | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has no ranges."""
-        return self.stop is not None and self.start >= self.stop
-
-    def as_json(self) -> list[Any]:
-        """Return plain JSON types: of the position only the steps that are not at their beginning,
-        by their numbers.
-        """
-        number, generation, start, stop, position, samples = self  # a large job has thousands
-        entries = None if position is None else {str(step): entry for step, entry in enumerate(position) if entry}
-        return [number, generation, start, stop, entries, samples]
-
-    @classmethod
-    def from_json(cls, entry: object, chain: Chain) -> Segment:
-        """Return the segment that ``as_json`` wrote, of a chain."""
-        number, generation, start, stop, position, samples = _fields_of(entry, 6)
-        for value in (number, generation, start, *(value for value in (stop, samples) if value is not None)):
-            read_count(value, "a number of a remainder")
-        if position is not None:
-            entries, steps = read_dict(position, "the position of a remainder"), range(len(chain.placed))
-            if not entries.keys() <= set(map(str, steps)):
-                raise damaged(f"a remainder stands at {shown(position)}")
-            given = read_position([entries.get(str(number), {}) for number in steps], "the position of a remainder")
-            position = chain.dump(chain.load(given))  # without sources of a mix that are gone
-        return cls(number, generation, start, stop, position, samples)
-
-
-def _fields_of(entry: object, length: int) -> list[Any]:
-    """Return ``entry`` if it is a list of this length, else raise."""
-    if not isinstance(entry, list) or len(entry) != length:
-        raise damaged(f"its partition holds {shown(entry)}")
-    return entry
 
 
 def _runs(numbers: tuple[int, ...] | None) -> list[list[int]] | None:
@@ -114,7 +61,7 @@ def _flat(runs: object, lanes: int | None = None) -> tuple[int, ...]:
     """Decode what ``_runs`` encoded: one number for each of ``lanes`` lanes (None: any number of
     lanes up to MOST_LANES).
     """
-    pairs = [_fields_of(run, 2) for run in read_as(list, runs, "a list of its partition")]
+    pairs = [fields_of(run, 2) for run in read_as(list, runs, "a list of its partition")]
     count = sum(read_count(times, "a number of lanes in its partition", least=1, most=MOST_LANES) for _, times in pairs)
     if count > MOST_LANES or (lanes is not None and count != lanes):
         raise damaged(f"its partition is of {count} lanes, and {lanes or f'at most {MOST_LANES}'} can be")
@@ -148,6 +95,8 @@ class Ranges:
         history: of each earlier partition of this epoch, its sizes, and how many ranges each of its
             lanes had opened when the epoch was repartitioned.
         remainders: the remainders of the lanes of earlier partitions.
+        loads: how many samples of the remainders each lane has, in their order; None: the lanes
+            have whole remainders in turn.
         ranks: how many ranks began the epoch, if they have the same shards in all epochs; else 0.
     """
 
@@ -157,6 +106,7 @@ class Ranges:
     sizes: Sizes = None
     history: History = ()
     remainders: tuple[Segment, ...] = ()
+    loads: tuple[int, ...] | None = None
     ranks: int = 0
 
     scope: ClassVar = "window"
@@ -199,18 +149,32 @@ class Ranges:
         ``ahead`` is by how many epochs ``epoch`` is after that of the partition.
         """
         there = self.of_epoch(ahead, source, epoch)
-        segments = there.segments_of(number, source)
-        return [(there._lane_of(segment, source, epoch), segment.position) for segment in segments]
+        return [
+            Portion(
+                there._lane_of(segment, source, epoch),
+                segment.position,
+                segment.passed,
+                segment.samples if segment.after else None,
+            )
+            for segment in there.segments_of(number, source)
+        ]
 
     def segments_of(self, number: int, source: Source[Any]) -> list[Segment]:
         """Return the segments of lane ``number``: its remainders, then its share of the unopened
         shards.
         """
-        remainders = list(self.remainders[number :: self.lanes])
+        remainders = [*self._remainders_of[number]]
         if self.history and not source.divides_shards:
             return remainders  # the lanes of a mix continue as a whole
         samples = None if self.sizes is None else self.sizes[number]
         return [*remainders, Segment(number, len(self.history), samples=samples)]
+
+    @cached_property
+    def _remainders_of(self) -> list[list[Segment]]:
+        """The remainders of each lane, and runs of them."""
+        if self.loads is not None:
+            return list(shared(self.remainders, self.loads))
+        return [list(self.remainders[lane :: self.lanes]) for lane in range(self.lanes)]
 
     def _lane_of(self, segment: Segment, source: Source[Any], epoch: int) -> Lane:
         """Return the lane under whose number a segment is read, with the segment's ranges."""
@@ -219,22 +183,23 @@ class Ranges:
         ranges = shares[number][segment.start : segment.stop] if source.divides_shards else None
         return Lane(source.seed, epoch, number, len(shares), generation, ranges)
 
-    def orders(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[tuple[Lane, int]]:
+    def orders(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> list[tuple[Lane, int, int]]:
         """Return of each segment of a lane, as ``segments`` does, all ranges from the beginning of
-        its order on, and how many of their samples earlier partitions have had. The samples are
-        counted.
+        its order on, the place of its first sample in this order, and how many it has. The samples
+        are counted.
         """
         there, found = self.of_epoch(ahead, source, epoch), []
         for segment in there.segments_of(number, source):
             lane = there._lane_of(segment._replace(start=0), source, epoch)
-            found.append((lane, ShardRanges.of(lane.shards or ()).samples - (segment.samples or 0)))
+            whole = ShardRanges.of(lane.shards or ()).samples
+            found.append((lane, whole - segment.after - segment.size, segment.size))
         return found
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> Lane:
         """Return what lane ``number`` reads again and again to fill up the epoch."""
         whole = Ranges.first(self.lanes, source, epoch, self.ranks).shares(source, epoch)
         ranges = next((share for share in (whole[number], *whole) if share), ())
-        return replace(self.segments(number, source, epoch)[-1][0], shards=tuple(ranges))
+        return replace(self.segments(number, source, epoch)[-1].lane, shards=tuple(ranges))
 
     def shares(self, source: Source[Any], epoch: int) -> list[ShardRanges]:
         """Return the shares of the lanes, of the ranges that no lane of an earlier partition has
@@ -248,17 +213,19 @@ class Ranges:
         """
         if self.sizes is None:
             return None
-        return [
-            size + sum(remainder.samples or 0 for remainder in self.remainders[lane :: self.lanes])
-            for lane, size in enumerate(self.sizes)
-        ]
+        loads = self.loads or [sum(one.size for one in own) for own in self._remainders_of]
+        return [size + load for size, load in zip(self.sizes, loads, strict=True)]
 
     def batches(self, terms: Terms) -> list[int] | None:
         """Return how many batches each lane yields; None if their last ones may be smaller."""
         samples = self.samples()
         if terms.mode in self.fit_any_batches or samples is None:
             return None
-        size = terms.size
+        size, each_step = terms.size, terms.ranks * terms.parts
+        if self.loads is not None and samples == dealt(sum(samples), self.lanes, size):
+            steps, rest = divmod(sum(samples), each_step * size)
+            dealt_batches = (steps + (terms.mode == "pad" and rest > 0)) * each_step
+            return [len(range(lane, dealt_batches, self.lanes)) for lane in range(self.lanes)]
         return [min(samples) // size if terms.mode == "drop" else -(-max(samples) // size)] * len(samples)
 
     @property
@@ -287,6 +254,8 @@ class Ranges:
             "remainders": [remainder.as_json() for remainder in self.remainders],
             "counts": self.counts,
         }
+        if self.loads is not None:
+            entry["loads"] = _runs(self.loads)
         if self.later:
             entry["later"] = [partition._entry() for partition in self.later]
         if self.ranks:
@@ -331,27 +300,27 @@ class Ranges:
         if not len(earlier) <= MOST_PARTITIONS:
             raise damaged(f"its epoch was repartitioned {len(earlier)} times, and at most {MOST_PARTITIONS} can be")
         for one in earlier:
-            sizes, runs = _fields_of(one, 2)
+            sizes, runs = fields_of(one, 2)
             opened = _flat(runs)
             lanes_so_far += len(opened)
             _check_number(lanes_so_far if opened else 0)
             history.append((None if sizes is None else _flat(sizes, len(opened)), opened))
         remainders = read_as(list, entry.get("remainders"), "the remainders of its partition")
-        sizes = entry.get("sizes")
+        sizes, loads = entry.get("sizes"), entry.get("loads")
         return cls(
             lanes,
             dict(read_counts(entry.get("counts"), "the counts of its partition")),
             sizes=None if sizes is None else _flat(sizes, lanes),
             history=tuple(history),
             remainders=tuple(Segment.from_json(remainder, terms.inner) for remainder in remainders),
+            loads=None if loads is None else _flat(loads, lanes),
             ranks=read_count(entry.get("ranks", 0), "the number of ranks of its partition", most=MOST_LANES),
         )
 
     def _check(self, source: Source[Any], epoch: int) -> None:
         """Raise StateError if this cannot be a partition of an epoch of ``source``."""
         remainders, opened = self.remainders, [opened for _, opened in self.history]
-        if len({(remainder.generation, remainder.number) for remainder in remainders}) < len(remainders):
-            raise damaged("its partition continues a lane twice")
+        check_once(remainders)
         for remainder in remainders:
             if remainder.generation >= len(opened) or remainder.number >= len(opened[remainder.generation]):
                 raise damaged("its partition continues lanes that did not exist")
@@ -370,7 +339,16 @@ class Ranges:
                 if counted
                 else "its partition says how many samples each lane has, of uncounted shards"
             )
-        self.shares(source, epoch)  # raises if the number of samples differs
+        shares = _shares(source, epoch, self.lanes, self.sizes, self.history)  # raises if numbers of samples differ
+        if self.loads is not None and (not counted or sum(self.loads) != sum(one.size for one in remainders)):
+            raise damaged("its lanes have other samples of its remainders than there are")
+        for one in remainders:
+            if one.is_run and not counted:
+                raise damaged("its partition has runs of samples, of uncounted shards")
+            if one.is_run or self.loads is not None:
+                most = shares[one.generation][one.number][: one.stop].samples
+                if one.passed + one.size + one.after > most:
+                    raise damaged(f"a remainder has more than the {most} samples of its shards")
 
     # How an epoch continues. ``states`` are the states of the lanes: of all lanes, or of those of
     # one of ``terms.ranks`` ranks.
@@ -397,12 +375,15 @@ class Ranges:
             StateError: a lane cannot have got to its position.
         """
         batches = self.batches(terms) if alike else None
-        if batches is not None and any(lane["delivered"] > batches[0] for lane in states.values()):
-            raise damaged(f"it has a lane that gave more than its {batches[0]} batches")
+        for number, lane in states.items():
+            if batches is not None and lane["delivered"] > batches[number]:
+                raise damaged(f"lane {number} gave more than its {batches[number]} batches")
         if len(states) < self.lanes:
             return True
         if batches is None or not (alike and fits):
             return alike and fits
+        if any(lane["ended"] and lane["delivered"] < batches[number] for number, lane in states.items()):
+            return False  # on these ranks, fewer samples are left over
         left = [0] * terms.ranks  # all must have the same number of full batches left
         for number, lane in states.items():
             left[number % terms.ranks] += 0 if lane["ended"] else batches[number] - lane["delivered"]
@@ -451,7 +432,8 @@ class Ranges:
         samples, batches = partition.samples(), partition.batches(terms)
         total = sum(samples or ())
         dropped = total - sum(batches or ()) * terms.size
-        if terms.mode == "drop" and batches is not None and dropped * 20 > total:
+        expected = terms.size * terms.parts * terms.ranks  # fewer than this do not fill a step of all ranks
+        if terms.mode == "drop" and batches is not None and dropped * 20 > total and dropped >= expected:
             logger.warning(
                 "on %d lanes, %d of the %d samples that are left of the epoch do not make a "
                 "full batch in every lane, and are dropped: use fewer lanes, or "
@@ -473,6 +455,7 @@ class Ranges:
             return Ranges.of(lanes, epoch, terms)
         source, remainders, opened = terms.chain.root, list[Segment](), list[int]()
         shares, samples, divides = self.shares(source, epoch), self.samples(), source.divides_shards
+        counted = divides and samples is not None
         # then each lane counts as having opened its whole share, and continues as a whole
         whole = not divides or any(step.scope == "lane" for step in terms.chain)
         for number, share in enumerate(shares):
@@ -491,8 +474,11 @@ class Ranges:
             first, *later = segments[place:]
             later = [segment for segment in later if not segment.ended]
             if state["position"] is not None:
-                first = _remainder(first, terms.inner_position(state["position"]), terms)
-                if samples is not None:
+                had = max(0, at.get("taken", 0) - first.passed)  # of a run
+                is_run, first = first.is_run, _remainder(first, at, terms)
+                if is_run:
+                    first = first._replace(samples=max(0, first.size - had))
+                elif samples is not None:
                     left = samples[number] - sum(state["counts"].get(name, 0) for name in COUNTED)
                     left -= sum(segment.samples or 0 for segment in later) + share[opened[-1] :].samples
                     first = first._replace(samples=max(0, left))
@@ -500,13 +486,12 @@ class Ranges:
         # If nothing of this partition was opened, the next one takes its place.
         untouched = divides and bool(self.history) and not any(opened)
         history = self.history if untouched else (*self.history, (self.sizes, tuple(opened)))
-        sizes: Sizes = None
+        rest = None
         if samples is not None:
             rest = sum(share[count:].samples for share, count in zip(shares, opened, strict=True))
-            remainders.sort(key=lambda remainder: -(remainder.samples or 0))
-            loads = [sum(remainder.samples or 0 for remainder in remainders[lane::lanes]) for lane in range(lanes)]
-            sizes = tuple(_level(loads, rest))
-        return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders), ranks=self.ranks)
+        size = terms.size if counted and not whole and terms.equal_lanes else None
+        remainders, sizes, loads = _over_lanes(remainders, rest, lanes, size)
+        return Ranges(lanes, sizes=sizes, history=history, remainders=tuple(remainders), loads=loads, ranks=self.ranks)
 
     def divided_otherwise(self, states: LaneStates, terms: Terms) -> NoReturn:
         """Return what is left as a partition of the other kind, with the states of its lanes.
@@ -564,13 +549,17 @@ def _divide(ranges: ShardRanges, lanes: int, sizes: Sizes) -> list[ShardRanges]:
     return list(ranges.cut(sizes))
 
 
-def _remainder(segment: Segment, position: list[dict[str, Any]], terms: Terms) -> Segment:
-    """Return what is left of a segment from a position on, which is without counts."""
-    done, position = terms.inner.rest_of(position)
+def _remainder(segment: Segment, at: dict[str, Any], terms: Terms) -> Segment:
+    """Return what is left of a segment that a lane reads; ``at`` is where the lane stands."""
+    begun = any(POSITION in part for part in at.get(PARTS, []))
+    if segment.position is not None and not begun:
+        return segment
+    done, position = terms.inner.rest_of(terms.inner_position([at]))
     start, stop = segment.start + done, segment.stop
     if stop is not None and start > stop:
         raise damaged(f"lane {segment.number} has finished {start} shards, and opened {stop}")
-    return segment._replace(start=start, position=position)
+    passed = max(0, segment.passed - at.get("taken", 0))
+    return segment._replace(start=start, position=position, passed=passed)
 
 
 def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
@@ -582,6 +571,34 @@ def _in_epoch(state: dict[str, Any], ahead: int, done: int) -> dict[str, Any]:
     position, ended = (None, ahead > 0) if ahead else (state["position"], state["ended"])
     counts = sum(state["counts"].get(name, 0) for name in COUNTED)
     return {**state, "position": position, "ended": ended, "counts": {"delivered": max(0, counts - done)}}
+
+
+def _over_lanes(
+    remainders: list[Segment], rest: int | None, lanes: int, size: int | None
+) -> tuple[list[Segment], Sizes, Sizes]:
+    """Divide remainders and ``rest`` samples of unopened shards over lanes.
+
+    Args:
+        remainders: the remainders.
+        rest: how many unopened samples there are; None: that is not known.
+        lanes: the number of lanes.
+        size: lanes become equal but for a batch of so many samples; None: remainders stay whole.
+
+    Returns:
+        the remainders in their order, how many of the unopened samples each lane gets, and how many
+        samples of the remainders; None: whole shards, and whole remainders, in turn.
+    """
+    if rest is None:
+        return remainders, None, None
+    remainders = merged(remainders)
+    if size is None:
+        remainders.sort(key=lambda remainder: -remainder.size)
+        loads = [sum(one.size for one in remainders[lane::lanes]) for lane in range(lanes)]
+        return remainders, tuple(_level(loads, rest)), None
+    left = [one for one in remainders if one.size]
+    room = dealt(rest + sum(one.size for one in left), lanes, size)
+    line, loads = placed(left, room)
+    return line, tuple(map(operator.sub, room, loads)), tuple(loads)
 
 
 def _level(loads: list[int], rest: int) -> list[int]:

@@ -12,20 +12,22 @@ With ``epoch_end="loop"``, the segments of the lane's next epoch of the data fol
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, Composite, Part
-from wds_pipes.core.counts import without_limited
+from wds_pipes.core.counts import COUNTED, without_limited
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.occurrences import occurring
-from wds_pipes.core.stage import END, Mark, Out, Stage
+from wds_pipes.core.stage import END, Ended, Items, Mark, Out, Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
-from wds_pipes.loader.partition import OfLane
+from wds_pipes.loader.partition import OfLane, Portion
 from wds_pipes.loader.slices import Partition
+from wds_pipes.stages.shuffle_buffer import mark_after
 
 MOST_EMPTY = 10  # epochs of a lane in a row without a sample
 
@@ -58,7 +60,7 @@ class Segments(Composite[Out]):
     end; or the next epochs of the lane, without end.
 
     Checkpoint: how many epochs the lane has done, which segment, how many of its shard ranges were
-    opened, and the position in it.
+    opened, and the position in it; of a run of a remainder, also how many samples were taken.
     """
 
     @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Segments(Composite[Out]):
         segment: int = 0
         opened: int = 0
         padded: int = 0
+        taken: int = 0  # of a run: how many samples were passed over, or came and were not passed over
 
     tallies = (*Composite.tallies, "padded")
     keeps_count = True
@@ -85,6 +88,7 @@ class Segments(Composite[Out]):
         self._padding: Lane | None = None
         self._inner: Stage[Out] | None = None
         self._running: Chain | None = None
+        self._run: _Run | None = None
         self._resume: Mark | None = None
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
@@ -126,16 +130,17 @@ class Segments(Composite[Out]):
                 continue
             pads, whole, before = at.segment >= len(self._segments), self._resume is None, at.padded
             inner = self._inner or self._open()
+            items = inner.items if self._run is None else self._run.counted(inner.items)
             if pads:
-                for item in inner.items:
+                for item in items:
                     at.padded += 1
                     yield item
-            elif (first := next(items := self._named(inner.items), END)) is not END:
+            elif (first := next(items := self._named(items), END)) is not END:
                 self._found = True
                 yield first
                 yield from items
             self.retire(inner)
-            self._inner = None
+            self._inner = self._run = None
             if pads and whole and at.padded == before:
                 if self._lack_before.explains(at.done or {}):
                     raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
@@ -143,7 +148,7 @@ class Segments(Composite[Out]):
                     "there are no samples to fill up the epoch with: use epoch_end='drop', or "
                     f"find out why the shards yield none.{self._lack_before.first_skip}"
                 )
-            at.segment, at.opened = at.segment + 1, 0
+            at.segment, at.opened, at.taken = at.segment + 1, 0, 0
             self._resume = None
 
     def _named(self, items: Iterator[Out]) -> Iterator[Out]:
@@ -180,14 +185,19 @@ class Segments(Composite[Out]):
         """Open the segment whose turn it is."""
         chain = Chain(self.source)
         pads = self.at.segment >= len(self._segments)
-        lane, position = self._segments[self.at.segment] if self._padding is None or not pads else (self._padding, None)
+        portion = self._segments[self.at.segment] if self._padding is None or not pads else Portion(self._padding)
+        lane, position = portion.lane, portion.position
         lane = lane if self._padding is None else replace(lane, padding=pads)
         if position is None and self.reading.resumed and not self.at.epoch:
             position = chain.dump(None)  # the beginning, as a state says it: the steps see that they resume
         mark = chain.load(position) if self._resume is None and position is not None else self._resume
         lane = replace(lane, occurrences=self.lane.occurrences)
+        if (left := portion.passed - self.at.taken) > 0 and (ahead := _passed_over(self.source, lane, mark, left)):
+            mark, self.at.taken = ahead, portion.passed
         self._inner = inner = self.source.open(lane, mark)
         self._running = Chain(inner)
+        if portion.passed or portion.most is not None:
+            self._run = _Run(inner, portion, self.at.taken)
         self.reading.watch(inner)
         return inner
 
@@ -203,20 +213,81 @@ class Segments(Composite[Out]):
         at, inner = self.at, self._inner
         if inner is None:
             return self._own(at), () if self._resume is None else (Part(self._resume),)
-        at.opened = self.opened
-        return self._own(at), (Part(inner.mark()),)
+        at.opened, mark = self.opened, inner.mark()
+        if self._run is not None:
+            at.taken = self._run.taken(mark)
+        return self._own(at), (Part(mark),)
 
     def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
         if not parts or not self._segments:
             return None
         at = self._at(own)
         segments = self._segments if at.epoch == self.at.epoch else self._of_epoch(at.epoch)
-        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)][0])
+        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane)
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
         ahead = read_count(entry.get("epoch", 0), "'epoch' of segments")
         return f"in epoch {lane.epoch + ahead} of the data" if ahead else None
+
+
+def _passed_over(last: Stage[Any], lane: Lane, mark: Mark | None, count: int) -> Mark | None:
+    """Return the position of a chain after the next ``count`` items of its last step that holds
+    any, without reading them; None if it is not known.
+    """
+    if last.scope != "item" or last.source is None or mark is None or isinstance(mark, Ended):
+        return mark_after(last, lane, mark, count)
+    before = _passed_over(last.source, lane, mark[1], count)
+    return before and (mark[0], before)
+
+
+class _Run:
+    """A run of a remainder, while it is read: it makes the chain of the remainder yield only this.
+
+    Args:
+        inner: the chain, which was opened and has not yielded anything yet.
+        portion: the run.
+        taken: how many samples of the remainder were taken before.
+
+    Raises:
+        StateError: the run ends earlier.
+    """
+
+    def __init__(self, inner: Stage[Any], portion: Portion, taken: int) -> None:
+        most = None if portion.most is None else portion.passed + portion.most
+        if most is not None and taken > most:
+            raise damaged(f"lane {portion.lane.number} has taken {taken} of the {most} samples of a run")
+        self._chain, self._taken, self._came = Chain(inner), taken, 0
+        self._begin = max(taken, portion.passed)
+        self._lost_before = self._lost(inner.mark())
+        step = next((step for step in reversed(self._chain.steps) if step.scope != "item"), self._chain.root)
+        items: Any = step.items
+        passed, rest = self._begin - taken, None if most is None else most - self._begin
+        limited: Any = Items.from_iterable(self._limited(items, passed, rest))
+        limited.close = items.close
+        step.items = limited
+
+    @staticmethod
+    def _limited(items: Iterator[Any], passed: int, most: int | None) -> Iterator[Iterable[Any]]:
+        """Yield the items of the run, as one part; no time is lost for each of them."""
+        if sum(1 for _ in itertools.islice(items, passed)) < passed:
+            raise damaged("a remainder has fewer samples than its lanes divide")
+        yield itertools.islice(items, most)
+
+    def counted(self, items: Iterator[Out]) -> Iterator[Out]:
+        """Yield items of the chain, and count them."""
+        for item in items:
+            self._came += 1
+            yield item
+
+    def taken(self, mark: Mark) -> int:
+        """Return how many samples were taken at a position of the chain, after the last item."""
+        return self._begin + self._came + self._lost(mark) - self._lost_before if self._came else self._taken
+
+    def _lost(self, mark: Mark) -> int:
+        """Return how many samples steps have left out; a loaded edit may have added such a step."""
+        counts = self._chain.counts(mark, 0)
+        return sum(counts.get(name, 0) for name in COUNTED if name != "delivered")
 
 
 def lay_out(stage: Stage[Any]) -> Stage[Any]:

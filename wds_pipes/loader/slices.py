@@ -26,7 +26,7 @@ from wds_pipes.core.stage import Source, Stage, is_built_in
 from wds_pipes.core.state import damaged, read_count, read_digest
 from wds_pipes.core.words import shown
 from wds_pipes.loader.lengths import batches_of, batching
-from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Terms
+from wds_pipes.loader.partition import NOT_BEGUN, LaneStates, OfLane, Portion, Terms
 from wds_pipes.loader.ranges import Ranges
 
 _PLACE = "place"  # the entry of a state that says from which place on an epoch is divided
@@ -103,7 +103,7 @@ class Slices:
         return Lane(source.seed, epoch, number, self.lanes, padding=padding, slice=self._slice(number))
 
     def segments(self, number: int, source: Source[Any], epoch: int, ahead: int = 0) -> OfLane:
-        return [(self.lane(number, source, epoch), None)]
+        return [Portion(self.lane(number, source, epoch))]
 
     def padding(self, number: int, source: Source[Any], epoch: int) -> None:
         """Return None: the segments have the repeats already."""

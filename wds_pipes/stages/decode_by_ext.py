@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from wds_pipes.codecs.codec import Codec, Decoder, Handler, NotAllowedError, registered_codecs
-from wds_pipes.codecs.resizing import Fit, Size, read_resize
+from wds_pipes.codecs.resizing import Crop, Fit, Size, read_resize
 from wds_pipes.codecs.table import ROWS, Decoding
+from wds_pipes.core.occurrences import OCCURRENCE
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import DecodeError, mended, parts
 from wds_pipes.io.urls import hide, words
 from wds_pipes.stages.fields import identity, read_names
+from wds_pipes.stages.map_samples import Draws
 from wds_pipes.stages.threaded import Threaded
 from wds_pipes.tar.keys import is_metadata
 
@@ -113,6 +118,16 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         sample_rate: with ``"audio"``: resample all audio to so many samples per second, with
             FFmpeg's resampler; None: it keeps its rates.
         mono: with ``"audio"``: return the mean of the channels, as one channel.
+        crop: how a part of each image is chosen that becomes ``size``. ``"center"``: the middle of
+            the image whose shorter side is resized to ``resize`` pixels, as for validation.
+            ``"random"``: a part with random area, ratio and place, as by RandomResizedCrop of
+            torchvision, the same of all images of a sample that have one size. It is drawn for each
+            sample as the ``rng`` of ``map_samples`` is, so it is the same after a resume. A JPEG is
+            decoded at a part of its size only where the part is large enough; see ``size``.
+        resize: with ``crop="center"``: pixels of the shorter side before the middle is taken.
+        scale: with ``crop="random"``: the bounds of the part of the area; None: (0.08, 1).
+        ratio: with ``crop="random"``: the bounds of its width / height; None: (3/4, 4/3).
+        flip: with ``crop="random"``: mirror one half of the images, left to right.
         only: names of the fields to decode, as in ``["jpg;png", "cls"]``; all others stay as they
             are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
@@ -143,6 +158,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
 
     keeps_count = True
     scope = "item"
+    salt = 7  # of its random numbers
     _keeps_keys = True
 
     def __init__(
@@ -151,6 +167,11 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         *specs: str | Mapping[str, Decoder | Codec] | Handler,
         size: Size | None = None,
         fit: Fit = "cover",
+        crop: Crop | None = None,
+        resize: int | None = None,
+        scale: tuple[float, float] | None = None,
+        ratio: tuple[float, float] | None = None,
+        flip: bool = False,
         upright: bool = False,
         pages: Literal["all"] | None = None,
         sample_rate: int | None = None,
@@ -172,21 +193,33 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         # As they are now: they travel with the pipe to processes where nothing was registered.
         self.registered = registered_codecs()
         self.size, self.fit, self.pages, self.upright = size, fit, pages, bool(upright)
+        self.crop, self.resize, self.scale, self.ratio, self.flip = crop, resize, scale, ratio, bool(flip)
         self.sample_rate, self.mono = sample_rate, bool(mono)
         self._decoding()
 
-    def _decoding(self) -> Decoding:
+    @property
+    def _draws(self) -> bool:  # type: ignore[override]
+        return self.crop == "random"
+
+    @property
+    def counts_items(self) -> bool:
+        return self._draws
+
+    def _decoding(self, rng: Callable[[], np.random.Generator] | None = None) -> Decoding:
         return Decoding(
             self.specs,
             allow_pickle=self.allow_pickle,
             max_image_pixels=self.max_image_pixels,
             must_decode=self.must_decode,
             registered=self.registered,
-            resize=read_resize(self.size, self.fit),
+            resize=read_resize(
+                self.size, self.fit, self.crop, self.resize, scale=self.scale, ratio=self.ratio, flip=self.flip
+            ),
             pages=self.pages,
             upright=self.upright,
             sample_rate=self.sample_rate,
             mono=self.mono,
+            rng=rng,
         )
 
     def run(self) -> Iterator[dict[str, Any]]:
@@ -201,7 +234,11 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         it returns what ``failed(sample, field, error)`` returns. By default, that raises the error.
         """
         failed = failed or self._failed
-        decoder, only, partial = self._decoding().decoder, self.only, self.partial
+        draws = Draws(self) if self._draws else None
+        drawn = threading.local()  # its key: the random bits of the sample that a thread decodes
+        rng = None if draws is None else lambda: draws.generator(drawn.key)  # the same for all images of a sample
+        is_last = draws is not None and not self.lane.occurrences  # no later step draws
+        decoder, only, partial = self._decoding(rng).decoder, self.only, self.partial
         decoders: dict[str, Decoder | None] = {}
         known: Callable[[str, Any], Any] = decoders.get
 
@@ -212,6 +249,12 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                     f"{type(sample).__name__}: put it after group_by_key(), before to_tuple()"
                 )
             decoded = dict(sample)
+            if draws is not None:
+                if "__key__" not in sample:
+                    raise TypeError("crop='random' draws its numbers by the __key__ of samples, and this one has none")
+                drawn.key = draws.key(sample, 0)
+                if is_last:
+                    decoded.pop(OCCURRENCE, None)
             field = ""
             try:
                 for field, data in sample.items():

@@ -169,6 +169,24 @@ class ShuffleBuffer(Reorders, Reports, ReadsAgain[Out]):
         turns = np.minimum(keys[wanted] + 1, items.count).tolist()
         return _Ahead(items, come, count, turns, items.read(wanted.tolist()))
 
+    def _after(self, lane: Lane, mark: Mark, count: int) -> Mark | None:
+        """Do what ``mark_after`` does."""
+        own, before = mark
+        at, window = self._at(own), 2 * self.size
+        items = None if at.lossy or at.skips else numbered_samples(self.source, lane, before)
+        if items is None:
+            return None
+        left = at.left - at.first + count
+        known = min(left + window, items.count)
+        keys = np.arange(known) + below(window, self._key(lane), at.first, known)
+        held = np.argsort(keys, kind="stable")[left:]
+        first = int(held.min()) if len(held) else known
+        first = min(first, left - 1)  # ``run`` must see that samples have left
+        if left > known or not items.prepare(first):
+            return None
+        own = self._own(self.At(first=at.first + first, left=at.left + count))
+        return own, items.mark(first)
+
     @property
     def _more(self) -> int:
         """How many samples more than those that were held are read when they leave."""
@@ -330,6 +348,24 @@ def numbered_samples(last: Stage[Any], lane: Lane, mark: Mark | None) -> Numbere
         own.insert(0, values)
     ranges = None if listed.offsets is None else _ranges_after(listed.offsets, listed.order(lane), own)
     return None if ranges is None else NumberedSamples(steps, lane, own, ranges)
+
+
+def mark_after(last: Stage[Any], lane: Lane, mark: Mark | None, count: int) -> Mark | None:
+    """Return the position of a chain after the next ``count`` samples, without reading these; None
+    if it is not known: see ``numbered_samples``, after which there may be a ``shuffle_buffer``.
+
+    Args:
+        last: the last step of the chain, a recipe.
+        lane: the lane.
+        mark: the position from which to count.
+        count: how many samples, which the lane has.
+    """
+    if mark is None or isinstance(mark, Ended):
+        return None
+    if type(last) is ShuffleBuffer:
+        return last._after(lane, mark, count)
+    items = numbered_samples(last, lane, mark)
+    return items.mark(count) if items is not None and items.prepare(count) else None
 
 
 def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[tuple[Any, ...]]) -> ShardRanges | None:
