@@ -21,7 +21,6 @@ from wds_pipes.errors import StateError, mended, parts
 
 if TYPE_CHECKING:
     from wds_pipes.core.stage import State
-    from wds_pipes.loader.pipe_loader import PipeLoader
 
 IN_LIGHTNING = (
     "Use wds_pipes.lightning.WdsDataModule, or return self.resumable(loader) from a DataModule of "
@@ -30,8 +29,8 @@ IN_LIGHTNING = (
 IN_TRANSFORMERS = "For the Trainer of transformers, pass a PipeLoader to wds_pipes.huggingface.PipeTrainer."
 
 
-def register_for_lightning(kind: type[PipeLoader]) -> None:
-    """Let Lightning see instances of ``kind`` as ``InLightning``: rule 1."""
+def register_for_lightning(kind: type[Any]) -> None:
+    """Let Lightning see instances of ``kind``, PipeLoader, as ``InLightning``: rule 1."""
     register_pytree_node(kind, lambda loader: ([InLightning(loader)], None), _of_leaf)
 
 
@@ -49,7 +48,7 @@ class InLightning:
     0 for all ranks, and does not load the state from a checkpoint at the end of an epoch.
     """
 
-    def __init__(self, loader: PipeLoader) -> None:
+    def __init__(self, loader: Any) -> None:
         self.loader = loader
         self._warned = False
 
@@ -67,7 +66,8 @@ class InLightning:
                 f"repeat batches. {IN_LIGHTNING}",
                 stacklevel=1,  # users ignore the warnings of Lightning's own modules
             )
-        return self.loader.state_dict()
+        state: State = self.loader.state_dict()
+        return state
 
     def load_state_dict(self, state: State) -> None:
         try:

@@ -331,15 +331,14 @@ class Ranges:
         if source.sticky is not bool(self.ranks) or (self.ranks and first % self.ranks):
             raise damaged(f"its partition of {first} lanes is of {self.ranks} ranks")
         counted = source.sample_counts is not None
-        of_workers = counted and bool(self.history) and self.history[0][0] is None  # see ``_rest``
-        later = self.history[1:] if of_workers else self.history
-        if not all((sizes is not None) == counted for sizes in (self.sizes, *(sizes for sizes, _ in later))):
+        if not all((sizes is not None) == counted for sizes in (self.sizes, *(sizes for sizes, _ in self.history))):
             raise damaged(
                 "its partition does not say how many samples each lane has"
                 if counted
                 else "its partition says how many samples each lane has, of uncounted shards"
             )
-        shares = _shares(source, epoch, self.lanes, self.sizes, self.history)  # raises if numbers of samples differ
+        # which raises if the numbers of samples differ
+        shares = _shares(source, epoch, (self.ranks, self.lanes), self.sizes, self.history)
         if self.loads is not None and (not counted or sum(self.loads) != sum(one.size for one in remainders)):
             raise damaged("its lanes have other samples of its remainders than there are")
         for one in remainders:
