@@ -4,16 +4,16 @@ library, what to use here.
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
+from documents import ROOT, cells_of
 from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
 from wds_pipes import checkpoint, nodes
 
-TABLE = (Path(__file__).parents[2] / "tutorials/10_moving_from_webdataset.ipynb").read_text()
+TABLE = cells_of(ROOT / "tutorials" / "10_moving_from_webdataset.ipynb", "markdown")[0]
 NO_NAME = "module 'wds_pipes' has no attribute "
 NO_METHOD = "'GroupByKey' object has no attribute "
 
@@ -75,7 +75,7 @@ def test_methods_of_other_libraries(pipe):
     for name in [*methods, *TORCHDATA.split()]:
         with pytest.raises(AttributeError, match=rf"'{name}'\. Here it is "):
             getattr(pipe, name)
-    for theirs, here in re.findall(r"^# \| `\.(\w+)\(.*?\| `\.(\w+)\(", TABLE, re.MULTILINE):
+    for theirs, here in re.findall(r"^\| `\.(\w+)\(.*?\| `\.(\w+)\(", TABLE, re.MULTILINE):
         if theirs not in OURS:
             with pytest.raises(AttributeError, match=re.escape(here)):
                 getattr(pipe, theirs)
