@@ -230,7 +230,7 @@ SEEN = """() => ({
     wide: [document.documentElement, ...document.querySelectorAll('.content')]
         .filter(part => part.scrollWidth > part.clientWidth + 1).length,
     broken: [...document.images]
-        .filter(image => !image.naturalWidth || !image.alt && !image.closest('.cell_output'))
+        .filter(image => !image.naturalWidth || !image.alt)
         .map(image => image.src),
     links: [...document.links].map(link => link.href).filter(link => link.startsWith('file:')),
 })"""

@@ -25,6 +25,7 @@ from wds_pipes.core.order import stream
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import BatchSamples, FilterSamples, Mix, ShuffleBuffer
 from wds_pipes.stages.proportions import UNITS, how_far_behind, in_units, turns
+from wds_pipes.tar import index_shards
 from wds_pipes.testing import check_resume, make_shards
 
 # The first draws for weights and the hashes stream(7, 0, ...): they never change, see ordering.py.
@@ -760,3 +761,13 @@ def test_sources_that_filter_one_list_are_no_reason_for_a_warning(three):
     """Each takes its own samples."""
     make = lambda odd: samples(three["a"]).filter_samples(lambda sample: int(sample["__key__"]) % 2 == odd)  # noqa: E731
     wp.mix({"odd": make(1), "even": make(0)})
+
+
+def test_views_of_one_list_are_different_data(tmp_path):
+    """Only the same view of the same shards twice is a mistake."""
+    [url] = make_shards(str(tmp_path), shards=1, samples=6)
+    index_shards([url], f"{tmp_path}/index.json")
+    views = {name: wp.SampleList(url, where=where) for name, where in (("a", [0, 1]), ("b", [2, 3]), ("c", [0, 1]))}
+    wp.mix({name: views[name].fetch_samples() for name in "ab"})
+    with pytest.warns(UserWarning, match="sources 'a' and 'c'"):
+        wp.mix({name: views[name].fetch_samples() for name in "abc"})

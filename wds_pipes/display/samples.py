@@ -194,4 +194,4 @@ def _of_array(image: Any) -> Picture:
 
 def _html(one: Picture) -> str:
     style = "margin:2px;image-rendering:pixelated" if one.enlarged else "margin:2px"
-    return f'<img src="{one.url}" width="{one.width}" height="{one.height}" style="{style}">'
+    return f'<img alt="a picture" src="{one.url}" width="{one.width}" height="{one.height}" style="{style}">'

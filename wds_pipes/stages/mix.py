@@ -427,13 +427,13 @@ def check_sources(sources: object, step: str) -> None:
 
 def warn_of_same_data(sources: Mapping[str, Stage[Any]]) -> None:
     """Warn of two sources that yield all samples of the same list of shards."""
-    names: dict[str, str] = {}
+    names: dict[tuple[str, object], str] = {}  # by the shards and the view of a SampleList
     for name, source in sources.items():
         chain = Chain(source)
-        data = chain.root.which_data()
+        data, view = chain.root.which_data(), getattr(chain.root, "view", None)
         if not data.fingerprint or any(step.changes_count() is not None for step in chain):
             continue
-        other = names.setdefault(data.fingerprint, name)
+        other = names.setdefault((data.fingerprint, view), name)
         if other != name:
             warning = mended(
                 UserWarning,
