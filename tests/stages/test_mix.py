@@ -766,7 +766,7 @@ def test_sources_that_filter_one_list_are_no_reason_for_a_warning(three):
 def test_views_of_one_list_are_different_data(tmp_path):
     """Only the same view of the same shards twice is a mistake."""
     [url] = make_shards(str(tmp_path), shards=1, samples=6)
-    index_shards([url], f"{tmp_path}/index.json")
+    index_shards(url, offsets=True)
     views = {name: wp.SampleList(url, where=where) for name, where in (("a", [0, 1]), ("b", [2, 3]), ("c", [0, 1]))}
     wp.mix({name: views[name].fetch_samples() for name in "ab"})
     with pytest.warns(UserWarning, match="sources 'a' and 'c'"):
