@@ -288,6 +288,7 @@ def test_the_short_answers_run(tmp_path, monkeypatch, capsys):
             exec(block, names)
     shown = capsys.readouterr().out
     assert "5 images; {'delivered': 5, 'filtered': 0, 'skipped': 1, 'dropped': 0}" in shown
+    assert "2 images, None\n1 images, a caption\n" in shown
     assert "{'cat': 100, 'dog': 101}" in shown
     assert shown.count("400 samples\n") == 4
     assert "started at None and made 12 steps" in shown

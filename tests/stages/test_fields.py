@@ -9,7 +9,7 @@ from tars import tar
 import wds_pipes as wp
 from wds_pipes import tools
 from wds_pipes.core.stream import Stream
-from wds_pipes.stages import MapFields, RenameFields, SelectFields
+from wds_pipes.stages import DecodeByExt, MapFields, RenameFields, SelectFields, ToTuple
 from wds_pipes.stages.fields import identity
 
 Pair = collections.namedtuple("Pair", "image label")
@@ -146,3 +146,46 @@ def test_a_missing_field_that_may_begin_in_a_key_names_the_rule(tmp_path):
         assert caught.value.mend_cli == "If '0_0' is a part of the key, pass --key-split last-dot."
     assert {finding.kind for finding in tools.verify(path).findings} == {"dotted-name"}
     assert len(list(wp.ShardList(path).open_shards().load_tar().group_by_key(key_split="last-dot"))) == 9
+
+
+# Fields that may be missing, and several of one kind
+
+SEVERAL = [
+    {"__key__": "0", "10.jpg": 10, "2.jpg": 2, "mask.png": 0, "txt": "a"},
+    {"__key__": "1", "1.jpg": 1},
+]
+
+
+def several(kind, *args, **options):
+    return list(Stream(kind(Given(SEVERAL), *args, **options)))
+
+
+def test_a_field_may_be_missing_and_a_pattern_is_a_list():
+    """In natural order."""
+    assert several(ToTuple, "__key__", "*.jpg", "txt?") == [("0", [2, 10], "a"), ("1", [1], None)]
+    assert several(ToTuple, "*.png?", "txt;cls?") == [([0], "a"), ([], None)]
+    assert several(SelectFields, "*.jpg", "txt?") == [
+        {"__key__": "0", "2.jpg": 2, "10.jpg": 10, "txt": "a"},
+        {"__key__": "1", "1.jpg": 1},
+    ]
+    assert several(RenameFields, {"images": "*.jpg", "text": "txt?"}) == [
+        {"__key__": "0", "mask.png": 0, "text": "a", "images": [2, 10]},
+        {"__key__": "1", "images": [1]},
+    ]
+
+
+@pytest.mark.parametrize("choice", ["txt", "*.png"])
+def test_what_may_not_be_missing_is_an_error(choice):
+    with pytest.raises(wp.SampleError, match="has no field"):
+        several(ToTuple, choice)
+
+
+def test_a_pattern_cannot_take_the_name_of_another_field():
+    with pytest.raises(wp.SampleError, match="two fields of sample '0' would have one name"):
+        several(RenameFields, {"txt": "*.jpg"})
+
+
+def test_fields_to_decode_may_be_named_by_a_pattern():
+    sample = {"__key__": "0", "a.cls": b"1", "b.cls": b"2", "cls": b"3"}
+    [decoded] = Stream(DecodeByExt(Given([sample]), only=["*.cls"]))
+    assert decoded == {"__key__": "0", "a.cls": 1, "b.cls": 2, "cls": b"3"}

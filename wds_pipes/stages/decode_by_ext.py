@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -128,8 +129,8 @@ class DecodeByExt(Threaded[dict[str, Any]]):
         scale: with ``crop="random"``: the bounds of the part of the area; None: (0.08, 1).
         ratio: with ``crop="random"``: the bounds of its width / height; None: (3/4, 4/3).
         flip: with ``crop="random"``: mirror one half of the images, left to right.
-        only: names of the fields to decode, as in ``["jpg;png", "cls"]``; all others stay as they
-            are.
+        only: names of the fields to decode, as in ``["jpg;png", "cls", "*.npy"]``; all others stay
+            as they are.
         partial: leave fields that are not bytes as they are, since they were decoded before.
             Otherwise, such a field is an error if it would be decoded.
         must_decode: treat a field that has no decoder, and that no function takes, as an error; by
@@ -262,7 +263,9 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                     if decode is _NEW:
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
-                        stays = is_metadata(field) or (only is not None and field.lower() not in only)
+                        stays = is_metadata(field) or (
+                            only is not None and not any(fnmatchcase(field.lower(), name) for name in only)
+                        )
                         decode = decoders[field] = None if stays else decoder(field)
                     if decode is not None:
                         if type(data) is bytes or isinstance(data, _BYTES):

@@ -4,7 +4,9 @@ name a sample.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
@@ -13,6 +15,9 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed, mend_dots
 from wds_pipes.errors import MissingFieldError, SampleError
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.keys import is_metadata
+
+Taken = str | list[str] | None  # the field of a sample that a choice takes, or its fields, or none
 
 
 class OfFields(Tolerant[Out]):
@@ -30,10 +35,10 @@ class OfFields(Tolerant[Out]):
         if not fields:
             step = functional_name(type(self))
             raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
-        self.choices = read_choices(fields)
+        self.choices = [Choice(*names) for names in zip(read_choices(map(_name, fields)), map(_may_lack, fields))]
 
-    def of_fields(self, sample: dict[str, Any], names: list[str]) -> Out:
-        """Return what is made of a sample; ``names``: of each choice, the field that it has.
+    def of_fields(self, sample: dict[str, Any], names: list[Taken]) -> Out:
+        """Return what is made of a sample; ``names``: what each choice takes of it.
 
         Raises:
             SampleError: nothing can be.
@@ -45,11 +50,63 @@ class OfFields(Tolerant[Out]):
         for sample in self.source.items:
             check_sample(sample, step)
             try:
-                made = self.of_fields(sample, [field_of(sample, names, self.source) for names in choices])
+                made = self.of_fields(sample, [choice.of(sample, self.source) for choice in choices])
             except SampleError as error:
                 self.skip(error)
             else:
                 yield made
+
+
+class Choice(NamedTuple):
+    """Which field of a sample is meant by a name such as ``"jpg;png"``, ``"txt?"`` or ``"*.jpg"``.
+
+    Attributes:
+        names: alternatives, of which the first that a sample has is taken; one with a ``*`` takes
+            all fields that match.
+        may_lack: whether a sample may have none of them.
+    """
+
+    names: list[str]
+    may_lack: bool
+
+    def of(self, sample: dict[str, Any], source: Stage[Any] | None) -> Taken:
+        """Return the field of a sample; of a name with a ``*``, the list of all that match, in
+        natural order (``2.jpg`` before ``10.jpg``). If there is none that may lack, None, or an
+        empty list.
+
+        Raises:
+            MissingFieldError: there is none.
+        """
+        for name in self.names:
+            if name in sample:
+                return name
+            if "*" in name and (
+                found := [each for each in sample if fnmatchcase(each, name) and not is_metadata(each)]
+            ):
+                return sorted(found, key=_natural)
+        if self.may_lack:
+            return [] if any("*" in name for name in self.names) else None
+        raise missing(source, sample, self.names)
+
+
+def values_of(sample: dict[str, Any], taken: Taken) -> Any:
+    """Return the value of what a choice took of a sample: a list of values for a list of fields."""
+    if isinstance(taken, list):
+        return [sample[name] for name in taken]
+    return None if taken is None else sample[taken]
+
+
+def _name(field: Any) -> Any:
+    return field.removesuffix("?") if isinstance(field, str) else field
+
+
+def _may_lack(field: str) -> bool:
+    return field.endswith("?")
+
+
+def _natural(name: str) -> list[Any]:
+    """The key of a name in natural order: its numbers are compared as numbers."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from wds_pipes.core.stage import Stage
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.errors import SampleError
-from wds_pipes.stages.fields import OfFields, identity
+from wds_pipes.stages.fields import OfFields, Taken, identity, values_of
 
 
 class RenameFields(OfFields[dict[str, Any]]):
@@ -20,7 +20,9 @@ class RenameFields(OfFields[dict[str, Any]]):
     Args:
         source: a pipe of samples as dicts.
         names: the old name for each new name: ``{"image": "jpg;png", "label": "cls"}``. If several
-            old names are given, the first that the sample has is renamed.
+            old names are given, the first that the sample has is renamed. ``"txt?"`` is renamed
+            where a sample has it. All fields that match ``"*.jpg"`` become one field with the list
+            of their values, in natural order.
         on_error: what to do if a sample lacks a field to rename, or already has a field with the
             new name: ``"raise"``, or ``"skip"`` the sample and count it; None: as
             ``ShardList(on_error=...)`` says.
@@ -50,10 +52,14 @@ class RenameFields(OfFields[dict[str, Any]]):
         super().__init__(source, *names.values(), on_error=on_error, max_errors=max_errors)
         self.names = list(names)
 
-    def of_fields(self, sample: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        new_names = dict(zip(names, self.names, strict=True))
-        renamed = {new_names.get(name, name): value for name, value in sample.items()}
-        if len(renamed) < len(sample) or len(new_names) < len(names):
+    def of_fields(self, sample: dict[str, Any], names: list[Taken]) -> dict[str, Any]:
+        new_names = {name: new for name, new in zip(names, self.names, strict=True) if isinstance(name, str)}
+        lists = {new: taken for taken, new in zip(names, self.names, strict=True) if isinstance(taken, list)}
+        listed = [name for taken in lists.values() for name in taken]
+        renamed = {new_names.get(name, name): value for name, value in sample.items() if name not in listed}
+        renamed |= {new: values_of(sample, taken) for new, taken in lists.items()}
+        given = sum(name is not None for name in names)
+        if len(renamed) < len(sample) - len(listed) + len(lists) or len(new_names) + len(lists) < given:
             named = identity(sample)
             raise SampleError(
                 f"two fields of {named.name('in')} would have one name; it has: {', '.join(sample)}",

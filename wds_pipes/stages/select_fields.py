@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wds_pipes.stages.fields import OfFields
+from wds_pipes.stages.fields import OfFields, Taken
 from wds_pipes.tar.keys import is_metadata
 
 
@@ -19,7 +19,8 @@ class SelectFields(OfFields[dict[str, Any]]):
     Args:
         source: a pipe of samples as dicts.
         fields: the names of the fields to keep. One entry may name several fields: the first that
-            the sample has is kept, as in ``"jpg;jpeg;png"``.
+            the sample has is kept, as in ``"jpg;jpeg;png"``. ``"txt?"`` is kept where a sample has
+            it; ``"*.jpg"`` keeps all fields that match.
         on_error: what to do if a sample lacks one of the fields: ``"raise"``, or ``"skip"`` the
             sample and count it; None: as ``ShardList(on_error=...)`` says.
         max_errors: with ``"skip"``, how many samples may be skipped in an epoch; None: no limit.
@@ -33,6 +34,9 @@ class SelectFields(OfFields[dict[str, Any]]):
 
     _keeps_keys = True
 
-    def of_fields(self, sample: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    def of_fields(self, sample: dict[str, Any], names: list[Taken]) -> dict[str, Any]:
         selected = {name: value for name, value in sample.items() if is_metadata(name)}
-        return selected | {name: sample[name] for name in names}
+        for taken in names:
+            for name in [taken] if isinstance(taken, str) else taken or ():
+                selected[name] = sample[name]
+        return selected
