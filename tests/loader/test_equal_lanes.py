@@ -252,3 +252,19 @@ def test_elastic_lanes_are_a_multiple_of_ranks_and_workers(urls):
     assert loaders(urls, 5, **ELASTIC)[0].state_dict()["lane_count"] == 120
     with pytest.raises(ValueError, match="lanes must be one of 'elastic'"):
         wp.PipeLoader(shuffled(urls), lanes="many")
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_one_rank_has_given_batches_that_several_would_not(end, urls):
+    """So near to the end of an epoch, its state is still one that several ranks load."""
+    [whole] = loaders(urls, 1, epoch_end=end)
+    batches = len(whole) - 3 * 2
+    for cut in range(batches - 4, batches + 1):
+        found, sources = run(urls, [(3, 2, 2), (1, 1, cut)], epoch_end=end)
+        states = [source.state_dict() for source in sources]
+        after = [loaded(source, states) for source in loaders(urls, 3, epoch_end=end)]
+        if after[0].epoch == 0:
+            found.append([list(source) for source in after])
+        came = keys(found)
+        assert len(came) == len(set(came)) or end == "pad"
+        assert len(ALL) - len(set(came)) < 3 * SIZE

@@ -374,15 +374,20 @@ class Ranges:
             StateError: a lane cannot have got to its position.
         """
         batches = self.batches(terms) if alike else None
-        for number, lane in states.items():
-            if batches is not None and lane["delivered"] > batches[number]:
-                raise damaged(f"lane {number} gave more than its {batches[number]} batches")
+        for number, (count, given) in enumerate(zip(self.samples() or (), batches or ())):
+            # On fewer ranks a lane may yield more batches than on these: see ``batches``.
+            most = max(given, -(-count // terms.size) + (terms.mode == "pad"))
+            if number in states and states[number]["delivered"] > most:
+                raise damaged(f"lane {number} gave more than its {most} batches")
         if len(states) < self.lanes:
             return True
         if batches is None or not (alike and fits):
             return alike and fits
-        if any(lane["ended"] and lane["delivered"] < batches[number] for number, lane in states.items()):
-            return False  # on these ranks, fewer samples are left over
+        if any(
+            lane["delivered"] > batches[number] or (lane["ended"] and lane["delivered"] < batches[number])
+            for number, lane in states.items()
+        ):
+            return False  # the lanes were divided for other ranks, on which fewer or more samples are left over
         left = [0] * terms.ranks  # all must have the same number of full batches left
         for number, lane in states.items():
             left[number % terms.ranks] += 0 if lane["ended"] else batches[number] - lane["delivered"]
