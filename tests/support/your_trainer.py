@@ -1,8 +1,20 @@
-"""The code that tutorials show as text, such as 16_your_trainer."""
+"""What the tutorial 16_your_trainer defines, and the code that tutorials show as text."""
 
+import ast
 import re
+from types import SimpleNamespace
 
 from documents import TUTORIALS, cells_of
+
+
+def defined(*wanted, **names):
+    """Functions and classes that the tutorial 16 defines, where these names are known."""
+    [path] = [path for path in TUTORIALS if path.stem.startswith("16")]
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    tree = ast.parse("\n".join(cells_of(path, "code")))
+    found = [node for node in tree.body if isinstance(node, kinds) and node.name in wanted]
+    exec(compile(ast.Module(found, []), path.name, "exec"), names)
+    return SimpleNamespace(**names)
 
 
 def shown_under(heading, names, tutorial="16"):
