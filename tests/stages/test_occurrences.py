@@ -174,6 +174,8 @@ def by_lanes(make, lanes, later, place):
     batches = iter(loader)
     first = flat(itertools.islice(batches, place))
     rest = loaded(wp.PipeLoader(make(), lanes=later, **options), through_json(loader.state_dict()))
+    if rest.epoch:  # the first batches were all of the epoch
+        return sorted(sample["draws"][-1] for sample in first)
     return sorted(sample["draws"][-1] for sample in [*first, *flat(rest)])
 
 
