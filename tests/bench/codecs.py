@@ -77,8 +77,8 @@ def _fields():
             lambda data: list(__import__("csv").reader(io.StringIO(data.decode()))),
             None,
         ),
-        ("txt.zst", packed, (), lambda data: unpacker.decompress(data).decode(), 1.5),
-        ("txt.gz", _gz(text * 5), (), lambda data: zlib.decompress(data, 31).decode(), 1.5),
+        ("txt.zst", packed, (), lambda data: unpacker.decompress(data).decode(), None),
+        ("txt.gz", _gz(text * 5), (), lambda data: zlib.decompress(data, 31).decode(), None),
     ]
 
 
