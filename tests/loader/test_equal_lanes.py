@@ -17,7 +17,6 @@ from wds_pipes.testing import make_shards
 COUNTS = [40, 7, 25, 0, 60, 31, 12, 50]
 ALL = [f"{number:08d}" for number in range(sum(COUNTS))]
 WINDOW, SIZE = 20, 4
-ELASTIC = {"lanes": "elastic", "batch_size": 2}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +39,7 @@ def shuffled(urls):
 
 
 def loaders(urls, ranks, lanes=None, make=shuffled, **options):
-    lanes = ranks * lanes if isinstance(lanes, int) else lanes
-    options = {"batch_size": SIZE, "collate": "list", "epoch_end": "drop", "lanes": lanes, **options}
+    options = {"batch_size": SIZE, "collate": "list", "epoch_end": "drop", "lanes": lanes and ranks * lanes, **options}
     return [wp.PipeLoader(make(urls), rank=rank, world_size=ranks, **options) for rank in range(ranks)]
 
 
@@ -228,30 +226,6 @@ def test_runs_that_cannot_be_are_refused(change, match, urls):
         state["partition"] = json.dumps(partition)
     with pytest.raises(wp.StateError, match=match):
         loaders(urls, 3)[0].load_state_dict(states)
-
-
-def in_steps(sources, count=None):
-    """The batches of all ranks, step by step."""
-    return [batch for step in zip(*(itertools.islice(source, count) for source in sources)) for batch in step]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8, 12, 24])
-def test_elastic_lanes_go_on_with_the_same_global_batches(ranks, urls):
-    """On any ranks that divide 24; what the shuffle draws is the same, too."""
-    expected = in_steps(loaders(urls, 1, **ELASTIC))
-    begun = loaders(urls, 2, **ELASTIC)
-    found = in_steps(begun, 12)
-    states = [through_json(source.state_dict()) for source in begun]
-    assert states[0]["lane_count"] == 24
-    found += in_steps([loaded(source, states) for source in loaders(urls, ranks, **ELASTIC)])
-    assert [keys_of(batch) for batch in found] == [keys_of(batch) for batch in expected]
-    assert len(found) == 24 * 4
-
-
-def test_elastic_lanes_are_a_multiple_of_ranks_and_workers(urls):
-    assert loaders(urls, 5, **ELASTIC)[0].state_dict()["lane_count"] == 120
-    with pytest.raises(ValueError, match="lanes must be one of 'elastic'"):
-        wp.PipeLoader(shuffled(urls), lanes="many")
 
 
 @pytest.mark.parametrize("end", ["drop", "pad"])

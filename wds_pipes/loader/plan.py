@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import COUNTED, Lack, logger
@@ -24,8 +24,6 @@ from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
 from wds_pipes.loader.sharing import digest_of
 from wds_pipes.loader.slices import Partition, kind_of
-
-ELASTIC = 24  # lanes, which 1, 2, 3, 4, 6, 8, 12 and 24 ranks divide
 
 
 class LoaderPosition(NamedTuple):
@@ -87,7 +85,6 @@ class Plan:
         uncounted: why the number of samples of a lane is not known; None if it is known.
         parts, drop_last: as above.
         lanes: the number of lanes that the caller requests; None: it may be any.
-        elastic: whether the number of lanes at a first start is a multiple of ELASTIC.
         ledger: whether to keep a digest of the samples.
         limits: the limits of the steps that have ``max_errors``, by the names of their counts.
     """
@@ -97,7 +94,7 @@ class Plan:
         stage: Stage[Any],
         *,
         epoch_end: str | None,
-        lanes: int | Literal["elastic"] | None,
+        lanes: int | None,
         num_workers: int,
         parts: int = 1,
         drop_last: bool = False,
@@ -154,8 +151,7 @@ class Plan:
             )  # fmt: skip
         self._num_workers = check_count("num_workers", num_workers, least=0)
         self.parts, self.drop_last = parts, drop_last
-        self.elastic = isinstance(lanes, str) and check_choice("lanes", lanes, "elastic") == "elastic"
-        self.lanes = None if lanes is None or self.elastic else check_count("lanes", lanes, most=MOST_LANES)
+        self.lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
 
     @cached_property
@@ -348,8 +344,7 @@ class Plan:
 
     def new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""
-        count = self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
-        return self.lanes or (math.lcm(count, ELASTIC) if self.elastic and self.kind.may_be_more else count)
+        return self.lanes or self.rank.of * self.parts * max(1, -(-self._num_workers // self.parts))
 
 
 def _sources(recipe: Recipe) -> list[Any]:
