@@ -730,7 +730,7 @@ SEEN = {
     ),
     "another": Case(of_another_checkpoint, "the ranks read different files of checkpoint 3"),
     "apart": Case(only_newest, "checkpoint 3 is not there, or not complete, for rank 0", harm_0=without_newest),
-    "missing": Case(shutil.rmtree, "and rank 1 has no such directory. See that it is the same directory"),
+    "missing": Case(shutil.rmtree, "and there is no such directory for rank 1. See that it is the same directory"),
     "first start": Case(shutil.rmtree, None, harm_0=shutil.rmtree),
     "made early": Case(empty, None, harm_0=shutil.rmtree),
     "nothing": Case(empty, None, harm_0=empty),

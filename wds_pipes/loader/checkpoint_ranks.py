@@ -157,7 +157,7 @@ def agree(
             f"the ranks see no checkpoint{f' {step}' if step is not None else ''} in {root} "
             f"that is complete for all of them: checkpoint {wanted_step} is not "
             f"there, or not complete, for rank {late:.500}"
-            + (f", and rank {some(without)} has no such directory" if without else "")
+            + (f", and there is no such directory for rank {some(without)}" if without else "")
             + f". {_SHARED} Where its file system is slow to show files, pass a longer wait_seconds."
         )
     logger.warning(
