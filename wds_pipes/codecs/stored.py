@@ -125,8 +125,9 @@ def _kept(image: Any) -> bool:
 
 def _check_scale(image: Any) -> None:
     """Raise ValueError for a PPM whose values Pillow would stretch to 8 or 16 bits."""
-    if image.format == "PPM" and image.tile and isinstance(image.tile[0].args, tuple):
-        largest = image.tile[0].args[-1]
+    arguments = image.tile[0][3] if image.format == "PPM" and image.tile else None  # a tuple in old versions of Pillow
+    if isinstance(arguments, tuple):
+        largest = arguments[-1]
         if isinstance(largest, int) and largest not in ((1, 255) if image.mode == "RGB" else (1, 255, 65535)):
             raise mended(
                 ValueError,
