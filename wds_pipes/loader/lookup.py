@@ -261,7 +261,7 @@ class Lookup:
     # Streams of lanes
 
     def _samples(self, lane: int, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield the samples of a run of the stream of a lane: see ``batch``."""
+        """Yield the samples of a run of the stream of a lane, as ``_batch`` does."""
         if isinstance(self._partition, Slices):
             part = self._partition.lane(lane, self._root, self._at.epoch)
             places = np.array([cast("Slice", part.slice).place(taken) for taken in range(start, stop)], np.int64)

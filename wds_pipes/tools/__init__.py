@@ -16,7 +16,7 @@ which. Each function is loaded at its first use. A pipeline needs none of them.
 - ``selecting``: keys by conditions over tables of metadata.
 - ``states``: the states in checkpoint files; ``training``: compares the digests in one with shards,
   and returns the loader of a training, to ask which samples come when.
-- ``speed``: bench. ``diagnosing``: doctor.
+- ``diagnosing``: doctor.
 - ``progress``: how far a command is.
 - ``demo``: a training that is killed and goes on.
 
