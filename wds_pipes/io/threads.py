@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any
+from concurrent.futures import Executor, Future, wait
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _MOST_LOST = 64  # abandoned calls that still run: beyond this many, new calls are refused
 
@@ -103,3 +105,20 @@ class DaemonThreads(Executor):
                     self._lost -= 1
                     return
             del call
+
+
+class OverdueError(TimeoutError):
+    """A call has not returned in its time."""
+
+
+def in_time(seconds: float, function: Callable[[], T]) -> T:
+    """Return what a function returns.
+
+    Raises:
+        OverdueError: it has not returned, and its thread is abandoned.
+    """
+    call: Future[T] = DaemonThreads(1).submit(function)
+    wait([call], seconds)
+    if not call.done():
+        raise OverdueError(f"no response in {seconds:.0f} s")
+    return call.result()

@@ -29,13 +29,12 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -51,7 +50,7 @@ from wds_pipes.io.expand import expand
 from wds_pipes.io.open import Opener, is_remote
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.queue import ReadQueue
-from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.threads import OverdueError, in_time
 from wds_pipes.io.urls import hide
 from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 from wds_pipes.loader.stats import SHARES, limit_in_words, limit_of_ranks
@@ -68,7 +67,6 @@ _BUSY = 0.8  # a process that computes for this share of the time cannot do more
 _WORTH = 1.1  # a change that brings less than this is not worth a word
 _GRACE = 25.0  # seconds after its time in which the measurement must end
 _SEARCH = 10.0  # seconds in which the step is searched that does not return
-T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
 _STORED_BYTES = 8 << 20  # compressed bytes of the measurement of decompression
 
@@ -156,16 +154,16 @@ def doctor(
     limit, is_pipeline = seconds + _GRACE, isinstance(what, PipeLoader) or not are_shards(what)
     shards = [] if is_pipeline else expand(what, storage_options)
     try:
-        loader = _in_time(limit, lambda: _loader(shards or what, storage_options))
-    except _HangError:
+        loader = in_time(limit, lambda: _loader(shards or what, storage_options))
+    except OverdueError:
         return _hanging(f"{what}()", limit, "the function that returns the PipeLoader")
     try:
-        return _in_time(limit, lambda: _diagnosed(loader, cores, seconds, most, needs=needs, shards=shards))
-    except _HangError:
+        return in_time(limit, lambda: _diagnosed(loader, cores, seconds, most, needs=needs, shards=shards))
+    except OverdueError:
         return _stuck(progress_of(loader).editable.stage, limit)
     finally:
-        with suppress(_HangError):
-            _in_time(_GRACE, loader.close)
+        with suppress(OverdueError):
+            in_time(_GRACE, loader.close)
 
 
 def _loader(what: Any, storage_options: dict[str, Any] | None) -> PipeLoader:
@@ -222,24 +220,6 @@ def _raise_here(stage: Stage[Any], seconds: float) -> None:
 # What does not return, or raises
 
 
-class _HangError(Exception):
-    """A call has not returned in its time."""
-
-
-def _in_time(seconds: float, function: Callable[[], T]) -> T:
-    """Return what a function returns.
-
-    Raises:
-        _HangError: it has not returned, and its thread is abandoned.
-    """
-    call = DaemonThreads(1).submit(function)
-    wait([call], seconds)
-    if not call.done():
-        raise _HangError
-    found: T = call.result()
-    return found
-
-
 def _hanging(step: str, seconds: float, why: str) -> Diagnosis:
     change = "make it return, or raise an error, as with a timeout"
     return Diagnosis(
@@ -252,8 +232,8 @@ def _stuck(stage: Stage[Any], seconds: float) -> Diagnosis:
     which the time goes in this process.
     """
     last, clock = _clocked(stage)
-    with suppress(_HangError):
-        _in_time(_SEARCH, lambda: next(iter(Stream(last))))
+    with suppress(OverdueError):
+        in_time(_SEARCH, lambda: next(iter(Stream(last))))
         return _hanging(
             "workers", seconds, "the worker processes: in this process a batch comes, and from them none does"
         )

@@ -5,7 +5,6 @@ are made through fsspec, and have the time-out and the tries of a read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from itertools import count
 from time import monotonic, sleep
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 from wds_pipes.io.remote.budget import Reading
 from wds_pipes.io.remote.file_systems import file_system, through_client
 from wds_pipes.io.remote.responses import EARLY_TRIES, judge
-from wds_pipes.io.threads import DaemonThreads
+from wds_pipes.io.threads import in_time
 
 READING = Reading()  # its time-out and tries
 _BY_REQUEST = ("http", "https", "ais", "s3", "s3a", "gs", "gcs")  # what ``limited`` knows
@@ -39,7 +38,7 @@ def ask(url: str, storage_options: dict[str, Any] | None, call: Callable[[Any, s
 
     for tries in count(1):
         try:
-            return attempt() if protocol in _BY_REQUEST else _in_time(attempt)
+            return attempt() if protocol in _BY_REQUEST else in_time(READING.timeout_seconds, attempt)
         except Exception as error:
             verdict = judge(error, protocol)
             most = READING.retries if verdict.has_response else min(EARLY_TRIES, READING.retries)
@@ -50,17 +49,6 @@ def ask(url: str, storage_options: dict[str, Any] | None, call: Callable[[Any, s
                 raise
         sleep(wait)
     raise AssertionError
-
-
-def _in_time(call: Callable[[], T]) -> T:
-    """Return what a call returns that may hang."""
-    thread: Future[T] = DaemonThreads(1).submit(call)
-    try:
-        return thread.result(READING.timeout_seconds)
-    except TimeoutError:
-        if thread.done():  # the file system has raised it
-            raise
-        raise TimeoutError(f"no response in {READING.timeout_seconds:.0f} s") from None
 
 
 def limited(protocol: str, options: dict[str, Any]) -> dict[str, Any]:
