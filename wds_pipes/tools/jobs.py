@@ -121,11 +121,10 @@ class Outcome:
         return cls(name, error=told, again=again and not full, busy=isinstance(error, BlockingIOError), full=full)
 
 
-Call: TypeAlias = Callable[[Task], Outcome]
 # Runs tasks anywhere: it is called with a function that can be pickled, and with tasks, and yields
 # what the function returns for each task, in any order. Where the process of a task dies, it yields
 # an Outcome that says so. If it is closed early, it ends what it has started.
-Engine: TypeAlias = Callable[[Call, Sequence[Task]], Iterator[Outcome]]
+Engine: TypeAlias = "Callable[[Attempt, Sequence[Task]], Iterator[Outcome]]"
 
 
 @dataclass(frozen=True)
@@ -497,7 +496,7 @@ def run(
 
 def _run(
     engine: Engine,
-    call: Callable[[Task], Outcome],
+    call: Attempt,
     tasks: Sequence[Task],
     *,
     attempts: int,
@@ -535,7 +534,7 @@ def _run(
     return done
 
 
-def _outcomes(engine: Engine, call: Callable[[Task], Outcome], tasks: Sequence[Task]) -> Generator[Outcome]:
+def _outcomes(engine: Engine, call: Attempt, tasks: Sequence[Task]) -> Generator[Outcome]:
     """Yield what an engine yields; if this is closed early, so is the engine."""
     yield from engine(call, tasks)
 
@@ -560,28 +559,24 @@ class Attempt:
         return {**self.__dict__, "on_units": None}
 
     def __call__(self, task: Task) -> Outcome:
-        """Return what became of a task."""
+        """Run a task, and write its receipt, unless another run has finished it meanwhile, or
+        another job, with another plan, has taken over the directory. Return what became of it.
+        """
+        place = self.place
         if self.on_units is not None:
             task = replace(task, advance=partial(self.on_units, task.name))
-        return attempt(self.work, self.place, self.plan, task)
-
-
-def attempt(work: Work, place: Place, plan: Plan, task: Task) -> Outcome:
-    """Run a task, and write its receipt, unless another run has finished it meanwhile, or another
-    job, with another plan, has taken over the directory.
-    """
-    try:
-        check_own(place, plan, task)
-        receipt = _receipt_of(task, place)
-        if receipt is not None and place.sizes(task.outputs) == receipt.outputs:
-            return Outcome(task.name, receipt.facts)
-        place.make(task.outputs)
-        facts = work(task, place)
-        check_own(place, plan, task)
-        write_receipt(task, place, facts)
-    except Exception as error:
-        return Outcome.failed(task.name, error)
-    return Outcome(task.name, facts)
+        try:
+            check_own(place, self.plan, task)
+            receipt = _receipt_of(task, place)
+            if receipt is not None and place.sizes(task.outputs) == receipt.outputs:
+                return Outcome(task.name, receipt.facts)
+            place.make(task.outputs)
+            facts = self.work(task, place)
+            check_own(place, self.plan, task)
+            write_receipt(task, place, facts)
+        except Exception as error:
+            return Outcome.failed(task.name, error)
+        return Outcome(task.name, facts)
 
 
 def _in_order(job: Job, facts: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
@@ -900,7 +895,7 @@ def engine_of(jobs: int) -> Engine:
     return partial(in_processes, jobs) if jobs > 1 else map
 
 
-def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
+def in_processes(jobs: int, call: Attempt, tasks: Sequence[Task]) -> Iterator[Outcome]:
     """Run tasks in processes of this machine, so many at a time, and yield their outcomes as they
     come.
     """
@@ -916,7 +911,7 @@ def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outco
             for worker in [worker for worker in workers if worker.connection in ready]:
                 message = worker.receive()
                 if isinstance(message, int):
-                    if isinstance(call, Attempt) and call.on_units is not None:
+                    if call.on_units is not None:
                         call.on_units(worker.task, message)
                     continue
                 yield message
@@ -935,7 +930,7 @@ def in_processes(jobs: int, call: Call, tasks: Sequence[Task]) -> Iterator[Outco
 class _Worker:
     """A process, and the task that it runs."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Attempt) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, call))
@@ -1000,13 +995,12 @@ def without_interrupts() -> Iterator[None]:
             signal.raise_signal(signal.SIGTERM)
 
 
-def _serve(connection: Connection[Any, Any], call: Call) -> None:
+def _serve(connection: Connection[Any, Any], call: Attempt) -> None:
     """Run the tasks that come through the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _exit)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if isinstance(call, Attempt):
-        call.on_units = _Sender(connection)
+    call.on_units = _Sender(connection)
     while True:
         try:
             task = connection.recv()

@@ -41,7 +41,7 @@ from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_op
 from wds_pipes.tar.located import KeyRange, split_by_key
 from wds_pipes.tar.writer import most_members, shard_files, write_shard
 from wds_pipes.tools.jobs import (
-    Call,
+    Attempt,
     Engine,
     Facts,
     FailedTasksError,
@@ -201,7 +201,7 @@ class Running:
             raise ShardError(f"{first} (and {more} more)" if more else first)
         return place, list(report.facts.values()) if report.complete else []
 
-    def _from_share(self, call: Call, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def _from_share(self, call: Attempt, tasks: Sequence[Task]) -> Iterator[Outcome]:
         """Run tasks, those of the share first."""
         first = len(tasks) * self.share[0] // self.share[1]
         return self._engine(call, [*tasks[first:], *tasks[:first]])
