@@ -21,11 +21,11 @@ from wds_pipes.io.ranges import RangeReader
 from wds_pipes.io.threads import DaemonThreads
 from wds_pipes.io.urls import Urls, redact
 from wds_pipes.io.versions import Version, version_of
-from wds_pipes.tar.index import Facts, MissingIndexError, find_facts, list_shards
+from wds_pipes.tar.index import Facts, MissingIndexError, ShardFacts, find_facts, list_shards
 from wds_pipes.tar.located import ShardOffsets
 from wds_pipes.tar.reader import pass_link
 from wds_pipes.tar.samples import AFTER
-from wds_pipes.tools.reading import Found, Member, ShardWalk, is_stream
+from wds_pipes.tools.reading import Found, Member, ShardWalk, is_stream, size_of
 from wds_pipes.tools.verifying import Finding, VerifyReport, verify
 
 _LEAST, _MOST = 1 << 16, 1 << 21  # bytes that are read at once: more each time if they follow each other
@@ -268,11 +268,8 @@ class DataSet:
 
     def size(self, shard: int) -> int | None:
         """Return the size of a shard in bytes; None: it is not known."""
-        known = None if self._facts is None else self._facts[shard].size
-        try:
-            return version_of(self.shards[shard], self._options).size if known is None else known
-        except WdsError:  # looking at the shard says why
-            return None
+        known = ShardFacts() if self._facts is None else self._facts[shard]
+        return size_of(self.shards[shard], known, self._options)
 
     def report(self, shard: int, *, now: bool = False) -> VerifyReport | None:
         """Return what ``verify`` finds in a shard, without decoding its fields; None: it was not

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, islice
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -246,16 +246,17 @@ def shards_of(urls: Urls, storage_options: dict[str, Any] | None) -> list[str]:
 def sizes_of(
     shards: Sequence[str], facts: Sequence[ShardFacts], storage_options: dict[str, Any] | None
 ) -> list[int | None]:
-    """The sizes of shards in bytes, as an index or the storage says; None: a size is not known."""
-
-    def size_of(url: str, known: ShardFacts) -> int | None:
-        if known.size is None and not is_stream(url):
-            with suppress(WdsError, OSError):  # reading the shard says why
-                return version_of(url, storage_options).size
-        return known.size
-
+    """Return what ``size_of`` returns for each shard."""
     with ThreadPoolExecutor(16) as pool:
-        return list(pool.map(size_of, shards, facts))
+        return list(pool.map(partial(size_of, storage_options=storage_options), shards, facts))
+
+
+def size_of(url: str, known: ShardFacts, storage_options: dict[str, Any] | None) -> int | None:
+    """Return the bytes of a shard, as an index or the storage says; None: they are not known."""
+    if known.size is None and not is_stream(url):
+        with suppress(WdsError, OSError):  # reading the shard says why
+            return version_of(url, storage_options).size
+    return known.size
 
 
 class Source:
