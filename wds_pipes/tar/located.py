@@ -614,10 +614,8 @@ class Selector:
             raise TypeError("keys are strings: pass a list of keys, or one of numbers")
         found = self._with_keys(wanted)
         if not len(found):
-            raise ValueError(
-                f"no sample has one of {plural(len(wanted), 'key')}, such as {min(wanted)!r:.200}. "
-                f"{self._example(wanted)}"
-            )
+            which = "the key" if len(wanted) == 1 else f"one of {plural(len(wanted), 'key')}, such as"
+            raise ValueError(f"no sample has {which} {min(wanted)!r:.200}. {self._example(wanted)}")
         if len(found) < len(wanted):
             logger.warning("%d of %d keys have no sample", len(wanted) - len(found), len(wanted))
         return found

@@ -79,7 +79,9 @@ def prove(
         raise StateError(f"{path} cannot be proven: {why}")
     if (differs := _other_data(saved, listed.which_data(), Move(moved))) is not None:
         what = f"the state is of other shards: {differs}"
-        raise StateError(what, mend=f"Name the shards of the run. {MEND}", mend_cli=f"Name the shards. {MEND_CLI}")
+        raise StateError(
+            what, mend=f"Name the shards of the run. {MEND}", mend_cli=f"Name the shards of the run. {MEND_CLI}"
+        )
     found = ls(listed.urls, key_split=key_split, storage_options=storage_options)
     shards = {url: of_shard(str(listed.number_of(url))) for url in listed.urls.shown}
     whole = of_samples((one.key, shards[one.url]) for one in found if one.key not in without)
