@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from commands import refused, run_command
+from commands import run_command
 from ledgers import FAULTS, states_after, with_fault
 from pipelines import keys_of, loaded, samples, shuffled
 
@@ -152,6 +152,3 @@ def test_the_command(fifty, tmp_path):
     lines = run_command("state", "diff", "--ledger", path, other, code=1).stdout
     assert lines.startswith("not the same data so far: 0 samples of epoch 1, and 48 samples of epoch 0")
     assert run_command("state", "diff", "--ledger", "--json", path, path).stdout.startswith('{"same": true')
-    assert "has no ledger" in refused(
-        "state", "prove", states_after(lambda: shuffled(fifty), 1, path, ledger=False), *fifty
-    )

@@ -31,7 +31,7 @@ from wds_pipes.core.words import plural
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="How many samples --export writes, the first ones.",
+    help="How many samples --export writes, the first ones, in whole pages of 24.",
 )
 @key_split
 @storage_options
