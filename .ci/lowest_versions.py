@@ -10,7 +10,10 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-EXTRAS = ("s3", "gcs", "http", "formats", "images", "audio", "video", "parquet", "meta", "browse", "demo", "lightning")
+EXTRAS = (
+    *("s3", "gcs", "http", "formats", "images", "deep", "audio", "video", "parquet", "meta", "browse", "demo"),
+    "lightning",
+)
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 for line in sorted(
