@@ -100,6 +100,15 @@ def test_a_group_has_a_line_about_each_of_its_pages(group):
     assert linked == listed.split()
 
 
+def test_a_page_says_in_a_clone_that_the_site_fills_it():
+    """In the words that conf.py takes away."""
+    conf = (TUTORIALS / "docs" / "conf.py").read_text()
+    for page in (page for page in PAGES if re.search(r"(?m)\{eval-rst\}|^COMMANDS$|^CODECS$", page.read_text())):
+        line = page.read_text().split("\n\n")[1]
+        assert line.startswith("> This page is filled in"), page
+        assert f"{line}\n" in conf, page
+
+
 def test_every_step_is_in_the_table():
     table = (TUTORIALS / "docs" / "reference.md").read_text().split("## All steps")[1]
     for name in wds_pipes.stages.__all__:
@@ -201,6 +210,7 @@ def test_it_builds_without_a_warning_and_has_every_public_name(site):
         assert f"{' '.join(row.names)} {row.gives} " in table, "tutorials/docs/conf.py lists the table of codecs"
     assert "Stream training data into PyTorch" in pages["index.html"]
     shown = "".join(text for name, text in pages.items() if name.startswith("docs/"))
+    assert "This page is filled in" not in shown
     assert "STEPS" not in shown
     assert "CODECS" not in shown
     assert "Rules:" not in shown

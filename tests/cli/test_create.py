@@ -443,6 +443,7 @@ def test_another_file_of_one_size_and_time_is_another_one(tmp_path):
         (["x.tar", "out"], "is a shard: wds-pipes reshard, sort"),
         ([".", "out", "--key", "id"], "--key is for csv, tsv, jsonl, parquet, and SOURCE is files"),
         (["t.csv", "out", "--ignore", "x"], "--ignore is for files, classes, and SOURCE is csv"),
+        (["t.csv", "out", "--root", "x"], "--root is where the paths of --file begin"),
         ([".", "out", "--split", "train"], "--split is written as train=0.9,val=0.1"),
         ([".", "out", "--split", "train=0.9,val=0.2"], "sum to 1"),
         ([".", "out", "--split", "a=0.5,a=0.5"], "names a split twice"),

@@ -406,6 +406,7 @@ def test_secrets_are_not_in_the_state():
     ("loads", "wrap", "mend"),
     [
         (wp.PipeLoader, lambda state: {"model": {}, "loader": state}, "There is one under 'loader': pass that."),
+        (wp.PipeLoader, lambda state: (3, state), r"Pass what state_dict\(\) returned, or the list"),
         (lambda pipe: pipe, json.dumps, r"Pass what state_dict\(\) returned."),
         (lambda pipe: pipe.as_dataset(), lambda state: {"model": {}}, r"Pass what state_dict\(\) returned."),
     ],

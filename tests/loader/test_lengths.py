@@ -58,7 +58,7 @@ def test_len_is_the_number_of_items(counted, tmp_path):
     [
         (
             lambda urls: decoded(urls, samples_per_shard=None),
-            "the samples of the shards are not counted: pass ShardList(index=...), or samples_per_shard=",
+            "the samples of the shards are not counted: pass ShardList(index=...), which wds-pipes index SHARDS -o",
         ),
         (
             lambda urls: source(urls).open_shards().load_tar(),

@@ -12,6 +12,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import wds_pipes as wp
 from wds_pipes import datapipes
+from wds_pipes.core.stage import functional_name
 from wds_pipes.core.stream import Stream
 from wds_pipes.stages import (
     DecodeByExt,
@@ -205,9 +206,10 @@ def test_a_wrong_argument_is_refused_when_it_is_built(build, error, message, url
     ],
 )
 def test_items_that_are_no_samples_are_refused(kind, argument):
-    """They are not skipped as bad samples."""
-    with pytest.raises(TypeError, match="takes samples as dicts, and its source gave tuple"):
+    """They are not skipped as bad samples, and no step is told to stand before itself."""
+    with pytest.raises(TypeError, match="takes samples as dicts, and its source gave tuple") as raised:
         list(Stream(kind(Given([(1, 2)]), argument, on_error="skip")))
+    assert f"before {functional_name(kind)}()" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,11 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_custom_sections = ["Checkpoint"]
 myst_heading_anchors = 3
+# what pages say where their source is read, which has names instead of help
+IN_A_CLONE = """\
+> This page is filled in when [the site is built](../contributing.md#the-site): the names in boxes, and
+> words in capitals, stand for their help.
+"""
 # pages that list pages
 GROUPS = ("docs/tutorials", "docs/guides", "docs/reference", "docs/explanation")
 OPTIONAL = """\
@@ -165,8 +170,9 @@ def codecs():
 
 def expanded(app, text):
     """A source with the help of the steps that a line with STEPS names, that of the command line for
-    COMMANDS, and the table of codecs for CODECS.
+    COMMANDS, and the table of codecs for CODECS, and without the line for readers in a clone.
     """
+    text = text.replace(IN_A_CLONE, "")
     helps = []
     context = click.Context(main)
     commands = {

@@ -87,8 +87,8 @@ def why_uncounted(stage: Stage[Any], *, repeats: bool = False) -> str | None:
         return changes
     if Chain(stage).root.sample_counts is None:
         return (
-            "the samples of the shards are not counted: pass ShardList(index=...), or "
-            "samples_per_shard=, a number or a list of them"
+            "the samples of the shards are not counted: pass ShardList(index=...), which "
+            "wds-pipes index SHARDS -o index.json writes, or samples_per_shard=, a number or a list of them"
         )
     return None
 
@@ -151,7 +151,7 @@ class Countable:
         if not source.divides_shards:
             why = f"{source.changes_count()}; a pipe that begins with ShardList(index=...) has a sample_count()"
         elif counts is None:
-            why = f"{why_uncounted(source)}. To write an index: wds-pipes index SHARDS -o index.json"
+            why = str(why_uncounted(source))
         elif differ := source.epochs_differ():
             why = f"{differ}. To set the length of an epoch: PipeLoader(...).with_epoch(samples=...)"
         elif changes := why_uncounted(stage, repeats=True):

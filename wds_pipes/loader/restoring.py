@@ -56,7 +56,8 @@ def _read_all_ranks(states: list[State]) -> list[Saved]:
     """Return the contents of the states of all ranks."""
     if not states or not all(isinstance(state, dict) and "rank" in state for state in states):
         raise StateError(
-            "merge_states() takes the list of what state_dict() of each rank's PipeLoader returned, untouched"
+            f"this is not a state of a wds_pipes pipeline but {shown(states)}. Pass what state_dict() returned, or "
+            "the list of what it returned on each rank."
         )
     saved = [read_state(state) for state in states]
     world = saved[0].world_size

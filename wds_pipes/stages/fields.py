@@ -141,9 +141,10 @@ def read_names(option: str, fields: Iterable[str]) -> tuple[str, ...]:
 def check_sample(sample: Any, step: str, mend: str = "before to_tuple()") -> None:
     """Raise TypeError if ``step`` received something that is not a dict sample."""
     if not isinstance(sample, dict):
+        before = "" if step == "to_tuple" else f", and {mend}"
         raise TypeError(
             f"{step}() takes samples as dicts, and its source gave {type(sample).__name__}: put "
-            f"it after group_by_key(), and {mend}"
+            f"it after group_by_key(){before}"
         )
 
 

@@ -171,6 +171,8 @@ def create(
             raise ValueError(f"{option} is for {', '.join(kinds)}, and SOURCE is {kind}")
     if group and (key or files or values):
         raise ValueError("--group is for whole rows of a table, without --key, --file and --value")
+    if root and not files and kind in _TABLES:
+        raise ValueError("--root is where the paths of --file begin: name the column of paths, as in --file COLUMN")
     problems = Problems()
     if kind in _FOLDERS:
         links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
