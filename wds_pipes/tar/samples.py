@@ -18,7 +18,10 @@ from wds_pipes.tar.reader import Link, ReservedNameError, TarReader, pass_link
 # How many bytes after a sample are read with it: the headers of the next one, with a name of up to
 # 500 bytes. Of a local file, more are looked at.
 AFTER, _MOST_AFTER = 3 * BLOCK, 32 * BLOCK
-_EXTENDED = (b"x", b"g", b"L", b"K")  # kinds of extended headers
+# The kind and the first byte of the ustar prefix of a header whose name is where all names begin; or
+# there is none. One slice and one look-up for both save 3 % of the time of a tiny sample.
+_PLAIN_NAME, _KIND_AND_PREFIX = frozenset((b"0\0", b"\0\0", b"")), slice(156, 346, 345 - 156)
+_NOTHING = frozenset[str]().__contains__  # wants no file; a call of it is quicker than of a function of Python
 
 
 class SampleParser:
@@ -75,9 +78,10 @@ class SampleParser:
         end = stop - base
         if end > len(data):
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
-        check_begin = before is not None and self.begins != (url, start) and max(before, 0) >= base
-        # before the sample itself, so that a local file is read in order
-        previous = self._key_before(part, before, start, url) if check_begin else None
+        previous = None
+        if before is not None and (before >= base or base == 0) and self.begins != (url, start):
+            # before the sample itself, so that a local file is read in order
+            previous = self._key_before(part, before, start, url)
         try:
             found = list(self._grouping.samples(self._members(part, start, stop, url, self._want, last=last), shown))
         except ReservedNameError:
@@ -95,12 +99,8 @@ class SampleParser:
             which = "a sample" if before == -1 else f"sample {key!r}"
             raise self._stale(url, f"{which} begins before byte {start}")
         head = data[end : end + BLOCK]
-        # only the name of a file with such a header can have this key
-        if (
-            head.startswith(key.encode("utf-8", "surrogateescape"))
-            or head[156:157] in _EXTENDED
-            or head[345:346] not in (b"\0", b"")
-        ):
+        # only the name of a file with such a header can have this key, or begin with it
+        if head[_KIND_AND_PREFIX] not in _PLAIN_NAME or head.startswith(key.encode("utf-8", "surrogateescape")):
             name = first_name(data[end : end + _MOST_AFTER])
             parts = self._split(name) if name else None
             if parts is not None and parts[0] == key:
@@ -115,7 +115,7 @@ class SampleParser:
         """Return the key of the last file between two bytes of a shard, of those in a sample; None:
         there is none.
         """
-        for _, name, _, _ in reversed(self._members(part, max(before, 0), start, url, _nothing)):
+        for _, name, _, _ in reversed(self._members(part, max(before, 0), start, url, _NOTHING)):
             parts = self._split(name)
             if parts is not None:
                 return parts[0]
@@ -187,10 +187,6 @@ class SampleParser:
         if url not in self._linked:  # once, and not for each sample
             self._linked.add(url)
             warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
-
-
-def _nothing(name: str) -> bool:
-    return False
 
 
 def first_name(data: bytes) -> str:
