@@ -142,11 +142,12 @@ class IndexedShards(Dataset[dict[str, Any]]):
             one = operator.index(number)
         except TypeError:
             return self._changed(_numbers=by_numbers(number, self.numbers))
-        return self._open().read([self._number(one)])[0]
+        return self._open().read([self._number(one, len(self))])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples, in this order; neighbours are read together."""
-        return self._open().read([self._number(number) for number in numbers])
+        count = len(self)
+        return self._open().read([self._number(operator.index(number), count) for number in numbers])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield all samples, in order."""
@@ -154,9 +155,8 @@ class IndexedShards(Dataset[dict[str, Any]]):
         for start in range(0, len(self), size):
             yield from self.__getitems__(range(start, min(start + size, len(self))))
 
-    def _number(self, number: int) -> int:
-        """Return the number of a sample among all, from that in this view."""
-        number, count = operator.index(number), len(self)
+    def _number(self, number: int, count: int) -> int:
+        """Return the number of a sample among all, from that in this view of ``count`` samples."""
         if not -count <= number < count:
             raise IndexError(f"there is no sample {number}: there are {count}")
         number = number if number >= 0 else number + count

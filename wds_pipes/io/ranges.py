@@ -25,7 +25,7 @@ from wds_pipes.io.versions import version_of
 if TYPE_CHECKING:
     from wds_pipes.io.cache.shard_cache import ShardCache
 
-__all__ = ["LARGE", "LocalBytes", "LocalFile", "Part", "Parts", "Range", "RangeReader"]
+__all__ = ["LARGE", "LocalFile", "Part", "Parts", "Range", "RangeReader"]
 
 _MOST_OPEN = 128  # local files
 _WILL_NEED = getattr(os, "POSIX_FADV_WILLNEED", None)  # only some systems have it
@@ -51,7 +51,9 @@ class Range(NamedTuple):
 
 
 class LocalFile:
-    """An open local file. Threads may share it.
+    """An open local file. Its slices are bytes, which are read then. Threads may share it.
+
+    Slicing raises ShardError if the file was cut since it was opened.
 
     Args:
         url: the file, for messages.
@@ -65,6 +67,8 @@ class LocalFile:
 
     def __init__(self, url: str, descriptor: int) -> None:
         self._url, self._descriptor = url, descriptor
+        self._size = os.fstat(descriptor).st_size
+        self._held: tuple[bytes, int] = b"", 0  # bytes that were read, and the place of the first one
         self.found = 0
         path = None if is_remote(url) else local_path(url)  # what a cache has does not change
         self._version = None if path is None else LocalVersion(at_home(path), descriptor)
@@ -78,21 +82,42 @@ class LocalFile:
         if self._version is not None:
             self._version.check(self._descriptor)
 
-    @property
-    def size(self) -> int:
-        """How many bytes it has now."""
-        return os.lseek(self._descriptor, 0, os.SEEK_END)  # quicker than fstat
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop = part.start or 0, self._size if part.stop is None else min(part.stop, self._size)
+        if start >= stop:
+            return b""
+        if stop - start >= _WINDOW:
+            return self._read(start, stop)
+        data, base = self.around(start, stop)
+        return data[start - base : stop - base]
 
     def part(self, start: int, stop: int, pread: Callable[[int, int, int], bytes] = os.pread) -> Part:
         """Return a part of the file with the bytes from ``start`` on, up to ``stop`` - 1, or those
-        that there are.
+        that there are. Small parts in order are read together, and a large one when it is sliced.
         """
-        if stop - start < LARGE:
-            return pread(self._descriptor, stop - start, start), start
-        return LocalBytes(self), 0
+        if stop - start >= LARGE:
+            return self, 0
+        data, base = held = self._held
+        end = base + len(data)
+        if not base <= start or end < stop:
+            size = LARGE if base <= start <= end else stop - start
+            self._held = held = pread(self._descriptor, size, start), start
+        return held
 
-    def read(self, start: int, stop: int) -> bytes:
-        """Return bytes that it had before.
+    def around(self, start: int, stop: int) -> tuple[bytes, int]:
+        """Return bytes with those from ``start`` to ``stop`` - 1, which are few, or those that there
+        are; and the place of the first one.
+        """
+        data, base = held = self._held
+        if not base <= start or base + len(data) < stop:
+            self._held = held = self._read(start, min(start + _WINDOW, self._size)), start
+        return held
+
+    def _read(self, start: int, stop: int) -> bytes:
+        """Return bytes that it had when it was opened.
 
         Raises:
             ShardError: it does not have all of them any more.
@@ -126,38 +151,9 @@ class LocalFile:
             return False
 
 
-class LocalBytes:
-    """All bytes of a local file, which are read when they are sliced.
-
-    Slicing raises ShardError if the file was cut meanwhile.
-
-    Attributes:
-        file: the file.
-    """
-
-    def __init__(self, file: LocalFile) -> None:
-        self.file, self._size = file, file.size
-        self._held, self._base = b"", 0  # bytes that were read, and the place of the first one
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, part: slice) -> bytes:
-        start, stop = part.start or 0, self._size if part.stop is None else min(part.stop, self._size)
-        base = self._base
-        if start >= stop:
-            return b""
-        if base <= start and stop <= base + len(self._held):
-            return self._held[start - base : stop - base]
-        if stop - start >= _WINDOW:
-            return self.file.read(start, stop)
-        self._held, self._base = self.file.read(start, min(start + _WINDOW, self._size)), start
-        return self._held[: stop - start]
-
-
 # Bytes of a file, and which byte of it the first one is. If the file ends before a requested range,
 # there are fewer.
-Part = tuple[bytes | LocalBytes, int]
+Part = tuple[bytes | LocalFile, int]
 
 
 class RangeReader:
@@ -293,7 +289,7 @@ class RangeReader:
             return None
         if stop - start >= LARGE:
             self.announce(file, url, start, stop)
-        return LocalBytes(file), 0
+        return file, 0
 
     def announce(self, file: LocalFile, url: str, start: int, stop: int) -> None:
         """Tell the kernel which bytes will be read, unless they are in memory, or much has been

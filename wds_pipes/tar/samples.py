@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from wds_pipes.errors import SampleError, ShardError, ShardWarning
-from wds_pipes.io.ranges import Part
+from wds_pipes.io.ranges import LocalFile, Part
 from wds_pipes.tar.grouping import Grouping, Member
 from wds_pipes.tar.headers import BLOCK, END_MARK, plain_header
 from wds_pipes.tar.keys import KeySplit, splitter, wants
@@ -18,7 +18,10 @@ from wds_pipes.tar.reader import Link, ReservedNameError, TarReader, pass_link
 # How many bytes after a sample are read with it: the headers of the next one, with a name of up to
 # 500 bytes. Of a local file, more are looked at.
 AFTER, _MOST_AFTER = 3 * BLOCK, 32 * BLOCK
-_EXTENDED = (b"x", b"g", b"L", b"K")  # kinds of extended headers
+# The kind and the first byte of the ustar prefix of a header whose name is where all names begin; or
+# there is none. One slice and one look-up for both save 3 % of the time of a tiny sample.
+_PLAIN_NAME, _KIND_AND_PREFIX = frozenset((b"0\0", b"\0\0", b"")), slice(156, 346, 345 - 156)
+_NOTHING = frozenset[str]().__contains__  # wants no file; a call of it is quicker than of a function of Python
 
 
 class SampleParser:
@@ -75,6 +78,10 @@ class SampleParser:
         end = stop - base
         if end > len(data):
             raise self._stale(url, f"it ends at byte {base + len(data)}, inside a sample at byte {start}")
+        previous = None
+        if before is not None and (before >= base or base == 0) and self.begins != (url, start):
+            # before the sample itself, so that a local file is read in order
+            previous = self._key_before(part, before, start, url)
         try:
             found = list(self._grouping.samples(self._members(part, start, stop, url, self._want, last=last), shown))
         except ReservedNameError:
@@ -88,15 +95,12 @@ class SampleParser:
             raise self._stale(url, f"from byte {start} on it has samples {first!r} and {second!r}, not one")
         sample = found[0]
         key: str = sample["__key__"]
-        if before is not None and self.begins != (url, start):
-            self._check_begin(part, before, start, key, url)
+        if previous is not None and (previous == key or before == -1):
+            which = "a sample" if before == -1 else f"sample {key!r}"
+            raise self._stale(url, f"{which} begins before byte {start}")
         head = data[end : end + BLOCK]
-        # only the name of a file with such a header can have this key
-        if (
-            head.startswith(key.encode("utf-8", "surrogateescape"))
-            or head[156:157] in _EXTENDED
-            or head[345:346] not in (b"\0", b"")
-        ):
+        # only the name of a file with such a header can have this key, or begin with it
+        if head[_KIND_AND_PREFIX] not in _PLAIN_NAME or head.startswith(key.encode("utf-8", "surrogateescape")):
             name = first_name(data[end : end + _MOST_AFTER])
             parts = self._split(name) if name else None
             if parts is not None and parts[0] == key:
@@ -107,17 +111,15 @@ class SampleParser:
         self.begins = url, stop
         return sample
 
-    def _check_begin(self, part: Part, before: int, start: int, key: str, url: str) -> None:
-        """Check that the sample ``key`` begins at byte ``start``; see ``before`` of ``parse``."""
-        if max(before, 0) < part[1]:
-            return
-        for _, name, _, _ in reversed(self._members(part, max(before, 0), start, url, _nothing)):
+    def _key_before(self, part: Part, before: int, start: int, url: str) -> str | None:
+        """Return the key of the last file between two bytes of a shard, of those in a sample; None:
+        there is none.
+        """
+        for _, name, _, _ in reversed(self._members(part, max(before, 0), start, url, _NOTHING)):
             parts = self._split(name)
-            if parts is not None:  # the last file of a sample before this one
-                if before < 0 or parts[0] == key:
-                    which = "a sample" if before < 0 else f"sample {key!r}"
-                    raise self._stale(url, f"{which} begins before byte {start}")
-                return
+            if parts is not None:
+                return parts[0]
+        return None
 
     def _members(
         self,
@@ -132,18 +134,25 @@ class SampleParser:
         """Return the members between two bytes of a shard, with the data of those that ``want``
         names; None: of all. ``last``: they are those of the last sample.
         """
-        (data, base), at = part, start
+        (whole, first), at = part, start
+        data, base, held = (b"", 0, 0) if isinstance(whole, LocalFile) else (whole, first, stop + BLOCK)
         found: list[Member] = []
         while at < stop:
-            begin = at - base + BLOCK
-            plain = plain_header(data[begin - BLOCK : begin])
+            begin = at + BLOCK
+            if begin > held:  # a file is read in few calls, and data of many bytes into its own object
+                data, base = whole.around(at, begin)  # type: ignore[union-attr]
+                held = base + len(data)
+            plain = plain_header(data[at - base : begin - base])
             if plain is None:
-                return [*found, *self._all_members(data[at - base : stop - base], url, at, stop, last=last)]
+                return [*found, *self._all_members(whole[at - first : stop - first], url, at, stop, last=last)]
             name, size = plain
-            end = at + BLOCK + size + (-size & 511)
+            end = begin + size + (-size & 511)
             if end > stop:
                 raise self._stale(url, f"member {name!r} at byte {at} is not inside one sample")
-            found.append((url, name, data[begin : begin + size] if want is None or want(name) else None, at))
+            content = None
+            if want is None or want(name):
+                content = data[begin - base : begin - base + size] if end <= held else whole[begin : begin + size]
+            found.append((url, name, content, at))
             at = end
         return found
 
@@ -178,10 +187,6 @@ class SampleParser:
         if url not in self._linked:  # once, and not for each sample
             self._linked.add(url)
             warnings.warn(link.describe(url), ShardWarning, stacklevel=5)
-
-
-def _nothing(name: str) -> bool:
-    return False
 
 
 def first_name(data: bytes) -> str:
