@@ -279,7 +279,7 @@ def _check_order(stage: Stage[Any]) -> None:
     for branch in chain.root.branches.values():
         _check_order(branch)
     for step in chain:
-        if step.scope != "item" or step.source is None or step.counts_items or step.changes_count():
+        if step.scope != "item" or step.source is None or step.counts_items or step._draws or step.changes_count():
             continue
         size, name = step.items_per_batch or 1, functional_name(type(step))
         before = _open(step.source, _LANES[0])

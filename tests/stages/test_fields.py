@@ -189,3 +189,17 @@ def test_fields_to_decode_may_be_named_by_a_pattern():
     sample = {"__key__": "0", "a.cls": b"1", "b.cls": b"2", "cls": b"3"}
     [decoded] = Stream(DecodeByExt(Given([sample]), only=["*.cls"]))
     assert decoded == {"__key__": "0", "a.cls": 1, "b.cls": 2, "cls": b"3"}
+
+
+def test_a_number_in_a_name_is_one_of_digits():
+    """Other characters may be numbers for Python too."""
+    sample = {"__key__": "0", "10.jpg": 10, "²1.jpg": 1, "2.jpg": 2}
+    assert list(Stream(ToTuple(Given([sample]), "*.jpg"))) == [([2, 10, 1],)]
+
+
+def test_a_field_that_may_be_missing_is_named_once_for_all_alternatives():
+    with pytest.raises(ValueError, match=r"write 'txt;caption\?', not 'txt\?;caption'"):
+        ToTuple(Given([]), "txt?;caption")
+    sample = {"__key__": "0", "txt?": b"1", "txt1": b"1"}
+    [decoded] = Stream(DecodeByExt(Given([sample]), {"txt?;txt1": int}, only=["txt?"]))
+    assert decoded["txt1"] == b"1"  # where a ? is one of a name

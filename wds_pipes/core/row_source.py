@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from wds_pipes.core.options import check_count
-from wds_pipes.core.reads_again import ONE_ITEM
+from wds_pipes.core.reads_again import is_one_item
 from wds_pipes.core.stage import END, Out, Source, find_stage, functional_name
 from wds_pipes.core.state import damaged
 from wds_pipes.core.words import plural
@@ -101,7 +101,7 @@ class RowSource(Source[Out]):
         for number, first, last in ranges[at.next :]:
             start, stop = number * block + first + at.inside, number * block + last
             found = self.read(start, stop) if start < stop else ()
-            if not hasattr(found, "__iter__") or isinstance(found, ONE_ITEM):
+            if not hasattr(found, "__iter__") or is_one_item(found):
                 raise TypeError(
                     f"read() of {functional_name(type(self))} returned {found!r:.80}: it must yield the rows, also a "
                     "single one, or return a list, such as [row]"

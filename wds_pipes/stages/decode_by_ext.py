@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from wds_pipes.io.urls import hide, words
 from wds_pipes.stages.fields import identity, read_names
 from wds_pipes.stages.map_samples import Draws
 from wds_pipes.stages.threaded import Threaded
-from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.keys import is_metadata, matches
 
 _NEW = object()  # no decoder is known yet
 _BYTES = (bytes, bytearray, memoryview)
@@ -202,10 +201,6 @@ class DecodeByExt(Threaded[dict[str, Any]]):
     def _draws(self) -> bool:  # type: ignore[override]
         return self.crop == "random"
 
-    @property
-    def counts_items(self) -> bool:
-        return self._draws
-
     def _decoding(self, rng: Callable[[], np.random.Generator] | None = None) -> Decoding:
         return Decoding(
             self.specs,
@@ -264,7 +259,7 @@ class DecodeByExt(Threaded[dict[str, Any]]):
                         if len(decoders) > 4096 or len(field) > 256:  # so that hostile names do not fill the memory
                             decoders.clear()
                         stays = is_metadata(field) or (
-                            only is not None and not any(fnmatchcase(field.lower(), name) for name in only)
+                            only is not None and not any(matches(field.lower(), name) for name in only)
                         )
                         decode = decoders[field] = None if stays else decoder(field)
                     if decode is not None:

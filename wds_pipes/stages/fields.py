@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
@@ -15,7 +14,7 @@ from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.core.words import listed, mend_dots
 from wds_pipes.errors import MissingFieldError, SampleError
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.keys import is_metadata
+from wds_pipes.tar.keys import is_metadata, matches
 
 Taken = str | list[str] | None  # the field of a sample that a choice takes, or its fields, or none
 
@@ -35,7 +34,7 @@ class OfFields(Tolerant[Out]):
         if not fields:
             step = functional_name(type(self))
             raise ValueError(f"{step}() needs the names of fields, such as {step}('jpg;png', 'cls')")
-        self.choices = [Choice(*names) for names in zip(read_choices(map(_name, fields)), map(_may_lack, fields))]
+        self.choices = list(map(Choice.read, fields))
 
     def of_fields(self, sample: dict[str, Any], names: list[Taken]) -> Out:
         """Return what is made of a sample; ``names``: what each choice takes of it.
@@ -46,11 +45,13 @@ class OfFields(Tolerant[Out]):
         raise NotImplementedError
 
     def run(self) -> Iterator[Out]:
-        step, choices = functional_name(type(self)), self.choices
+        step, choices = functional_name(type(self)), [(choice.names[0], choice) for choice in self.choices]
         for sample in self.source.items:
             check_sample(sample, step)
             try:
-                made = self.of_fields(sample, [choice.of(sample, self.source) for choice in choices])
+                # nearly always a sample has the first one, which then needs no call
+                taken = [name if name in sample else choice.of(sample, self.source) for name, choice in choices]
+                made = self.of_fields(sample, taken)
             except SampleError as error:
                 self.skip(error)
             else:
@@ -69,6 +70,16 @@ class Choice(NamedTuple):
     names: list[str]
     may_lack: bool
 
+    @classmethod
+    def read(cls, field: Any) -> Choice:
+        """Read a name; TypeError if it is none."""
+        may_lack = isinstance(field, str) and field.endswith("?")
+        [names] = read_choices([field.removesuffix("?") if may_lack else field])
+        if any(name.endswith("?") for name in names):
+            mended = ";".join(name.rstrip("?") for name in names)
+            raise ValueError(f"a ? stands after the last of several names: write {mended + '?'!r}, not {field!r}")
+        return cls(names, may_lack)
+
     def of(self, sample: dict[str, Any], source: Stage[Any] | None) -> Taken:
         """Return the field of a sample; of a name with a ``*``, the list of all that match, in
         natural order (``2.jpg`` before ``10.jpg``). If there is none that may lack, None, or an
@@ -80,9 +91,7 @@ class Choice(NamedTuple):
         for name in self.names:
             if name in sample:
                 return name
-            if "*" in name and (
-                found := [each for each in sample if fnmatchcase(each, name) and not is_metadata(each)]
-            ):
+            if "*" in name and (found := [each for each in sample if matches(each, name) and not is_metadata(each)]):
                 return sorted(found, key=_natural)
         if self.may_lack:
             return [] if any("*" in name for name in self.names) else None
@@ -96,17 +105,9 @@ def values_of(sample: dict[str, Any], taken: Taken) -> Any:
     return None if taken is None else sample[taken]
 
 
-def _name(field: Any) -> Any:
-    return field.removesuffix("?") if isinstance(field, str) else field
-
-
-def _may_lack(field: str) -> bool:
-    return field.endswith("?")
-
-
 def _natural(name: str) -> list[Any]:
     """The key of a name in natural order: its numbers are compared as numbers."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", name))]
 
 
 def read_choices(fields: Iterable[Any]) -> list[list[str]]:

@@ -190,6 +190,7 @@ class MapSamples(Threaded[Out]):
         # epoch
         kept = ["__key__", "__url__", *(["__padding__"] if self.lane.padding is not None else [])]
         kept += [OCCURRENCE] if self.lane.occurrences else []
+        keeps = bool(self._keeps_keys)  # a built-in function, which returns all of it
 
         def attempt(item: tuple[Any, int]) -> Any:
             sample, number = item
@@ -205,7 +206,7 @@ class MapSamples(Threaded[Out]):
                 return _Failed(sample, error)
             if result is None or result is DROP:
                 return _Failed(sample, result)
-            if result is not sample and isinstance(result, dict):
+            if result is not sample and not keeps and isinstance(result, dict):
                 for name in kept:  # nearly always all are there
                     if name not in result:
                         result = _identified(result, sample, kept)
@@ -317,10 +318,6 @@ class Draws:
         belongs to the caller. If the caller keeps it longer, the next call makes another one.
         """
         return self._own.with_key(key)
-
-    def rng(self, sample: Any, number: int) -> np.random.Generator:
-        """Return a generator for a sample alone."""
-        return self.generator(self.key(sample, number))
 
 
 class _Generators(threading.local):

@@ -53,12 +53,16 @@ class RenameFields(OfFields[dict[str, Any]]):
         self.names = list(names)
 
     def of_fields(self, sample: dict[str, Any], names: list[Taken]) -> dict[str, Any]:
-        new_names = {name: new for name, new in zip(names, self.names, strict=True) if isinstance(name, str)}
-        lists = {new: taken for taken, new in zip(names, self.names, strict=True) if isinstance(taken, list)}
-        listed = [name for taken in lists.values() for name in taken]
+        new_names = {taken: new for taken, new in zip(names, self.names, strict=True) if type(taken) is str}
+        lists: dict[str, list[str]] = {}
+        listed: list[str] = []
+        if len(new_names) < len(names):
+            lists = {new: taken for taken, new in zip(names, self.names, strict=True) if isinstance(taken, list)}
+            listed = [name for taken in lists.values() for name in taken]
         renamed = {new_names.get(name, name): value for name, value in sample.items() if name not in listed}
-        renamed |= {new: values_of(sample, taken) for new, taken in lists.items()}
-        given = sum(name is not None for name in names)
+        for new, taken in lists.items():
+            renamed[new] = values_of(sample, taken)
+        given = len(names) - names.count(None)
         if len(renamed) < len(sample) - len(listed) + len(lists) or len(new_names) + len(lists) < given:
             named = identity(sample)
             raise SampleError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from fnmatch import fnmatchcase
 
 _PAX_HEADERS = re.compile(r"(^|/)PaxHeaders\.\d+/").search
 KeySplit = str | Callable[[str], tuple[str, str] | None]
@@ -41,6 +42,11 @@ def splitter(rule: KeySplit) -> Split:
     """The function of one rule of ``split_key``; it does not change the case of the field."""
     check_key_split(rule)
     return rule if callable(rule) else _RULES[rule]
+
+
+def matches(field: str, name: str) -> bool:
+    """Return whether a name means a field; a ``*`` in the name stands for any characters."""
+    return field == name or ("*" in name and fnmatchcase(field, name))
 
 
 def wants(fields: Collection[str] | None, rule: KeySplit) -> Callable[[str], bool] | None:
