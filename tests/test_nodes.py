@@ -182,8 +182,8 @@ def advance(loader, count, *, see_end=False):
     ("graph", "node"), [*((graph, ours) for graph in GRAPHS), *((graph, node) for graph in FEW for node in NODES)]
 )
 def test_every_cut_below_the_nodes_of_torchdata(graph, node):
-    """And second cuts; also those between the last item and the end of an epoch, and after an end
-    in threads, where Loader would keep an old state.
+    """And second cuts, in the same epoch, and third ones, across epochs; also those between the last
+    item and the end of an epoch, and after an end in threads, where Loader would keep an old state.
     """
     make = lambda: Loader(GRAPHS[graph](node))  # noqa: E731
     live, whole, ends = make(), [], []
@@ -197,12 +197,12 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
         assert advance(first, cut, see_end=see_end) == whole[:cut]
         state = pickle.dumps(first.state_dict())
         for step in (0, 5) if slow(graph) else (0, 3):
-            second = make()
-            second.load_state_dict(pickle.loads(state))
-            assert advance(second, step) == whole[cut : cut + step], (cut, see_end, step)
-            third = make()
-            third.load_state_dict(pickle.loads(pickle.dumps(second.state_dict())))
-            assert advance(third, SEEN - cut - step) == whole[cut + step :], (cut, see_end, step)
+            kept, at, rest = state, cut, SEEN - cut - step
+            for more in (step, rest // 2, rest - rest // 2):
+                loader = make()
+                loader.load_state_dict(pickle.loads(kept))
+                assert advance(loader, more) == whole[at : at + more], (cut, see_end, step, at)
+                kept, at = pickle.dumps(loader.state_dict()), at + more
 
 
 class Live(Plain):

@@ -318,7 +318,7 @@ def run(source, *, epochs=1):
 
 @pytest.mark.parametrize(("workers", "cuts", "batch_size"), [(0, range(15), None), (0, range(8), 2), (2, (4,), 2)])
 def test_stateful_dataloader(workers, cuts, batch_size, urls):
-    """At each cut, and again at a second cut of the resumed run, into the next epoch."""
+    """At each cut, at a second one in this epoch, and at a third one in the next epoch."""
     make = lambda: loader(urls, workers, batch_size=batch_size)  # noqa: E731
     whole = run(make(), epochs=2)
     keys = flat(whole[0]) if batch_size else whole[0]
@@ -329,7 +329,9 @@ def test_stateful_dataloader(workers, cuts, batch_size, urls):
         assert run(once())[0] == whole[0][cut:]
         if cut + 2 < len(whole[0]):
             _, twice = resumed(once, 2)
-            assert run(twice, epochs=2) == [whole[0][cut + 2 :], whole[1]]
+            assert run(twice) == [whole[0][cut + 2 :]]
+            assert run(itertools.islice(twice, 3)) == [whole[1][:3]]
+            assert run(loaded(make(), through_json(twice.state_dict()))) == [whole[1][3:]]
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ import itertools
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,15 +42,15 @@ from wds_pipes.loader.pipe_loader import PipeLoader, progress_of
 __all__ = ["PipeTrainer", "newest_checkpoint"]
 
 _PADDING = "__padding__"
+_DATA = "data"  # where a checkpoint of the Trainer has the position of the data
+_LAST = "trainer_state.json"  # which the Trainer writes last
 
 
 def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     """Return the newest complete checkpoint of a Trainer in its ``output_dir``; None: there is
     none.
     """
-    names = os.listdir(directory) if os.path.isdir(directory) else []
-    found = [os.path.join(directory, name) for name in names if name.startswith("checkpoint-")]
-    complete = [path for path in found if os.path.exists(os.path.join(path, "trainer_state.json"))]
+    complete = [str(path.parent) for path in Path(directory).glob(f"checkpoint-[0-9]*/{_LAST}")]
     return max(complete, key=lambda path: int(path.rpartition("-")[2]), default=None)
 
 
@@ -74,8 +76,8 @@ class PipeTrainer(Trainer):
 
     Raises:
         TypeError: a dataset is no PipeLoader.
-        ValueError: on several ranks, a loader for evaluation may yield other numbers of batches on
-            each of them; or ``batch_eval_metrics`` is set, which needs a loader of Accelerate.
+        ValueError: on several ranks, a loader may yield other numbers of batches on each; or
+            ``batch_eval_metrics`` is set, which needs a loader of Accelerate.
         StateError: the checkpoint has no position of the data, or one that does not fit them.
     """
 
@@ -97,25 +99,18 @@ class PipeTrainer(Trainer):
         super().__init__(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
         if self.args.batch_eval_metrics:
             raise ValueError("PipeTrainer computes metrics over all batches: pass batch_eval_metrics=False")
-        self._real = torch.ones(0, dtype=torch.bool)  # of the last evaluated batch: (ranks, samples)
-        self._evaluated = 0  # samples of all ranks in this evaluation
 
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        return _loader_of(_TrainBatches(_check(self.train_dataset), self))
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        loaders: Any = self.eval_dataset
-        if isinstance(eval_dataset, str):
-            eval_dataset = loaders[eval_dataset]
-        return self.get_test_dataloader(loaders if eval_dataset is None else eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        loader = _check(test_dataset)
-        if loader.rank.of > 1 and progress_of(loader).plan.mode in ("exact", "loop"):
+    def _get_dataloader(
+        self, dataset: Any, description: str, *options: Any, is_training: bool = False, **others: Any
+    ) -> DataLoader[Any]:
+        loader, kind = _check(dataset), _TrainBatches if is_training else _EvalBatches
+        even = ("drop", "pad", "loop") if is_training else ("drop", "pad")
+        if loader.rank.of > 1 and progress_of(loader).plan.mode not in even:
             raise ValueError(
-                "to evaluate on several ranks, all need the same number of batches: pass PipeLoader(epoch_end='pad')"
+                f"{description} on several ranks needs as many batches on each, or ranks would wait for others for "
+                f"ever: pass PipeLoader(epoch_end={even[-1]!r})"
             )
-        return _loader_of(_EvalBatches(loader, self))
+        return _Loader(kind(loader, self), batch_size=None, collate_fn=lambda batch: batch)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         loader: PipeLoader = dataloader.dataset.loader  # type: ignore[attr-defined]
@@ -123,37 +118,28 @@ class PipeTrainer(Trainer):
 
     def known_fields(self, batch: Any, *others: str) -> Any:
         """Return a batch without the fields that neither the model takes nor ``others`` names."""
-        if not self.args.remove_unused_columns:
-            return batch
         self._set_signature_columns_if_needed()
         kept = {*(self._signature_columns or ()), *others}
-        return {name: value for name, value in batch.items() if name in kept}
+        unused = self.args.remove_unused_columns
+        return {name: value for name, value in batch.items() if name in kept} if unused else batch
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Train, and continue from a checkpoint: a path, or True for the newest complete one."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = newest_checkpoint(str(self.args.output_dir))
-            if resume_from_checkpoint is None:
-                raise ValueError(f"there is no complete checkpoint in {self.args.output_dir}")
-        if resume_from_checkpoint:
-            folder = _data_in(str(resume_from_checkpoint))
-            if not os.path.isdir(folder) or checkpoint.load(folder, _check(self.train_dataset)) is None:
-                raise StateError(
-                    f"{resume_from_checkpoint} holds no position of the data of all ranks: continue from another "
-                    "checkpoint of a PipeTrainer."
-                )
-        return super().train(resume_from_checkpoint, *args, **options)
+        path, directory = resume_from_checkpoint, str(self.args.output_dir)
+        if path is True and (path := newest_checkpoint(directory)) is None:
+            raise ValueError(f"there is no complete checkpoint in {directory}")
+        if path and checkpoint.load(os.path.join(path, _DATA), _check(self.train_dataset)) is None:
+            raise StateError(
+                f"{path} holds no position of the data of all ranks: continue from another checkpoint of a PipeTrainer."
+            )
+        return super().train(path, *args, **options)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:  # rule 1
-        step = self.state.global_step
-        path = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{step}")
-        checkpoint.save(_data_in(path), _check(self.train_dataset), step=step)
+        path = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        (path / _LAST).unlink(missing_ok=True)  # another run's, whose checkpoint is replaced now
+        checkpoint.save(path / _DATA, _check(self.train_dataset), step=self.state.global_step)
         self.accelerator.wait_for_everyone()
         super()._save_checkpoint(model, trial)
-
-    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
-        self._evaluated = 0
-        return super().evaluation_loop(*args, **options)._replace(num_samples=self._evaluated)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         """Compute loss and logits of the samples that are no padding, each in its place."""
@@ -167,48 +153,44 @@ class PipeTrainer(Trainer):
         loss, *found = super().prediction_step(model, inputs, *args, **options)
         if some:
             rows = (real.cumsum(0) - 1).clamp(min=0).tolist()  # any for padding, which is dropped
-            found = [None if value is None else recursively_apply(lambda t: t[rows], value) for value in found]
-        gathered = self.accelerator.gather(real.to(self.args.device)).view(-1, size)
-        self._real, self.gather_function = gathered, self._gather_real
-        self._evaluated += int(gathered.sum())
+            found = [
+                None if value is None else recursively_apply(lambda t: t[rows] if t.ndim else t, value)
+                for value in found
+            ]
+        real = self.accelerator.gather(real.to(self.args.device)).view(-1, size)
+        self.gather_function = partial(self._gather_real, real)
         return None if loss is None else loss.expand(size), *found
 
-    def _gather_real(self, values: Any) -> Any:
-        """Return values of all ranks, one or several for each sample, without the padding."""
+    def _gather_real(self, real: torch.Tensor, values: Any) -> Any:
+        """Return values of all ranks without the padding: none, one or several for each sample.
 
-        def real(values: torch.Tensor) -> torch.Tensor:
-            times = len(values) // self._real.numel()
-            return values[self._real[:, None].expand(-1, times, -1).reshape(-1)]
+        ``real`` says which samples are none: (ranks, samples).
+        """
 
-        return recursively_apply(real, self.accelerator.gather(values))
+        def without_padding(values: torch.Tensor) -> torch.Tensor:
+            times = len(values) // real.numel() if values.ndim else 0
+            return values[real[:, None].expand(-1, times, -1).reshape(-1)] if times else values
+
+        return recursively_apply(without_padding, self.accelerator.gather(values))
 
 
 class _Batches(IterableDataset[Any]):
-    """The batches of a PipeLoader as a dataset. The Trainer skips only those of a DataLoader."""
+    """The batches of a PipeLoader as a dataset."""
 
     def __init__(self, loader: PipeLoader, trainer: PipeTrainer) -> None:
-        super().__init__()
         self.loader, self.trainer = loader, trainer
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __bool__(self) -> bool:
-        return True  # also if len() is not known
 
 
 class _TrainBatches(_Batches):
-    begun = False  # the Trainer's first epoch was
-    left = False  # an epoch was begun, whose end was not seen
+    left: bool | None = None  # whether an epoch was begun whose end was not seen; None: no epoch was begun
 
     def __iter__(self) -> Iterator[Any]:
-        progress = progress_of(self.loader)
-        if self.left and not progress.is_over(progress.at):
-            progress.go_to(progress.position)  # rule 3
+        progress, left = progress_of(self.loader), self.left
         self.left = True
-        if not self.begun:
-            self.begun = True
+        if left is None:
             yield from itertools.repeat(None, self._skipped())  # rule 2
+        elif left and not progress.is_over(progress.at):
+            progress.go_to(progress.position)  # rule 3
         for batch in self.loader:
             yield self.trainer.known_fields(batch)
         self.left = False
@@ -217,27 +199,23 @@ class _TrainBatches(_Batches):
         """Return how many batches the Trainer skips in its first epoch."""
         arguments, step = self.trainer.args, self.trainer.state.global_step
         accumulated = arguments.gradient_accumulation_steps
-        if arguments.ignore_data_skip:
-            return 0
         unknown = progress_of(self.loader).length_unknown is not None
-        steps = arguments.max_steps if unknown else max(math.ceil(len(self) / accumulated), 1)
-        return step % steps * accumulated
+        steps = arguments.max_steps if unknown else max(math.ceil(len(self.loader) / accumulated), 1)
+        return 0 if arguments.ignore_data_skip else step % steps * accumulated
 
 
 class _EvalBatches(_Batches):
     def __iter__(self) -> Iterator[Any]:
-        progress = progress_of(self.loader)
-        progress.go_to(progress.plan.beginning(0))  # set_epoch() would leave the place where with_epoch() has cut
+        progress_of(self.loader).begin_again()
         for batch in self.loader:
             yield self.trainer.known_fields(batch, _PADDING)
 
 
-def _loader_of(batches: _Batches) -> DataLoader[Any]:
-    return DataLoader(batches, batch_size=None, collate_fn=_as_it_is)
+class _Loader(DataLoader[Any]):
+    """What the Trainer needs to skip batches: a DataLoader, with the length of the PipeLoader."""
 
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
+    def __len__(self) -> int:
+        return len(self.dataset.loader)  # type: ignore[attr-defined]
 
 
 def _at(values: Any, places: list[int], size: int) -> Any:
@@ -251,8 +229,3 @@ def _check(loader: Any) -> PipeLoader:
     if not isinstance(loader, PipeLoader):
         raise TypeError(f"pass PipeLoaders to PipeTrainer as train_dataset= and eval_dataset=, not {loader!r:.80}")
     return loader
-
-
-def _data_in(path: str) -> str:
-    """Return where the position of the data is in a checkpoint of the Trainer."""
-    return os.path.join(path, "data")

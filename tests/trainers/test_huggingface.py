@@ -208,7 +208,6 @@ def train_with_pads(hf, urls, directory, *, rank, attempt, dies):
     train(hf, loader, directory / "out", directory / f"{attempt}-{rank}", dies, steps=14)
 
 
-@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
 def test_on_another_number_of_ranks(hf, urls, tmp_path):
     """One rank, killed after a checkpoint of 3 of 12 batches; then two, which take the other 9 of
     this epoch, and then the next epoch from its beginning, though their Trainer counts 6 batches.
@@ -281,6 +280,39 @@ def test_evaluation_leaves_out_repeated_samples(hf, urls, tmp_path):
         assert rank == [*[[pytest.approx(loss), list(range(12)), sum(classes)]] * 4, 12]
 
 
+@pytest.mark.filterwarnings("ignore:Was asked to gather")
+def test_evaluation_of_a_model_that_also_returns_a_number(hf, urls, tmp_path):
+    """As models with experts do, for each batch."""
+
+    class WithNumber(Model):
+        def forward(self, cls, labels):
+            return {**super().forward(cls, labels), "aux_loss": cls.sum()}
+
+    arguments = hf.Arguments(str(tmp_path), **QUIET)
+    trainer = hf.PipeTrainer(WithNumber(), arguments, compute_metrics=lambda found: {})
+    logits, numbers = trainer.predict(loader_of(urls[:3], counted=True, epoch_end="pad")).predictions
+    assert len(logits) == 12
+    assert sum(numbers) == sum(logits)
+
+
+def test_killed_while_a_checkpoint_of_another_run_is_replaced(hf, urls, tmp_path, monkeypatch):
+    """It is no checkpoint from then on: its model and its data would not belong together."""
+    trainers = [
+        hf.PipeTrainer(
+            Model(),
+            hf.Arguments(str(tmp_path), max_steps=6, save_steps=3, **QUIET),
+            train_dataset=loader_of(urls, epoch_end="loop"),
+        )
+        for _ in range(2)
+    ]
+    trainers[0].train()
+    assert hf.newest(tmp_path).endswith("checkpoint-6")
+    monkeypatch.setattr(trainers[1].accelerator, "wait_for_everyone", lambda: 1 / 0)  # after the data are saved
+    with pytest.raises(ZeroDivisionError):
+        trainers[1].train(f"{tmp_path}/checkpoint-3")
+    assert hf.newest(tmp_path).endswith("checkpoint-3")
+
+
 def test_what_does_not_fit(hf, urls, tmp_path):
     arguments = hf.Arguments(str(tmp_path), max_steps=3, **QUIET)
     loader = loader_of(urls)
@@ -292,7 +324,10 @@ def test_what_does_not_fit(hf, urls, tmp_path):
         hf.PipeTrainer(Model(), hf.Arguments(str(tmp_path), batch_eval_metrics=True, **QUIET))
     trainer = hf.PipeTrainer(Model(), arguments, train_dataset=loader)
     with pytest.raises(ValueError, match="epoch_end='pad'"):
-        trainer.get_eval_dataloader(loader_of(urls, rank=0, world_size=2, epoch_end="exact"))
+        trainer.get_eval_dataloader(loader_of(urls, rank=0, world_size=2, epoch_end="loop"))
+    uneven = loader_of(urls, rank=0, world_size=2, epoch_end="exact")
+    with pytest.raises(ValueError, match="epoch_end='loop'"):
+        hf.PipeTrainer(Model(), arguments, train_dataset=uneven).train()
     with pytest.raises(ValueError, match="no complete checkpoint"):
         trainer.train(resume_from_checkpoint=True)
     (tmp_path / "checkpoint-3").mkdir()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from waiting import wait_for
-from your_trainer import shown_under
+from your_trainer import defined, shown_under
 
 import wds_pipes as wp
 from wds_pipes import checkpoint
@@ -103,6 +103,34 @@ def test_accelerate(urls, tmp_path, epoch_end):
         given += itertools.islice(keys(loader), steps)
         accelerator.save_state(str(tmp_path / str(run + 1)))
     assert given == list(itertools.islice(keys(build()), sum(STOPS)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "every", "undo"),
+    [
+        ("dcp", 3, lambda out: (out / "step-000006" / ".metadata").unlink()),
+        ("accelerate", 4, lambda out: (out / "8").rename(out / "new-8")),
+    ],
+)
+def test_killed_while_it_saves(kind, every, undo, tmp_path, monkeypatch):
+    """The functions of the tutorial go on from the checkpoint before, twice."""
+    accelerate = pytest.importorskip("accelerate")
+    import torch.distributed.checkpoint as dcp
+
+    monkeypatch.chdir(tmp_path)
+    make_shards("shards", shards=6, samples=8, fields=("npy", "txt"))
+    known = {"os": os, "torch": torch, "dist": torch.distributed, "dcp": dcp, "wp": wp, "checkpoint": checkpoint}
+    known |= {"Accelerator": accelerate.Accelerator, "send_to_device": accelerate.utils.send_to_device}
+    wanted = ("make_loader", "is_kept", "first_keys", "train", "Model", "train_with_accelerate")
+    tutorial = defined(*wanted, **known)
+    run = tutorial.train if kind == "dcp" else tutorial.train_with_accelerate
+    whole = tutorial.first_keys(20)
+    (tmp_path / "out").mkdir()
+    assert run("out", 2 * every + 1) == whole[: 2 * every + 1]
+    for stop in (2 * every + 1, 20):
+        undo(tmp_path / "out")  # what a kill would have left
+        assert run("out", stop) == whole[every:stop]
 
 
 def megatron(urls, directory, of, begin, dies):

@@ -432,6 +432,5 @@ class EvalLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        progress = progress_of(self.loader)
-        progress.go_to(progress.plan.beginning(0))  # set_epoch() would leave the place where with_epoch() has cut
+        progress_of(self.loader).begin_again()
         yield from self.loader

@@ -162,6 +162,12 @@ class Progress:
             self.plan, self.workers = plan, self._new_workers(plan.stage)
         self.at, self.epoch, self.resume, self.passed = at, at.epoch, True, False
 
+    def begin_again(self) -> None:
+        """Make the next iteration begin the first epoch, also where with_epoch() has cut, which
+        set_epoch() would continue.
+        """
+        self.go_to(self.plan.beginning(0))
+
     def skip(self, batches: int) -> None:
         """Make the next iteration continue after so many batches: see ``PipeLoader.skip``."""
         plan, at = self.plan, self.position
