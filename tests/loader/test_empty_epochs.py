@@ -244,7 +244,7 @@ def test_an_epoch_without_a_shard_names_what_was_skipped(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("counts", "options"),
     [
-        ([3, 0, 5, 2], {"lanes": 3, "batch_size": 4}),
+        ([3, 0, 5, 2], {"lanes": 3, "batch_size": 11}),
         (None, {"batch_size": 11, "epoch_end": "exact", "drop_last": True}),
     ],
 )

@@ -35,31 +35,48 @@ def loader(urls, *, pipe_options=None, **options):
     return wp.PipeLoader(pipe(urls, **(pipe_options or {})), **{"batch_size": 2, "collate": "list", **options})
 
 
+class WholeLane(wp.Stage):
+    """Its lanes are not divided."""
+
+    keeps_count = True
+    scope = "lane"
+
+    def run(self):
+        yield from self.source.items
+
+
+wp.register_stage(WholeLane)
+
+
 @pytest.mark.parametrize("world", [1, 4])
 @pytest.mark.parametrize("end", ["drop", "exact"])
 def test_a_lane_that_was_padded_twice_ends_otherwise(end, world, tmp_path):
-    """A lane of two samples has begun its second round of repeats, the others nothing."""
+    """A lane of two samples has begun its second round of repeats, and another one is in its
+    middle.
+    """
     [url] = make_shards(tmp_path, shards=1, samples=[12])
 
-    def make(end, world, rank=0):
-        pipe = samples([url], samples_per_shard=12)
-        return wp.PipeLoader(
-            pipe, batch_size=5, collate="list", epoch_end=end, rank=rank, world_size=world, lanes=6 if world == 1 else 4
-        )
+    def make(end, world=1, rank=0, **options):
+        pipe = samples([url], samples_per_shard=12).whole_lane()
+        options = {"batch_size": 5, "lanes": 6 if world == 1 else 4, **options}
+        return wp.PipeLoader(pipe, collate="list", epoch_end=end, rank=rank, world_size=world, **options)
 
-    padded = make("pad", 1)
-    first = next(iter(padded))
+    begun = make("exact", batch_size=4, lanes=2)
+    given = [next(iter(begun))]
+    padded = loaded(make("pad"), through_json(begun.state_dict()))
+    given += itertools.islice(padded, 2)
+    repeats = [sample["__key__"] for sample in given[-1] if sample["__padding__"]]
+    assert len(repeats) > len(set(repeats)) == 2
     state = through_json(padded.state_dict())
     padded.close()
-    assert len({sample["__key__"] for sample in first}) == 2
+    keys = [sample["__key__"] for sample in flat(given) if not sample.get("__padding__")]
+    assert len(set(keys)) == len(keys) == 4 + 5 + 2
     rest = []
     for rank in range(world):
         loader = loaded(make(end, world, rank), [state])
-        rest += [sample["__key__"] for batch in loader for sample in batch]
-    keys = {sample["__key__"] for sample in first}
-    assert not keys & set(rest)
-    assert len(rest) == len(set(rest))
-    assert end == "drop" or len(rest) == 10
+        rest += keys_of(flat(loader))
+    assert not set(keys) & set(rest)
+    assert len(rest) == (end == "exact")
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 3), (3, 1)])

@@ -97,6 +97,24 @@ def test_each_sample_comes_once_and_less_than_a_global_batch_is_lost(urls, index
 
 
 @pytest.mark.parametrize("end", ["drop", "pad"])
+@pytest.mark.parametrize("lanes", [1, 3, 8, 40])
+@pytest.mark.parametrize("how", [(1, 8, 1), (2, 8, 1), (3, 4, 2), (2, 64, 1)])
+def test_an_epoch_that_begins_loses_less_than_a_global_batch(how, lanes, end, urls):
+    """Also with more lanes than there are batches."""
+    ranks, size, parts = how
+    sources = loaders(urls, ranks, lanes * parts, epoch_end=end, batch_size=size * parts, mix_lanes=parts)
+    step = ranks * size * parts
+    expected = len(ALL) // step if end == "drop" else -(-len(ALL) // step)
+    assert [len(source) for source in sources] == [expected] * ranks
+    given = [list(source) for source in sources]
+    assert [len(batches) for batches in given] == [expected] * ranks
+    came = keys([given])
+    assert len(came) == len(set(came)) == min(len(ALL), expected * step)
+    assert sum(source.counts()["dropped"] for source in sources) == len(ALL) - len(came)
+    assert sum(source.counts().get("padded", 0) for source in sources) == expected * step - len(came)
+
+
+@pytest.mark.parametrize("end", ["drop", "pad"])
 @pytest.mark.parametrize(("before", "after"), [((2, 1), (3, 1)), ((1, 1), (7, 1)), ((3, 2), (4, 2)), ((6, 1), (5, 2))])
 def test_all_ranks_have_as_many_batches_as_there_are_samples_for(before, after, end, urls):
     """Also where a shard is as large as what each rank gets."""

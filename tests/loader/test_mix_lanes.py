@@ -33,7 +33,7 @@ def test_a_batch_has_a_part_of_each_lane(fifty):
     """In the order of the lanes, and the parts are those of a loader that does not mix."""
     parts = list(load(fifty, batch_size=2, mix_lanes=1, lanes=4, epoch_end="drop"))
     for mixed in (2, 4):
-        expected = [flat(parts[place : place + mixed]) for place in range(0, len(parts), mixed)]
+        expected = [flat(parts[place : place + mixed]) for place in range(0, len(parts) + 1 - mixed, mixed)]
         source = load(fifty, batch_size=2 * mixed, mix_lanes=mixed, lanes=4, epoch_end="drop")
         assert list(source) == expected
         assert len(source) == len(expected)

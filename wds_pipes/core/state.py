@@ -197,7 +197,7 @@ def read_state(state: object) -> Saved:
     world_size = count(
         "world_size", None if of_loader else 1, least=1, most=MOST_LANES
     )  # each rank has at least one lane
-    lane_count = count("lane_count", least=1, most=MOST_LANES)
+    lane_count, batch_size = count("lane_count", least=1, most=MOST_LANES), count("batch_size", 1, least=1)
     lanes = {
         read_lane_number(name): _read_lane(name, lane, of_loader)
         for name, lane in read_dict(state.get("lanes"), "'lanes'").items()
@@ -220,8 +220,8 @@ def read_state(state: object) -> Saved:
         given=count("given", 0),
         given_samples=count("given_samples", 0) if "given_samples" in state else None,
         epoch_end=read_as(str, state.get("epoch_end", ""), "'epoch_end'"),
-        batch_size=count("batch_size", 1),
-        mix_lanes=count("mix_lanes", 1),
+        batch_size=batch_size,
+        mix_lanes=count("mix_lanes", 1, least=1, most=batch_size),
         samples=read_as(str, state["samples"], "'samples'") if "samples" in state else None,
         partition=_read_partition(state["partition"]) if "partition" in state else None,
         data=read_data(state["data"]) if "data" in state else "",

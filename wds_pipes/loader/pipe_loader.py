@@ -53,11 +53,11 @@ class PipeLoader:
     of workers (0 included). The lanes stay the same on any number of ranks that divides the number
     of lanes; with ``"drop"`` and ``"pad"`` it must also divide the number of batches that all ranks
     together had. Otherwise the rest of the epoch is repartitioned: each remaining sample comes
-    exactly once, in another order, and ``epoch_end="drop"`` drops less than one batch of all ranks
-    together. Only the lanes of a ``mix()``, and of a pipe with a step that needs whole
-    lanes, may become unequal then, so that many of the remaining samples may be dropped; a warning
-    in the log says how many. To keep the order, too, set ``lanes`` to a common multiple of all
-    values of ranks x workers that will be used, and save after a multiple of the lanes.
+    exactly once, in another order. Either way ``epoch_end="drop"`` drops less than one batch of all
+    ranks together in an epoch. Only the lanes of a ``mix()``, and of a pipe with a step that needs
+    whole lanes, may become unequal then, so that many of the remaining samples may be dropped; a
+    warning in the log says how many. To keep the order, too, set ``lanes`` to a common multiple of
+    all values of ranks x workers that will be used, and save after a multiple of the lanes.
 
     Where torch.distributed is initialised, the ranks compare at the first ``next()`` what they
     begin: the shards, the steps, the seed, the epoch, the length of ``with_epoch()``. If they
@@ -93,7 +93,7 @@ class PipeLoader:
         lanes: the number of lanes of an epoch, a multiple of the number of ranks. There should be
             at least as many shards as lanes, unless the samples are counted
             (``ShardList(index=...)`` or ``samples_per_shard=``): then the sizes of lanes differ
-            by at most one sample.
+            by at most one sample, or one batch with ``"drop"`` and ``"pad"``.
         mix_lanes: from how many lanes each batch takes its samples, an equal part from each. By
             default a batch is of one lane, and so of the few shards that this lane has open.
             ``batch_size`` must be a multiple of it, and ``lanes`` a multiple of it times the ranks.
@@ -101,10 +101,10 @@ class PipeLoader:
             called in this process, too.
         epoch_end: how an epoch ends. ``"drop"``: every rank yields the same number of batches, all
             of them full; the samples that are left over are counted as dropped: less than one batch
-            of each lane, so have few lanes where an epoch is short. ``"pad"``: every
-            rank yields the same number of batches, and samples are repeated to fill the last ones.
-            Each sample then has a field ``"__padding__"``, which says whether it is a repeat, and
-            the repeats are counted. ``"exact"``: each sample comes once, so ranks may differ by a
+            of all ranks together. ``"pad"``: every rank yields the same number of batches, and
+            samples are repeated to fill the last ones. Each sample then has a field
+            ``"__padding__"``, which says whether it is a repeat, and the repeats are counted.
+            ``"exact"``: each sample comes once, so ranks may differ by a
             few batches. ``"loop"``: each lane goes on to its next epoch of the data by itself,
             without end, and ``with_epoch()`` cuts this stream, so every rank yields the same
             number of batches, all of them full, whatever the steps filter, skip or mix, and

@@ -10,9 +10,11 @@ Words:
   repartitioned, or a run of the samples of one: see ``remainders``.
 
 Rules:
-1. The partition of an epoch depends on (seed, epoch, number of lanes) alone. Lane i of n gets the
-   shards i, i + n, i + 2n ... of the epoch's order. If the samples of the shards are counted, it
-   gets the i-th of n consecutive runs of samples instead, whose sizes differ by at most one.
+1. The partition of an epoch depends on (seed, epoch, number of lanes) alone, and on the size of a
+   batch if all are full. Lane i of n gets the shards i, i + n, i + 2n ... of the epoch's order. If
+   the samples of the shards are counted, it gets the i-th of n consecutive runs of samples instead,
+   whose sizes differ by at most one. With ``epoch_end="drop"`` and ``"pad"`` full batches are dealt
+   to the lanes in turn instead.
 2. To repartition the rest of an epoch, each lane leaves two things: a remainder and the shards that
    it had not opened. A remainder begins at the lane's position, and is read under the old number
    and generation of the lane, since its shuffle depends on these. Remainders go to the new lanes in
@@ -28,6 +30,7 @@ from __future__ import annotations
 import itertools
 import json
 import operator
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
@@ -116,20 +119,20 @@ class Ranges:
     @classmethod
     def of(cls, lanes: int, epoch: int, terms: Terms) -> Ranges:
         """Return the partition at the beginning of an epoch."""
-        return cls.first(lanes, terms.chain.root, epoch, terms.ranks)
+        size = 1 if terms.mode in cls.fit_any_batches else terms.size
+        return cls.first(lanes, terms.chain.root, epoch, terms.ranks, size)
 
     @classmethod
-    def first(cls, lanes: int, source: Source[Any], epoch: int, ranks: int) -> Ranges:
+    def first(cls, lanes: int, source: Source[Any], epoch: int, ranks: int, size: int = 1) -> Ranges:
         """Return the partition at the beginning of an epoch.
 
-        If samples are counted, the sizes of lanes differ by at most one.
+        If samples are counted, batches of ``size`` are dealt to the lanes.
         """
         ranks = ranks if source.sticky else 0
         if source.sample_counts is None:
             return cls(lanes, ranks=ranks)
         total = ShardRanges.of(source.epoch_shards(source.seed, epoch)).samples
-        sizes = tuple((lane + 1) * total // lanes - lane * total // lanes for lane in range(lanes))
-        return cls(lanes, sizes=sizes, ranks=ranks)
+        return cls(lanes, sizes=tuple(dealt(total, lanes, size)), ranks=ranks)
 
     def of_epoch(self, ahead: int, source: Source[Any], epoch: int) -> Ranges:
         """Return the partition of ``epoch``, which is ``ahead`` epochs after that of this one."""
@@ -217,16 +220,20 @@ class Ranges:
         return [size + load for size, load in zip(self.sizes, loads, strict=True)]
 
     def batches(self, terms: Terms) -> list[int] | None:
-        """Return how many batches each lane yields; None if their last ones may be smaller."""
-        samples = self.samples()
+        """Return how many batches each lane yields; None if their last ones may be smaller.
+
+        All ranks yield equally many: as many as the rank that has most or, with "drop", least.
+        """
+        samples, pads = self.samples(), terms.mode == "pad"
         if terms.mode in self.fit_any_batches or samples is None:
             return None
-        size, each_step = terms.size, terms.ranks * terms.parts
-        if self.loads is not None and samples == dealt(sum(samples), self.lanes, size):
-            steps, rest = divmod(sum(samples), each_step * size)
-            dealt_batches = (steps + (terms.mode == "pad" and rest > 0)) * each_step
-            return [len(range(lane, dealt_batches, self.lanes)) for lane in range(self.lanes)]
-        return [min(samples) // size if terms.mode == "drop" else -(-max(samples) // size)] * len(samples)
+        lanes = [-(-count // terms.size) if pads else count // terms.size for count in samples]
+        of_ranks = [lanes[rank :: terms.ranks] for rank in range(terms.ranks)]
+        most_or_least = (max if pads else min)(map(sum, of_ranks))
+        each = (-(-most_or_least // terms.parts) if pads else most_or_least // terms.parts) * terms.parts
+        for rank, own in enumerate(of_ranks):
+            lanes[rank :: terms.ranks] = _in_turn(own, each, pads=pads)
+        return lanes
 
     @property
     def start(self) -> int:
@@ -373,10 +380,11 @@ class Ranges:
         Raises:
             StateError: a lane cannot have got to its position.
         """
-        batches = self.batches(terms) if alike else None
-        for number, (count, given) in enumerate(zip(self.samples() or (), batches or ())):
-            # On fewer ranks a lane may yield more batches than on these: see ``batches``.
-            most = max(given, -(-count // terms.size) + (terms.mode == "pad"))
+        batches, samples = self.batches(terms) if alike else None, self.samples() or []
+        # on other ranks "pad" may fill a lane up to the largest one, and by one more batch
+        padded = -(-max(samples, default=0) // terms.size) + 1
+        for number, count in enumerate(samples if batches is not None else ()):
+            most = padded if terms.mode == "pad" else count // terms.size
             if number in states and states[number]["delivered"] > most:
                 raise damaged(f"lane {number} gave more than its {most} batches")
         if len(states) < self.lanes:
@@ -603,6 +611,24 @@ def _over_lanes(
     room = dealt(rest + sum(one.size for one in left), lanes, size)
     line, loads = placed(left, room)
     return line, tuple(map(operator.sub, room, loads)), tuple(loads)
+
+
+def _in_turn(lanes: list[int], count: int, *, pads: bool) -> list[int]:
+    """Return how many of the next ``count`` batches of a rank come from each of its lanes, which
+    have ``lanes`` batches: one of each in turn, while it has some. With ``pads`` there are more,
+    and the lanes with the fewest batches get them.
+    """
+    fit = max if pads else min
+
+    def up_to(number: int) -> list[int]:
+        return [fit(batches, number) for batches in lanes]
+
+    number = bisect_right(range(count + 1), count, key=lambda number: sum(up_to(number))) - 1
+    found, later = up_to(number), up_to(number + 1)
+    growing = (lane for lane, batches in enumerate(found) if later[lane] > batches)
+    for lane in itertools.islice(growing, count - sum(found)):
+        found[lane] += 1
+    return found
 
 
 def _level(loads: list[int], rest: int) -> list[int]:

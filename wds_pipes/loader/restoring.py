@@ -250,7 +250,8 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     unit, more = plan.rank.of * plan.parts, plan.lanes is None and plan.kind.may_be_more
     alike = _is_alike(plan, saved, kind, whole=whole)
     fits = count % unit == 0 and (count == new or (more and count > new))
-    old = kind.from_json(count, saved.partition, saved.epoch, terms._replace(size=saved.batch_size))
+    size = saved.batch_size // saved.mix_lanes
+    old = kind.from_json(count, saved.partition, saved.epoch, terms._replace(mode=saved.epoch_end, size=size))
     begun = old.begun(lanes, terms)
     ended = [lane["ended"] for lane in lanes.values()]
     if (whole or plan.mode != "exact") and all(ended):
