@@ -182,8 +182,9 @@ def advance(loader, count, *, see_end=False):
     ("graph", "node"), [*((graph, ours) for graph in GRAPHS), *((graph, node) for graph in FEW for node in NODES)]
 )
 def test_every_cut_below_the_nodes_of_torchdata(graph, node):
-    """And second cuts, in the same epoch, and third ones, across epochs; also those between the last
-    item and the end of an epoch, and after an end in threads, where Loader would keep an old state.
+    """And second cuts, in the same epoch, and third ones, across epochs; also cuts between the last
+    item and the end of an epoch, and after an end in threads, where Loader would keep an old
+    state.
     """
     make = lambda: Loader(GRAPHS[graph](node))  # noqa: E731
     live, whole, ends = make(), [], []

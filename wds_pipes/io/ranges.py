@@ -108,8 +108,8 @@ class LocalFile:
         return held
 
     def around(self, start: int, stop: int) -> tuple[bytes, int]:
-        """Return bytes with those from ``start`` to ``stop`` - 1, which are few, or those that there
-        are; and the place of the first one.
+        """Return bytes with those from ``start`` to ``stop`` - 1, which are few, or fewer where the
+        file ends before; and the place of the first one.
         """
         data, base = held = self._held
         if not base <= start or base + len(data) < stop:

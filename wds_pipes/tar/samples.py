@@ -18,8 +18,8 @@ from wds_pipes.tar.reader import Link, ReservedNameError, TarReader, pass_link
 # How many bytes after a sample are read with it: the headers of the next one, with a name of up to
 # 500 bytes. Of a local file, more are looked at.
 AFTER, _MOST_AFTER = 3 * BLOCK, 32 * BLOCK
-# The kind and the first byte of the ustar prefix of a header whose name is where all names begin; or
-# there is none. One slice and one look-up for both save 3 % of the time of a tiny sample.
+# The kind and the first byte of the ustar prefix of a header whose name is where all names begin;
+# or there is none. One slice and one look-up for both save 3 % of the time of a tiny sample.
 _PLAIN_NAME, _KIND_AND_PREFIX = frozenset((b"0\0", b"\0\0", b"")), slice(156, 346, 345 - 156)
 _NOTHING = frozenset[str]().__contains__  # wants no file; a call of it is quicker than of a function of Python
 
