@@ -307,7 +307,10 @@ class Stage(Generic[Out]):
                 )
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
-            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+            own: Callable[[Any], tuple[Any, ...]] = (lambda at: (get(at),)) if len(cls._defaults) == 1 else get
+            # a list that the stage changes while it runs would change in the mark, too
+            copied = None in cls._beginning and not is_built_in(cls)
+            cls._own = staticmethod((lambda at: tuple(map(own_copy, own(at)))) if copied else own)
         if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
             cls._defaults
         ):
