@@ -500,6 +500,32 @@ class Reorders:
         raise NotImplementedError
 
 
+class SamplePlace(NamedTuple):
+    """The place of a sample in a lane that reads shards.
+
+    Attributes:
+        ranges: how many shard ranges of the lane come before it.
+        offset: the byte of its shard where it begins; 0: it is the first of its range.
+        number: how many samples of its shard come before it.
+    """
+
+    ranges: int
+    offset: int
+    number: int
+
+
+class OpensAnywhere:
+    """A stage that can be opened before any sample whose place is known, without reading what comes
+    before it.
+    """
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        """Return the position of the stage before a sample; ``at`` is an earlier position, whose
+        counts stay, since nothing between them is skipped.
+        """
+        raise NotImplementedError
+
+
 class Reports:
     """A stage that has something to report while it runs. ``Chain`` sums up the reports.
 
