@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import COUNTED, Lack, logger
+from wds_pipes.core.counts import COUNTED, LIMITED, Lack, logger
 from wds_pipes.core.digest import NOTHING, Digest, add, as_counts, in_epoch, of_counts, subtract, to_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
@@ -17,6 +17,7 @@ from wds_pipes.core.recipe import Recipe
 from wds_pipes.core.stage import Source, Stage, State, close_running, functional_name
 from wds_pipes.core.state import LEDGER, MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.ledger import ledger_of, with_ledger
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
@@ -217,6 +218,9 @@ class Plan:
         ``cut`` is how many batches of this rank with_epoch() requests of an iteration; ``what`` is
         the call that begins it.
         """
+        if self.rank.of == 1:
+            self.source.check_resumable()
+            return
         facts = self.of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
@@ -244,7 +248,7 @@ class Plan:
         """How many samples a full batch has."""
         return self.part_size * self.parts
 
-    @property
+    @cached_property
     def part_size(self) -> int:
         """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
@@ -345,6 +349,26 @@ class Plan:
         if (known := self._counted.get(number)) is None or known[0] is not lane:
             self._counted[number] = known = lane, lane.counts(self.chain)
         return known[1]
+
+    def delivered(self, number: int, lane: LaneAt) -> int:
+        """Return how many samples of a lane were delivered."""
+        return self.counts_of(number, lane).get("delivered", 0)
+
+    def too_many(self, lanes: dict[int, LaneAt], at: LoaderPosition) -> WdsError | None:
+        """Return an error if the lanes of this rank together skipped more than max_errors of a
+        step.
+        """
+        for name, limit in self.limits.items():
+            before = at.partition.counts.get(name, 0) // self.rank.of  # the ranks that counted these are not known
+            count = before + sum(self.counts_of(*lane).get(name, 0) for lane in lanes.items())
+            if count > limit.errors:
+                step = name.removeprefix(LIMITED).split()[0]
+                return limit.kind(
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all "
+                    f"lanes of this rank together, and max_errors={limit.errors}. "
+                    "The log names the first ones: mend the data, or allow more."
+                )
+        return None
 
     def samples_had(self, number: int, lane: LaneAt) -> int:
         """Return how many samples a lane has had, whatever became of them."""

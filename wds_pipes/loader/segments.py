@@ -22,7 +22,7 @@ from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.counts import COUNTED, without_limited
 from wds_pipes.core.lane import Lane, LaneFacts
 from wds_pipes.core.occurrences import occurring
-from wds_pipes.core.stage import END, Ended, Items, Mark, Out, Stage
+from wds_pipes.core.stage import END, Ended, Items, Mark, Out, Reports, Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import OfLane, Portion
@@ -87,7 +87,7 @@ class Segments(Composite[Out]):
         self._segments: OfLane = []
         self._padding: Lane | None = None
         self._inner: Stage[Out] | None = None
-        self._running: Chain | None = None
+        self._opening: list[Reports] = []  # the steps of ``_inner`` that may know how many ranges it has begun
         self._run: _Run | None = None
         self._resume: Mark | None = None
         self._empty = 0  # how many epochs in a row had no sample
@@ -195,7 +195,7 @@ class Segments(Composite[Out]):
         if (left := portion.passed - self.at.taken) > 0 and (ahead := _passed_over(self.source, lane, mark, left)):
             mark, self.at.taken = ahead, portion.passed
         self._inner = inner = self.source.open(lane, mark)
-        self._running = Chain(inner)
+        self._opening = [step for step in reversed(Chain(inner).placed) if isinstance(step, Reports)]
         if portion.passed or portion.most is not None:
             self._run = _Run(inner, portion, self.at.taken)
         self.reading.watch(inner)
@@ -207,7 +207,12 @@ class Segments(Composite[Out]):
 
     @property
     def opened(self) -> int:
-        return 0 if self._inner is None or self._running is None else self._running.opened
+        if self._inner is None:
+            return 0
+        for step in self._opening:  # as ``Chain.opened``, without looking for them at each batch
+            if (opened := step.opened) is not None:
+                return opened
+        return 0
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
