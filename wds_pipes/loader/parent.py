@@ -66,17 +66,15 @@ def worker_info() -> Any:
     return info
 
 
-def begin_worker(collects: bool) -> None:
+def begin_worker() -> None:
     """Set up a worker process of a loader: it ignores Ctrl-C and SIGTERM, and ends when the main
-    process ends. If it ``collects`` garbage, then none of what a fork has copied: see
-    ``uncollected``.
+    process ends. It collects garbage, but not what a fork has copied: see ``uncollected``.
 
     A terminal, torchrun or a cluster sends these signals to all processes of a job. The main
     process may want to save its state and continue for a while; it ends its workers itself.
     """
     gc.freeze()
-    if collects:
-        gc.enable()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _go_on)
     end_with_parent()
@@ -155,9 +153,8 @@ def _poll() -> None:
 
 
 @contextmanager
-def uncollected() -> Iterator[bool]:
-    """Collect no garbage within the block, in which workers are forked; the value is whether
-    garbage is collected elsewhere, for ``begin_worker``.
+def uncollected() -> Iterator[None]:
+    """Collect no garbage within the block, in which workers are forked.
 
     A fork copies the garbage of this process, but not its threads. What is freed in the worker may
     wait for such a thread for ever, such as a decoder of video or a connection of a database.
@@ -165,7 +162,7 @@ def uncollected() -> Iterator[bool]:
     collects = gc.isenabled()
     gc.disable()
     try:
-        yield collects
+        yield
     finally:
         if collects:
             gc.enable()

@@ -61,7 +61,6 @@ Result = tuple[int, Any, bytes | None, bool, Exception | None, Spent | None]
 def run_worker(
     connection: Any,
     copied: Any,
-    collects: bool,
     stage: Stage[Any],
     which: tuple[int, int, int],
     on_start: Callable[[int], Any] | None,
@@ -72,7 +71,6 @@ def run_worker(
     Args:
         connection: to the main process. The first message, None, says that this process runs.
         copied: the other end, of the main process, if a fork has copied it.
-        collects: whether garbage is collected.
         stage: the pipeline.
         which: the number of this worker, how many there are, and the seed of all for the global
             random generators.
@@ -80,7 +78,7 @@ def run_worker(
     """
     if copied is not None:
         copied.close()
-    begin_worker(collects)
+    begin_worker()
     outbox = Outbox()
     connection.send(outbox.pack(None))
     number, count, seed = which

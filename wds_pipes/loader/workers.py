@@ -85,9 +85,9 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.asked = 2
         copied = self.connection if forks(context) else None
-        with theirs, uncollected() as collects:  # so that its end is seen here
+        with theirs, uncollected():  # so that its end is seen here
             self.process = context.Process(  # type: ignore[attr-defined]
-                target=run_worker, args=(theirs, copied, collects, *arguments), daemon=True
+                target=run_worker, args=(theirs, copied, *arguments), daemon=True
             )
             # Else it makes one, which stays if it is killed. One that multiprocessing has in this
             # process may be gone: that of a parent, which has ended, or one that was cleaned away.
