@@ -141,6 +141,9 @@ class Slice:
         return self.start + (turn * self.of + self.number) * self.size + inside
 
 
+Tap = Callable[[Any, Iterator[Any]], Iterator[Iterable[Any]]]  # see ``Lane``
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Which part of which epoch a running chain yields: lane ``number`` of ``of``.
@@ -154,6 +157,9 @@ class Lane:
         slice: its part of the global order of a ``SampleList``, if the lanes divide that.
         occurrences: whether samples say which occurrence they are, since a later step draws random
             numbers for them: see ``wds_pipes.core.occurrences``.
+        taps: functions that the items of steps pass through, each with its step of the recipe. It
+            takes the running step and its items, and returns what others get, in parts: an
+            iterator over iterables, which costs less for each item.
     """
 
     seed: int
@@ -165,6 +171,7 @@ class Lane:
     padding: bool | None = None
     slice: Slice | None = None
     occurrences: bool = False
+    taps: tuple[tuple[Any, Tap], ...] = field(default=(), compare=False, repr=False)
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from

@@ -6,11 +6,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import NO_NETWORK, Network
-from wds_pipes.core.stage import Items, Stage
+from wds_pipes.core.stage import Stage
 from wds_pipes.io.remote.budget import Client
 
 # To read a clock costs as much as a tiny sample. While items come quickly (in less than
@@ -50,18 +50,13 @@ class Meter:
         self._chain: Chain | None = None
 
     def watch(self, last: Stage[Any]) -> None:
-        """Measure a chain that was just opened and has not yielded anything yet."""
+        """Measure a chain that was just opened with the tap ``timed``."""
         self._bytes_before, self._chain = self._bytes_read, Chain(last)
-        step = self._chain.reading_end
-        step.items = self._timed(step.items)
 
-    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
-        timed = cast("Items[Any]", Items.from_iterable(self._runs(items)))
-        timed.close = items.close  # type: ignore[method-assign, attr-defined]
-        return timed
-
-    def _runs(self, items: Iterator[Any]) -> Iterator[Iterable[Any]]:
-        """Yield ``items`` in runs. Runs of one item are timed."""
+    def timed(self, _: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
+        """Yield the items of ``Chain.reading_end`` in runs, as a tap. Runs of one item are
+        timed.
+        """
         clock, end = time.perf_counter, object()
         one_by_one = _ONE_BY_ONE
         while True:

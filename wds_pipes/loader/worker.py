@@ -139,7 +139,8 @@ class LaneHost:
     """
 
     def __init__(self, stage: Stage[Any], empty: Callable[..., Any] | None = None) -> None:
-        self._stage, self._empty = stage, empty
+        # Nothing else refers to the batches of the last step; a subclass may keep them.
+        self._stage = stage.stacking_into(empty) if empty is not None and type(stage) is BatchSamples else stage
         self._begins: dict[int, Begin] = {}  # of lanes that begin with the next batch
         self._lanes: dict[int, _Running] = {}
 
@@ -155,8 +156,6 @@ class LaneHost:
             if begins:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
                 for running in self._lanes.values():
-                    if self._empty is not None and type(running.stage) is BatchSamples:
-                        running.stage.empty = self._empty  # nothing else refers to its batches
                     running.start()
             return self._lanes[lane].next()
         except Exception as error:
@@ -179,7 +178,7 @@ class _Running:
         self._samples = (partition.samples() or {number: 0})[number]
         # not a reference cycle: see ``__del__``
         after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
-        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter.watch, after_epoch)
+        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter, after_epoch)
         chain = with_lane(recipe, reading)
         position = begin.state["position"]
         self.stage = chain.open(self._lane, None if position is None else Chain(chain).load(position))
