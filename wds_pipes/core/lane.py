@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from wds_pipes.core.counts import Meters
 from wds_pipes.core.order import hash64
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class Lane:
         slice: its part of the global order of a ``SampleList``, if the lanes divide that.
         occurrences: whether samples say which occurrence they are, since a later step draws random
             numbers for them: see ``wds_pipes.core.occurrences``.
+        meters: what the whole chain counts: all lanes that it makes for chains that it runs have
+            these, see ``Composite``.
         taps: functions that the items of steps pass through, each with its step of the recipe. It
             takes the running step and its items, and returns what others get, in parts: an
             iterator over iterables, which costs less for each item.
@@ -171,6 +174,7 @@ class Lane:
     padding: bool | None = None
     slice: Slice | None = None
     occurrences: bool = False
+    meters: Meters = field(default_factory=Meters, compare=False, repr=False)
     taps: tuple[tuple[Any, Tap], ...] = field(default=(), compare=False, repr=False)
 
     def key(self, *salt: int) -> int:

@@ -197,7 +197,7 @@ class Segments(Composite[Out]):
         if position is None and self.reading.resumed and not self.at.epoch:
             position = chain.dump(None)  # the beginning, as a state says it: the steps see that they resume
         mark = chain.load(position) if self._resume is None and position is not None else self._resume
-        lane = replace(lane, occurrences=self.lane.occurrences)
+        lane = replace(lane, occurrences=self.lane.occurrences, meters=self.lane.meters)
         if (left := portion.passed - self.at.taken) > 0 and (ahead := _passed_over(self.source, lane, mark, left)):
             mark, self.at.taken = ahead, portion.passed
         meter = self.reading.meter

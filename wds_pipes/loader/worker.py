@@ -23,7 +23,6 @@ from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import END, Stage, close_running, functional_name, is_built_in
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
-from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.urls import hide
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
@@ -173,8 +172,8 @@ class _Running:
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
-        self._meter = Meter()
         self._lane = partition.lane(number, Chain(recipe).root, begin.epoch)
+        self._meter = Meter(self._lane.meters)
         self._samples = (partition.samples() or {number: 0})[number]
         # not a reference cycle: see ``__del__``
         after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
@@ -225,10 +224,10 @@ class _Running:
         if self._end is not None:
             return self._end
         full = self._batches is not None and self._delivered >= self._batches
-        stalled, start = Client.all_stalled, time.perf_counter()
+        stalled, start = self._lane.meters.stall_seconds, time.perf_counter()
         batch = END if full else next(self.stage.items, END)
         self._meter.busy += time.perf_counter() - start
-        self._meter.waited += Client.all_stalled - stalled
+        self._meter.waited += self._lane.meters.stall_seconds - stalled
         ended = batch is END
         self._delivered += not ended
         mark = self.stage.mark()
