@@ -410,7 +410,7 @@ class Composite(Reports, Stage[Out]):
         running = running_copy(self)
         running.lane, running.at, running.parts = lane, self._at(own), list(parts or ())
         running.prepare()
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def prepare(self) -> None:

@@ -98,9 +98,9 @@ def running_copy(stage: _Running) -> _Running:
     return running
 
 
-def begin(running: Any, mark: Mark | None) -> None:
+def begin(running: Any, mark: Mark | None, recipe: Any = None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
-    the stage had ended there.
+    the stage had ended there. Those of ``recipe`` pass through the taps of the lane.
     """
     running._resumed = mark is not None
     if isinstance(mark, Ended):
@@ -114,6 +114,11 @@ def begin(running: Any, mark: Mark | None) -> None:
         running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
+    for step, tap in running.lane.taps:
+        if step is recipe:
+            items = running.items
+            running.items = Items.from_iterable(tap(running, items))
+            running.items.close = items.close
 
 
 class Items(chain[Out]):
@@ -360,7 +365,7 @@ class Stage(Generic[Out]):
         running.lane, running.at = lane, self._at(own)
         if self.source is not None:
             running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
