@@ -312,7 +312,10 @@ class Stage(Generic[Out]):
                 )
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
-            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+            own: Callable[[Any], tuple[Any, ...]] = (lambda at: (get(at),)) if len(cls._defaults) == 1 else get
+            # a list that the stage changes while it runs would change in the mark, too
+            copied = None in cls._beginning and not is_built_in(cls)
+            cls._own = staticmethod((lambda at: tuple(map(own_copy, own(at)))) if copied else own)
         if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
             cls._defaults
         ):
@@ -499,6 +502,32 @@ class Reorders:
 
     def place_of(self, lane: Lane, number: int, count: int) -> int:
         """Return the place at which an item of a lane is yielded: the inverse of ``leaving``."""
+        raise NotImplementedError
+
+
+class SamplePlace(NamedTuple):
+    """The place of a sample in a lane that reads shards.
+
+    Attributes:
+        ranges: how many shard ranges of the lane come before it.
+        offset: the byte of its shard where it begins; 0: it is the first of its range.
+        number: how many samples of its shard come before it.
+    """
+
+    ranges: int
+    offset: int
+    number: int
+
+
+class OpensAnywhere:
+    """A stage that can be opened before any sample whose place is known, without reading what comes
+    before it.
+    """
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        """Return the position of the stage before a sample; ``at`` is an earlier position, whose
+        counts stay, since nothing between them is skipped.
+        """
         raise NotImplementedError
 
 

@@ -219,7 +219,7 @@ class Workers:
             while worker.asked:
                 worker.receive(self._timeout)
             worker.send({lane: begins[lane] for lane, place in self._places.items() if place == number})
-        self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
+        self._turns = [(begin.at.delivered, lane) for lane, begin in begins.items()]
         heapq.heapify(self._turns)
         self._ask()
 
@@ -290,7 +290,7 @@ class Workers:
             result = self._host.next(lane)
         else:
             result = self._workers[self._places[lane]].receive(self._timeout)
-        if result[3]:
+        if (at := result[2]) is not None and at[2]:
             self._ended.add(lane)
         self._ask()
         return result
