@@ -95,7 +95,7 @@ class WdsNode(Countable, BaseNode[Any]):
     def _tell_epoch(self) -> None:
         """Tell nodes that are not ours of a loaded epoch before it is given up: rule 4."""
         stream = self._stream
-        if stream.chain.root.counts_epochs and stream.will_resume and stream.position.delivered:
+        if stream.chain.root.counts_epochs and stream.will_resume and stream.position.mark is not None:
             self._items.open()
 
     def next(self) -> Any:

@@ -949,9 +949,9 @@ def ranks_of(urls, world_size):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda states: [], "takes the list"),
-        (lambda states: [{}], "takes the list"),
-        (lambda states: ["state"], "takes the list"),
+        (lambda states: [], "the list of what it returned on each rank"),
+        (lambda states: [{}], "the list of what it returned on each rank"),
+        (lambda states: ["state"], "the list of what it returned on each rank"),
         (lambda states: states[:2], "ranks 0 to 2: rank 2 is missing"),
         (lambda states: states[1:], "ranks 0 to 2: rank 0 is missing"),
         (lambda states: [*states, states[1]], "rank 1 is there more than once"),
@@ -1024,7 +1024,7 @@ DAMAGE = {
         lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}},
         "'x' is not the number of a lane",
     ),
-    "no state": (lambda state: [1], "takes the list"),
+    "no state": (lambda state: [1], "the list of what it returned on each rank"),
 }
 
 

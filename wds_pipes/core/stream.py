@@ -105,13 +105,16 @@ class Stream(Generic[Out]):
         return position
 
     def give_up(self) -> None:
-        """Make the next ``iter()`` start the next epoch, also after a state was loaded, unless that
-        state is at the beginning of its epoch.
+        """Make the next ``iter()`` start the next epoch, also after a state was loaded, unless the
+        position is at the beginning of its epoch: a state may have been loaded there, or saved.
         """
         position = self.position
+        begun = position.delivered or position.ended or isinstance(position.mark, Ended)
         if not self.will_resume:
+            if not begun and position.mark is not None:  # opened for a state alone
+                self.set_epoch(position.epoch)
             self.at = None
-        elif position.delivered or isinstance(position.mark, Ended):
+        elif begun:
             self.set_epoch(position.epoch + 1)
 
     def close(self) -> None:
