@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import error_of_nothing, public_counts, warn_of_unmet
+from wds_pipes.core.counts import error_of_nothing, in_state, public_counts, warn_of_unmet
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_recipe
@@ -142,7 +142,7 @@ class Stream(Generic[Out]):
             "version": STATE_VERSION,
             "epoch": position.epoch,
             **recipe.entries,
-            "graph": list(recipe.graph),
+            "graph": recipe.graph_entry,
             "lane_count": context.lanes,
             "lanes": {
                 str(context.lane): {
@@ -151,7 +151,7 @@ class Stream(Generic[Out]):
                     "position": self.chain.dump(position.mark),
                 }
             },
-            "counts": self.counts(position),
+            "counts": in_state(self.counts(position)),
             **not_for_dcp(),
             **self.chain.root.entries_at(position.epoch),
         }

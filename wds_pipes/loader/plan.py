@@ -190,7 +190,7 @@ class Plan:
             "version": STATE_VERSION,
             "epoch": at.epoch,
             **recipe.entries,
-            "graph": list(recipe.graph),
+            "graph": recipe.graph_entry,
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
             "epoch_end": self.mode,
