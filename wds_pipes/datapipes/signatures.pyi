@@ -42,6 +42,7 @@ class Methods(Generic[T_co]):
         *,
         budget: int | None = None,
         boundaries: Sequence[int] | None = None,
+        sort: bool | None = None,
         aligned: Sequence[str] = (),
         window: int = 1024,
         pad: float | Mapping[str, float] = 0,
