@@ -286,6 +286,7 @@ class Mix(WdsPipe[Any]):
         sources: Mapping[str, IterDataPipe[Any]],
         weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
         *,
+        by: str | Callable[[Any], int] | None = None,
         schedule: Callable[[int], Mapping[str, float]] | None = None,
         exhausted: str = "stop",
         seed: int | None = None,
