@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.table import Decoding
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.order import Permutation, hash64, hash_text, order_of_samples
+from wds_pipes.core.order import Permutation, hash64, order_of_samples
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.cache.shard_cache import parse_size
@@ -236,7 +236,7 @@ def _of_split(samples: Iterable[Sample], split: KeyRange) -> Iterator[Sample]:
         ShardError: the index is of another shard.
     """
     for sample in samples:
-        if not split.has(np.array([hash_text(sample["__key__"])], np.uint64))[0]:
+        if sample["__key__"] not in split:
             raise stale_keys(sample["__url__"], sample["__key__"])
         yield sample
 
