@@ -247,7 +247,8 @@ def encode_npz(value: Any) -> bytes:
 def decode_safetensors(data: bytes) -> dict[str, Any]:
     """Decode tensors by name."""
     tensors = library("safetensors.torch", "safetensors", "a safetensors field").load(data)
-    return dict(sorted(tensors.items()))  # the library returns them in another order at each call
+    # The library returns them in another order at each call.
+    return tensors if len(tensors) < 2 else dict(sorted(tensors.items()))
 
 
 def encode_safetensors(value: Any) -> bytes:
