@@ -7,7 +7,6 @@ import functools
 import importlib
 import io
 import json
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,9 +55,9 @@ def encode_integer(value: Any) -> bytes:
     return str(whole).encode()
 
 
-# Of an integer with so many digits, orjson may make a float. In a run of 19 digits, every sixth
-# byte makes a run of three, which is looked for in a sixth of the time.
-_LONG, _SIXTH_OF_LONG = re.compile(rb"[0-9]{19}"), re.compile(rb"[0-9]{3}")
+# Of an integer with so many digits, orjson may make a float. Where all digits are 0, they are found
+# in a tenth of the time of a regular expression.
+_LONG, _AS_ZERO = b"0" * 19, bytes(ord("0") if ord("0") <= byte <= ord("9") else ord(" ") for byte in range(256))
 
 
 @functools.cache
@@ -73,7 +72,7 @@ def _orjson() -> Any:
 def decode_json(data: bytes) -> Any:
     """Decode an object, to the same values with and without ``orjson``."""
     library = _orjson()
-    if library is None or (_SIXTH_OF_LONG.search(data[5::6]) and _LONG.search(data)):
+    if library is None or _LONG in data.translate(_AS_ZERO):
         return json.loads(data)
     try:
         return library.loads(data)
