@@ -312,12 +312,6 @@ def test_one_lane_has_the_order_of_the_pipe(urls):
     assert list(wp.PipeLoader(shuffled(urls).map_samples(key_of))) == list(shuffled(urls).map_samples(key_of))
 
 
-def test_draws_are_the_same_whatever_the_workers(urls):
-    expected = {sample["__key__"]: sample["draw"] for sample in samples(urls, shuffle=False).map_samples(draw)}
-    source = wp.PipeLoader(samples(urls).map_samples(draw), num_workers=2)
-    assert {sample["__key__"]: sample["draw"] for sample in source} == expected
-
-
 def test_the_global_generator_of_torch_is_untouched(urls):
     before = torch.get_rng_state()
     source = loader(urls, num_workers=2)
@@ -1040,23 +1034,6 @@ def test_the_state_of_one_rank_on_another_number_is_refused_with_what_to_do(urls
         with pytest.raises(wp.StateError, match=r"rank 0 of 2 alone.*merge_states\(states\)"):
             loader(urls, **other).load_state_dict(states[0])
     loader(urls, rank=0, world_size=2).load_state_dict(states[0])
-
-
-def test_the_state_of_another_pipeline_is_refused_with_the_difference(urls):
-    state = loader(urls).state_dict()
-    for other, message in (
-        (loader(urls[:-1]), "made over 5 shards, this pipeline has 4"),
-        (loader([*urls[1:], urls[0]]), "other URLs or another order"),
-        (wp.PipeLoader(samples(urls, seed=6).shuffle_buffer(3), batch_size=2), "seed=5, this pipeline has seed=6"),
-        (
-            wp.PipeLoader(samples(urls).shuffle_buffer(4), batch_size=2),
-            r"step 5 of its pipeline was .*size=3\), and of this one is .*size=4",
-        ),
-    ):
-        with pytest.raises(wp.StateError, match=message):
-            other.load_state_dict(state)
-    with pytest.raises(wp.StateError):
-        loader(urls).load_state_dict(shuffled(urls).state_dict())  # a pipe's, not a loader's
 
 
 DAMAGE = {
