@@ -28,6 +28,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
 from wds_pipes.core.counts import COUNTED, DONE, Lack, Network, sum_counts
+from wds_pipes.core.graph import GraphStep, graph_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stage import (
     Ended,
@@ -78,15 +79,19 @@ class Chain:
 
     # What the recipe says
 
-    def graph(self, *, counted: bool = False) -> list[str]:
-        """Return the chain as text, from its first stage: names, and the options that decide the
+    def graph(self, *, counted: bool = False) -> tuple[GraphStep, ...]:
+        """Return the chain as data, from its first stage: names, and the options that decide the
         order. ``counted``: a stage after the chain depends on the numbers of its items.
         """
-        labels = []
+        graph = []
         for step in reversed(self.steps):
-            labels.append(step._label(counted=counted))
+            graph.append(step._in_graph(counted=counted))
             counted = counted or step.counts_items
-        return labels[::-1]
+        return tuple(graph[::-1])
+
+    def __str__(self) -> str:
+        """Return the graph as text."""
+        return graph_text(self.graph())
 
     @property
     def items_are(self) -> str | None:
@@ -309,7 +314,7 @@ def changes_order(step: Stage[Any]) -> str | None:
     """
     if step.scope == "item":
         return None
-    return f"{step._label(counted=False).partition('(')[0]}() may change their order"
+    return f"{step._in_graph(counted=False).name}() may change their order"
 
 
 def _read_values(step: Stage[Any], defaults: dict[str, Any], values: dict[str, Any]) -> tuple[Any, ...]:
@@ -419,7 +424,7 @@ class Composite(Reports, Stage[Out]):
         running = running_copy(self)
         running.lane, running.at, running.parts = lane, self._at(own), [*self.parts_of(parts)]
         running.prepare()
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def prepare(self) -> None:

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, c
 
 from wds_pipes.core.counts import COUNTED, DONE, NO_NETWORK, TROUBLE, Lack, Network
 from wds_pipes.core.digest import DIGESTS
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed, nearest
@@ -98,9 +99,9 @@ def running_copy(stage: _Running) -> _Running:
     return running
 
 
-def begin(running: Any, mark: Mark | None) -> None:
+def begin(running: Any, mark: Mark | None, recipe: Any = None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
-    the stage had ended there.
+    the stage had ended there. Those of ``recipe`` pass through the taps of the lane.
     """
     running._resumed = mark is not None
     if isinstance(mark, Ended):
@@ -114,6 +115,11 @@ def begin(running: Any, mark: Mark | None) -> None:
         running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
+    for step, tap in running.lane.taps:
+        if step is recipe:
+            items = running.items
+            running.items = Items.from_iterable(tap(running, items))
+            running.items.close = items.close
 
 
 class Items(chain[Out]):
@@ -363,7 +369,7 @@ class Stage(Generic[Out]):
         running.lane, running.at = lane, self._at(own)
         if self.source is not None:
             running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -422,7 +428,7 @@ class Stage(Generic[Out]):
         """Return why the stage may yield another number of items than it takes, for a message; None
         if it does not.
         """
-        return None if self.keeps_count else f"{self._label(counted=False).partition('(')[0]}() may change their number"
+        return None if self.keeps_count else f"{self._in_graph(counted=False).name}() may change their number"
 
     def unforeseen(self) -> str | None:
         """Return why it is not known without reading which of its items comes when, for a message;
@@ -432,10 +438,10 @@ class Stage(Generic[Out]):
             return reason
         foreseen = self._foreseen and is_built_in(type(self))  # a subclass may change it
         known = foreseen or (self.scope == "item" and not self.expands)
-        name = self._label(counted=False).partition("(")[0]
+        name = self._in_graph(counted=False).name
         return None if known else f"{name}() decides while it runs in which order its items come"
 
-    def _label(self, *, counted: bool) -> str:
+    def _in_graph(self, *, counted: bool) -> GraphStep:
         """Return the stage as the graph of a state names it, with the options that decide the
         order.
 
@@ -443,11 +449,7 @@ class Stage(Generic[Out]):
             counted: a stage after this one depends on the numbers of its items, so options that
                 decide what one item is are included too.
         """
-        chosen = {name: getattr(self, name) for name in self.order_options}
-        options = ", ".join(
-            f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
-        )
-        return f"{functional_name(type(self))}({options})" if options else functional_name(type(self))
+        return GraphStep.of(functional_name(type(self)), {name: getattr(self, name) for name in self.order_options})
 
 
 # the methods that a class must define, if a base has them

@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.counts import in_state
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds, checks_options
@@ -334,7 +335,7 @@ class PipeLoader:
             "rank": self.rank.number,
             "step": at.step,
             "lanes": {str(number): lane for number, lane in plan.states(at).items()},
-            "counts": plan.counts(at),
+            "counts": in_state(plan.counts(at)),
             **not_for_dcp(),
         }
         if self._progress.cut is not None:

@@ -108,19 +108,17 @@ class Plan:
                 "and with_epoch() cuts them."
             )
         self.kind, why_not = kind_of(stage, epoch_end, parts)
-        self.stage = lay_out(with_ledger(stage))
-        self.ledger, summing = ledger, ledger_of(segments_of(self.stage))
-        if summing is not None:
-            summing.on = ledger
-        elif ledger:
+        self.stage = lay_out(
+            with_ledger(stage, on=ledger), scope=self.kind.scope, pads=epoch_end == "pad", loops=epoch_end == "loop"
+        )
+        self.ledger = ledger
+        if ledger and ledger_of(segments_of(self.stage)) is None:
             raise ValueError(
                 "this pipeline can have no ledger: after its last step that holds samples, such as shuffle_buffer(), "
                 "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
                 "pack_samples() and bucket_samples() must be the last of these steps."
             )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
-        self.segments.scope = self.kind.scope
-        self.segments.pads, self.segments.loops = epoch_end == "pad", epoch_end == "loop"
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
         )
@@ -193,7 +191,7 @@ class Plan:
             "version": STATE_VERSION,
             "epoch": at.epoch,
             **recipe.entries,
-            "graph": list(recipe.graph),
+            "graph": recipe.graph_entry,
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
             "epoch_end": self.mode,

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from typing import Any
 
-from wds_pipes.core.counts import logger, sum_counts
+from wds_pipes.core.counts import in_state, logger, sum_counts
 from wds_pipes.core.digest import NOTHING, add, in_epoch, to_text
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.recipe import check_recipe
@@ -153,7 +153,7 @@ def _merged(states: list[State], saved: list[Saved]) -> State:
         # The largest, so that a run that is repeated from here writes the same as the first time.
         "step": max(state.step for state in saved),
         "lanes": {number: lanes[number] for number in sorted(lanes, key=int)},
-        "counts": sum_counts(state.counts for state in saved),
+        "counts": in_state(sum_counts(state.counts for state in saved)),
     }
     if "given" in first:  # of all ranks together, as world_size says
         merged["given"] = sum(state.given for state in saved)

@@ -23,7 +23,6 @@ from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import END, Stage, close_running, functional_name, is_built_in
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
-from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.urls import hide
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
@@ -138,7 +137,8 @@ class LaneHost:
     """
 
     def __init__(self, stage: Stage[Any], empty: Callable[..., Any] | None = None) -> None:
-        self._stage, self._empty = stage, empty
+        # Nothing else refers to the batches of the last step; a subclass may keep them.
+        self._stage = stage.stacking_into(empty) if empty is not None and type(stage) is BatchSamples else stage
         self._begins: dict[int, Begin] = {}  # of lanes that begin with the next batch
         self._lanes: dict[int, _Running] = {}
 
@@ -154,8 +154,6 @@ class LaneHost:
             if begins:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
                 for running in self._lanes.values():
-                    if self._empty is not None and type(running.stage) is BatchSamples:
-                        running.stage.empty = self._empty  # nothing else refers to its batches
                     running.start()
             return self._lanes[lane].next()
         except Exception as error:
@@ -173,12 +171,12 @@ class _Running:
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
-        self._meter = Meter()
         self._lane = partition.lane(number, Chain(recipe).root, begin.epoch)
+        self._meter = Meter(self._lane.meters)
         self._samples = (partition.samples() or {number: 0})[number]
         # not a reference cycle: see ``__del__``
         after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
-        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter.watch, after_epoch)
+        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter, after_epoch)
         chain = with_lane(recipe, reading)
         self._at = begin.at  # after the last batch
         self.stage = chain.open(self._lane, self._at.mark)
@@ -221,10 +219,10 @@ class _Running:
             return self._end
         _, delivered, _, extra = self._at
         full = self._batches is not None and delivered >= self._batches
-        stalled, start = Client.all_stalled, time.perf_counter()
+        stalled, start = self._lane.meters.stall_seconds, time.perf_counter()
         batch = END if full else next(self.stage.items, END)
         self._meter.busy += time.perf_counter() - start
-        self._meter.waited += Client.all_stalled - stalled
+        self._meter.waited += self._lane.meters.stall_seconds - stalled
         if batch is END:
             self._end = self._ended(full=full)
             return self._end

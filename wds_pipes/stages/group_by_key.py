@@ -271,7 +271,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
                 return
         if not reported:
             at.skipped += 1
-            Tolerant.happened += 1
+            self.lane.meters.skips += 1
 
     def lack(self, before: Lack) -> Lack:
         seen, wanted = self._grouping.names.values(), frozenset(self.fields or ())
