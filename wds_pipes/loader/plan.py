@@ -184,14 +184,17 @@ class Plan:
         self.chain.root.check_resumable()
         return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
 
+    @cached_property
+    def _packed_recipe(self) -> bytes:
+        """The entries of a state that say what it is of, pickled."""
+        return pickle.dumps({**self.recipe.entries, "graph": self.recipe.graph_entry})
+
     def of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
-        recipe = self.recipe
         state: State = {
             "version": STATE_VERSION,
             "epoch": at.epoch,
-            **recipe.entries,
-            "graph": recipe.graph_entry,
+            **pickle.loads(self._packed_recipe),  # the fastest copy
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
             "epoch_end": self.mode,
@@ -388,7 +391,7 @@ class Plan:
                 "counts": self.counts_of(number, lane),
             }
             self._packed[number] = known = lane, pickle.dumps(state)
-        found: LaneState = pickle.loads(known[1])  # the fastest copy
+        found: LaneState = pickle.loads(known[1])
         return found
 
     def lanes_of(self, states: LaneStates) -> dict[int, LaneAt]:
