@@ -153,6 +153,11 @@ def public_counts(counts: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if is_public(name)}
 
 
+def in_state(counts: dict[str, int]) -> dict[str, int]:
+    """Return public counts as a state has them: without zeros, but for the delivered samples."""
+    return {name: count for name, count in counts.items() if count or name == "delivered"}
+
+
 def is_public(name: str) -> bool:
     """Return whether a count with this name is of samples, in all stages."""
     return name not in DIGESTS and not name.startswith(LIMITED)

@@ -108,7 +108,7 @@ def _skips_since(chain: Chain, mark: Mark | None) -> int:
         if isinstance(step, ReadsAgain) and own:
             skips += step._at(own).skips
         if isinstance(step, Composite):
-            parts = ((step.chain_of(part), part.mark) for part in before or ())
+            parts = ((step.chain_of(part), part.mark) for part in step.parts_of(before))
             return skips + sum(_skips_since(inner, at) for inner, at in parts if inner is not None)
         mark = before
     return skips

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from wds_pipes.core.chain import Chain, Composite, Part, linked
+from wds_pipes.core.chain import Chain, Composite, linked
 from wds_pipes.core.counts import COUNTED, without_limited
 from wds_pipes.core.lane import Lane, LaneFacts, Tap
 from wds_pipes.core.occurrences import occurring
@@ -224,18 +224,24 @@ class Segments(Composite[Out]):
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
         if inner is None:
-            return self._own(at), () if self._resume is None else (Part(self._resume),)
+            return self._own(at), () if self._resume is None else ((self._resume,),)
         at.opened, mark = self.opened, inner.mark()
         if self._run is not None:
             at.taken = self._run.taken(mark)
-        return self._own(at), (Part(mark),)
+        return self._own(at), ((mark,),)  # no class, which would cost more than all the rest when it is pickled
 
-    def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
-        if not parts or not self._segments:
-            return None
-        at = self._at(own)
-        segments = self._segments if at.epoch == self.at.epoch else self._of_epoch(at.epoch)
-        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane)
+    def url_at(self, mark: Mark, partition: Partition, number: int, epoch: int) -> str | None:
+        """Return the URL of the shard at a position in a lane of a partition; None: there is none.
+
+        Args:
+            mark: that of this stage.
+            partition: the partition.
+            number: the number of the lane.
+            epoch: the epoch of the partition.
+        """
+        at, parts = self._at(mark[0]), self.parts_of(mark[1])
+        segments = partition.segments(number, Chain(self).root, epoch + at.epoch, at.epoch) if parts else []
+        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane) if segments else None
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:

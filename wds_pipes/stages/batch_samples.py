@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
@@ -55,9 +56,9 @@ class BatchSamples(Stage[Any]):
     scope = "item"
     source: Stage[Any]
 
-    def _label(self, *, counted: bool) -> str:
-        name = super()._label(counted=counted)
-        return f"{name}(size={self.size}, drop_last={self.drop_last})" if counted else name
+    def _in_graph(self, *, counted: bool) -> GraphStep:
+        step = super()._in_graph(counted=counted)
+        return GraphStep.of(step.name, {"size": self.size, "drop_last": self.drop_last}) if counted else step
 
     def __init__(
         self,
