@@ -184,7 +184,7 @@ class Plan:
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
         self.chain.root.check_resumable()
-        return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
+        return Recipe.of(self.chain)._replace(samples=self.source.epoch_order.samples_fingerprint)
 
     def of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
@@ -198,7 +198,7 @@ class Plan:
             "world_size": self.rank.of,
             "epoch_end": self.mode,
             "batch_size": self.batch_size,
-            **self.source.entries_at(at.epoch),
+            **recipe.entries_at(at.epoch),
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts

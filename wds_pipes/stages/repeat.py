@@ -105,7 +105,7 @@ class Repeat(Composite[Out]):
         last = self._last
         if last is None or last[1] != repetition or last[0] != lane:
             epoch = lane.epoch * (self.n or 1) + repetition
-            last = self._last = lane, repetition, self.before.root.lane_in(lane, epoch)
+            last = self._last = lane, repetition, self.before.root.epoch_order.lane_in(lane, epoch)
         return last[2]
 
     def mark(self) -> Mark:
