@@ -164,7 +164,7 @@ class ForeignNode(Source[Any]):
         running.at = self.At(*mark[0]) if mark else self.At(fresh=True)
         self._reset(running.at.node)
         self._loaded.unread = not running.at.fresh
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def _reset(self, state: Any) -> None:

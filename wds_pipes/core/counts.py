@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
@@ -105,6 +106,19 @@ class Lack(NamedTuple):
             samples=self.samples,
             **(mend_dots(self.wanted, sorted(self.left_out)) or usual),
         )
+
+
+@dataclass(slots=True, eq=False)
+class Meters:
+    """What all steps of a running chain, and of the chains that they run, count together.
+
+    Attributes:
+        skips: how many errors, and samples beside damage or without a partner, were skipped.
+        stall_seconds: how long the chain has waited for bytes of a store.
+    """
+
+    skips: int = 0
+    stall_seconds: float = 0.0
 
 
 class Network(NamedTuple):

@@ -99,9 +99,9 @@ def running_copy(stage: _Running) -> _Running:
     return running
 
 
-def begin(running: Any, mark: Mark | None) -> None:
+def begin(running: Any, mark: Mark | None, recipe: Any = None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
-    the stage had ended there.
+    the stage had ended there. Those of ``recipe`` pass through the taps of the lane.
     """
     running._resumed = mark is not None
     if isinstance(mark, Ended):
@@ -115,6 +115,11 @@ def begin(running: Any, mark: Mark | None) -> None:
         running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
+    for step, tap in running.lane.taps:
+        if step is recipe:
+            items = running.items
+            running.items = Items.from_iterable(tap(running, items))
+            running.items.close = items.close
 
 
 class Items(chain[Out]):
@@ -308,7 +313,10 @@ class Stage(Generic[Out]):
                 )
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
-            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+            own: Callable[[Any], tuple[Any, ...]] = (lambda at: (get(at),)) if len(cls._defaults) == 1 else get
+            # a list that the stage changes while it runs would change in the mark, too
+            copied = None in cls._beginning and not is_built_in(cls)
+            cls._own = staticmethod((lambda at: tuple(map(own_copy, own(at)))) if copied else own)
         if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
             cls._defaults
         ):
@@ -361,7 +369,7 @@ class Stage(Generic[Out]):
         running.lane, running.at = lane, self._at(own)
         if self.source is not None:
             running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -491,6 +499,32 @@ class Reorders:
 
     def place_of(self, lane: Lane, number: int, count: int) -> int:
         """Return the place at which an item of a lane is yielded: the inverse of ``leaving``."""
+        raise NotImplementedError
+
+
+class SamplePlace(NamedTuple):
+    """The place of a sample in a lane that reads shards.
+
+    Attributes:
+        ranges: how many shard ranges of the lane come before it.
+        offset: the byte of its shard where it begins; 0: it is the first of its range.
+        number: how many samples of its shard come before it.
+    """
+
+    ranges: int
+    offset: int
+    number: int
+
+
+class OpensAnywhere:
+    """A stage that can be opened before any sample whose place is known, without reading what comes
+    before it.
+    """
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        """Return the position of the stage before a sample; ``at`` is an earlier position, whose
+        counts stay, since nothing between them is skipped.
+        """
         raise NotImplementedError
 
 

@@ -334,7 +334,7 @@ class PipeLoader:
         state = plan.of_all_ranks(at) | {
             "rank": self.rank.number,
             "step": at.step,
-            "lanes": {str(number): lane for number, lane in at.states.items()},
+            "lanes": {str(number): lane for number, lane in plan.states(at).items()},
             "counts": in_state(plan.counts(at)),
             **not_for_dcp(),
         }
@@ -468,7 +468,7 @@ class PipeLoader:
         if live is None:
             return found
         at, before = live.stands  # not the position of the loader: a state may have been loaded since
-        delivered = [lane["delivered"] for lane in at.states.values()]
+        delivered = [lane.delivered for lane in at.lanes.values()]
         samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 

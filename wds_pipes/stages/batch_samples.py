@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -74,6 +75,12 @@ class BatchSamples(Stage[Any]):
             raise ValueError(f"collate must be {', '.join(map(repr, _COLLATES))} or a function, not {collate!r}")
         self.collate = collate
         self.empty: Empty = np.empty  # makes the arrays into which those of samples are stacked
+
+    def stacking_into(self, empty: Empty) -> Self:
+        """Return a copy of this step that stacks arrays into those that ``empty`` makes."""
+        again = copy.copy(self)
+        again.empty = empty
+        return again
 
     def run(self) -> Iterator[Any]:
         at, size = self.at, self.size
