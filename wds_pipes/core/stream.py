@@ -152,15 +152,15 @@ class Stream(Generic[Out]):
             },
             "counts": in_state(self.counts(position)),
             **not_for_dcp(),
-            **self.chain.root.entries_at(position.epoch),
+            **recipe.entries_at(position.epoch),
         }
 
     @cached_property
     def recipe(self) -> Recipe:
         """What never changes; StateError if the position of the chain cannot be known."""
         self.chain.root.check_resumable()
-        root = self.chain.root
-        samples = root.samples_fingerprint if root.has_global_order else None  # which depends on their numbers
+        order = self.chain.root.epoch_order
+        samples = order.samples_fingerprint if order.is_global else None  # which depends on their numbers
         return Recipe.of(self.chain)._replace(samples=samples)
 
     def load_state_dict(self, state: State, *, moved: bool = False, changed: bool = False) -> None:

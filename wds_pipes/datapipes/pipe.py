@@ -35,6 +35,7 @@ from wds_pipes.loader.lengths import Countable, length
 from wds_pipes.loader.parent import worker_info
 from wds_pipes.loader.ranks import warn_of_ranks
 from wds_pipes.stages.edits import Edits, load
+from wds_pipes.stages.shard_source import ShardSource
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -320,7 +321,7 @@ def _call(kind: type[Stage[Any]], stage: Stage[Any], args: tuple[Any, ...], opti
     """
     signature = _signature(kind)  # type: ignore[arg-type]  # mypy takes the __hash__ of instances
     values, said = signature.bind(*args, **options).arguments, ""
-    if isinstance(stage, Source):
+    if isinstance(stage, ShardSource):
         values, said = stage.shown_options(values)
     if _reads_pipes(kind):
         del values[next(iter(signature.parameters))]

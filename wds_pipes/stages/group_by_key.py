@@ -310,7 +310,7 @@ class _Tars:
 
     def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
         """Do what ``LoadTar.tars`` does; the members were read already."""
-        known, resumed = Chain(self._source).root.sample_counts is not None, self._source._resumed
+        known, resumed = Chain(self._source).root.epoch_order.sample_counts is not None, self._source._resumed
         self._take()
         while self._next is not None:
             url: Any = self._next.url
