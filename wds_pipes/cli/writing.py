@@ -193,8 +193,8 @@ def create(**options: Any) -> tools.Report:
     classes  directories are classes, as in ImageFolder: field cls, and classes.json
     list     lines with a path and maybe a label: images/a.jpg 3
     csv, tsv, jsonl, parquet
-             a row is a sample: its field json, or what --file and --value say; names
-             of classes in --value cls=COLUMN become numbers; --group makes field jsonl
+             a row of a file or of several ('data/*.jsonl.zst') is a sample: field json,
+             or what --file and --value say; names in --value cls=COLUMN become numbers
     """  # noqa: D301
     return tools.create(**options)
 

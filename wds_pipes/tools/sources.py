@@ -235,12 +235,19 @@ _ROWS = 64  # that are converted to Python objects at a time
 class Parquet:
     """Parquet files."""
 
-    def shards(self, source: str, max_samples: int, storage_options: StorageOptions) -> list[Shard]:
-        """Divide the rows of files into shards; only their ends are read."""
-        files = []
+    def shards(
+        self, source: str, max_samples: int, storage_options: StorageOptions, max_bytes: int | None = None
+    ) -> list[Shard]:
+        """Divide the rows of files into shards; only their ends are read. With ``max_bytes``, a
+        shard has at most as many rows as are so long on average.
+        """
+        files, size = [], 0
         for _, file in found_files(source, (".parquet",), storage_options):
             with parquet_file(file.url, storage_options) as table:
                 files.append((file, table.metadata.num_rows))
+                size += sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
+        if max_bytes is not None and size:
+            max_samples = min(max_samples, max(1, max_bytes * sum(rows for _, rows in files) // size))
         return divided(files, max_samples)
 
     def rows(self, run: Run, storage_options: StorageOptions) -> Iterator[Row]:
