@@ -529,13 +529,9 @@ def test_weights_may_become_a_schedule():
 
 def test_wrong_weights_of_a_schedule_later():
     both = {name: Given([(name, number) for number in range(150)]) for name in "ab"}
-    with pytest.raises(ValueError, match="takes weights= or schedule=, one of them"):
-        Mix(both, {"a": 1, "b": 1}, schedule=rising)
     with pytest.raises(ValueError, match=r"schedule\(100\) of mix\(\) returned"):
         list(Stream(Mix(both, schedule=lambda n: {"a": 1, "b": 1} if n < 100 else {})))
-    with pytest.raises(
-        ValueError, match=r"schedule\(\d+\) of mix\(\) gives no weight to the sources that are left: 'b'"
-    ):
+    with pytest.raises(ValueError, match="no weight to the sources that are left: 'b'"):
         list(Stream(Mix(both, schedule=lambda n: {"a": 1, "b": 0}, exhausted="drop")))
 
 
@@ -645,27 +641,22 @@ def test_ranks_with_other_sources_are_not_merged(three, what):
         wp.merge_states([state_of(0, False), state_of(1, True)])
 
 
-def test_a_changed_source_is_refused_by_name(three, tmp_path):
-    """Other shards, another seed or other steps under the same name: the message
-    names the source.
-    """
+@pytest.mark.parametrize(
+    ("change", "options", "words"),
+    [
+        (lambda three: samples(three["b"][::-1]), {}, "'a' of this mix .* it had 4 shards and has 3"),
+        (lambda three: samples(three["a"][::-1]), {}, "'a' of this mix .* other URLs or another order.*moved=True"),
+        (lambda three: samples(three["a"], seed=4), {}, "'a' of this mix .* its seed was 5 and is 4"),
+        (lambda three: samples(three["a"]).shuffle_buffer(2), {}, "others than shard_list.* > shuffle_buffer"),
+        (lambda three: samples(three["a"]), {"exhausted": "drop"}, "mix.exhausted='stop'.*mix.exhausted='drop'"),
+        (lambda three: samples(three["a"]), {"seed": 1}, "seed=0.*seed=1"),
+    ],
+)
+def test_a_changed_source_is_refused_by_name(three, change, options, words):
+    """Other shards, another seed or other steps under the same name; other options of the mix."""
     state = wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}).state_dict()
-    for other, words in (
-        (samples(three["b"][::-1]), "'a' of this mix is not the one of the state: it had 4 shards and has 3"),
-        (
-            samples(three["a"][::-1]),
-            "'a' of this mix is not the one of the state: its list of shards has other URLs or "
-            "another order.*moved=True",
-        ),
-        (samples(three["a"], seed=4), "'a' of this mix is not the one of the state: its seed was 5 and is 4"),
-        (samples(three["a"]).shuffle_buffer(2), "its steps were others than shard_list.* > shuffle_buffer"),
-    ):
-        with pytest.raises(wp.StateError, match=words):
-            wp.mix({"a": other, "b": samples(three["b"])}).load_state_dict(state)
-    with pytest.raises(wp.StateError, match="mix.exhausted='stop'.*mix.exhausted='drop'"):
-        wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, exhausted="drop").load_state_dict(state)
-    with pytest.raises(wp.StateError, match="seed=0.*seed=1"):
-        wp.mix({"a": samples(three["a"]), "b": samples(three["b"])}, seed=1).load_state_dict(state)
+    with pytest.raises(wp.StateError, match=words):
+        wp.mix({"a": change(three), "b": samples(three["b"])}, **options).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -795,6 +786,7 @@ def test_wrong_sources_are_refused_when_it_is_built(module):
         ({"weights": "11"}, TypeError, "must be a dict or a list"),
         ({"weights": 3}, TypeError, "must be a dict or a list"),
         ({"schedule": {"a": 1, "b": 1}}, TypeError, "schedule must be a function"),
+        ({"weights": [1, 1], "schedule": rising}, ValueError, "weights= or schedule=, one of them"),
         (
             {"schedule": lambda n: {"a": 1}},
             ValueError,
