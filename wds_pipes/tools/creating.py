@@ -84,6 +84,7 @@ from wds_pipes.tools.sources import (
     TFRecord,
     TorchRecord,
     check_columns,
+    files_in_tar,
     found_files,
     parquet_file,
     read,
@@ -139,10 +140,12 @@ def create(
         dest: the directory to write to. It gets ``shard-000000.tar`` and so on, their offsets, and
             ``index.json``; with ``split``, a directory for each split.
         kind: what ``source`` is: ``"files"``: files of one name are a sample; ``"classes"``: its
-            directories are classes; ``"list"``: lines with a path and maybe a label; ``"csv"``,
-            ``"tsv"``, ``"jsonl"``, ``"parquet"``: a row is a sample: its field ``json``; bytes, and
-            images and audio as Hugging Face stores them, are fields of their own, as ``convert``
-            makes them. None: files for a directory; by the extension of a file, else a list.
+            directories are classes (with these two it may also be a tar that is not compressed,
+            in which tars are directories: nothing is unpacked); ``"list"``: lines with a path and
+            maybe a label; ``"csv"``, ``"tsv"``, ``"jsonl"``, ``"parquet"``: a row is a sample: its
+            field ``json``; bytes, and images and audio as Hugging Face stores them, are fields of
+            their own, as ``convert`` makes them. None: files for a directory; by the extension of a
+            file, else a list.
         max_samples: the maximum number of samples in a shard; None: 100,000.
         max_bytes: the maximum size of a shard, such as 268435456 or ``"256MB"``; None: 1 GiB. Of
             tables it is about the size of the values.
@@ -196,11 +199,17 @@ def create(
     problems = Problems()
     if kind in _FOLDERS:
         links = "" if follow_symlinks else "pass --follow-symlinks to read what is there, or remove it"
-        found = packed(source, problems, options_of_store, ignore=ignore, include=include, links=links)
+        is_tar = _is_tar(source)
+        if is_tar:
+            found = files_in_tar(source, ignore, problems, options_of_store)
+            problems.check()
+        else:
+            found = packed(source, problems, options_of_store, ignore=ignore, include=include, links=links)
         if kind == "files":
             records, classes = of_directory(found, key_split, problems)
         else:
-            records, classes = of_classes(found, folders_in(source, ignore), key_split, problems)
+            folders = [] if is_tar else folders_in(source, ignore)
+            records, classes = of_classes(found, folders, key_split, problems)
     elif kind == "list":
         records, classes = of_list(source, root, key_split, problems, options_of_store)
     else:
@@ -233,10 +242,16 @@ def _kind(source: str, given: str | None) -> str:
     kind = given or _guessed(source)
     if source == "-" and kind in _FOLDERS:
         raise ValueError(f"standard input is a list or a table, and --from {kind} reads a directory")
-    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS) and kind not in _TABLES:
+    is_one = kind in _TABLES or (kind in _FOLDERS and _is_tar(source))
+    if os.path.exists(source) and os.path.isdir(source) is not (kind in _FOLDERS) and not is_one:
         what, reads = ("a directory", "a file") if os.path.isdir(source) else ("a file", "a directory")
         raise ValueError(f"SOURCE {source!r} is {what}, and --from {kind} reads {reads}")
     return kind
+
+
+def _is_tar(source: str) -> bool:
+    """Whether a source is named as a tar, and is no directory."""
+    return TAR_NAME.fullmatch(source.rpartition("/")[2]) is not None and not os.path.isdir(source)
 
 
 def _may_be_several(source: str) -> bool:
@@ -248,8 +263,11 @@ def _guessed(source: str) -> str:
     """Return what a source is, if the caller does not say it."""
     if source == "-":
         raise ValueError("standard input may be anything: pass --from list, csv, tsv, jsonl or parquet")
-    if TAR_NAME.fullmatch(source.rpartition("/")[2]) and not os.path.isdir(source):
-        raise ValueError(f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples")
+    if _is_tar(source):
+        raise ValueError(
+            f"SOURCE {source!r} is a shard: wds-pipes reshard, sort and others write its samples. If it has files to "
+            "pack, or tars of files as ImageNet, pass --from files, or --from classes"
+        )
     name = source.partition("?")[0]
     refuse_part(name)
     ending = os.path.splitext(os.path.splitext(name)[0] if is_compressed_name(name) else name)[1].lower()
