@@ -22,7 +22,7 @@ from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
 from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
 from wds_pipes.tar.grouping import GroupedShard, Grouping, SuspectSampleError, warn_of
-from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, wants
+from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, kept, matches, wants
 from wds_pipes.tar.reader import RepeatedKeyError, TarMember
 
 Sample = dict[str, Any]
@@ -49,11 +49,12 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
 
     Args:
         source: a pipe of members: ``load_tar()``.
-        fields: keep only these fields, as in ``["jpg;png", "cls"]``. The data of others is skipped
-            (not read where the stream can seek). A sample with none of these fields is not yielded,
-            and is counted as filtered. If this happens to all samples of an epoch (of all lanes of
-            a rank together), an error is raised. At the end, a warning names each field that no
-            sample had, if a field of nearly the same name was left out (``jpeg`` for ``jpg``).
+        fields: keep only these fields, as in ``["jpg;png", "cls"]``; with ``"*.jpg"``, all that
+            match. The data of others is skipped (not read where the stream can seek). A sample
+            with none of these fields is not yielded, and is counted as filtered. If this happens to
+            all samples of an epoch (of all lanes of a rank together), an error is raised. At the
+            end, a warning names each field that no sample had, if a field of nearly the same name
+            was left out (``jpeg`` for ``jpg``).
         key_split: ``"first-dot"``, ``"last-dot"``, ``"folder"`` (the first directory of
             ``run7/cam/0.jpg`` is the key, and the path below it the field, ``cam/0.jpg``), or a
             function from the name of a member to (key, field), or to None to leave the member out.
@@ -141,7 +142,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         self._tars = source if isinstance(source, LoadTar) else _Tars(source)
         self._grouping = Grouping(
             self.split,
-            fields=None if self.fields is None else frozenset(self.fields),
+            fields=self.fields,
             on_repeated_key=self.on_repeated_key,
             metadata=None if padding is None else {"__padding__": padding},
             report=self._report,
@@ -272,13 +273,13 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
             self.lane.meters.skips += 1
 
     def lack(self, before: Lack) -> Lack:
-        seen, wanted = self._grouping.names.values(), frozenset(self.fields or ())
+        seen, wanted = self._grouping.names.values(), kept(self.fields or ())
         left_out = (field for field in seen if self.fields is not None and field not in wanted)
         may_be_empty = None if not getattr(Chain(self).root, "empty_check", False) else False
         return Lack(
             self.at.filtered,
             self.fields is None or self._found,
-            wanted,
+            frozenset(wanted),
             frozenset(islice(left_out, _MOST_SEEN)),
             super().lack(before).skipped,
             bool(seen) or self._resumed or not self._read or (False if self._outside else may_be_empty),
@@ -389,8 +390,9 @@ def tell_misspelt(fields: Collection[str], seen: Collection[str]) -> None:
         fields: the fields to keep.
         seen: all fields of the samples.
     """
-    left_out = set(seen).difference(fields)
-    for field in sorted(set(fields).difference(seen)):
+    keep = kept(fields)
+    left_out = {field for field in seen if field not in keep}
+    for field in sorted(name for name in set(fields) if not any(matches(field, name) for field in seen)):
         if (meant := nearest(field, left_out)) is not None:
             warning = mended(
                 UserWarning,

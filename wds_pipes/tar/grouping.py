@@ -20,7 +20,7 @@ from typing import Any
 from wds_pipes.core.words import listed, plural
 from wds_pipes.errors import SampleError, ShardWarning, WdsError, mended
 from wds_pipes.io.urls import redact
-from wds_pipes.tar.keys import KeySplit, is_metadata, splitter, why_outside
+from wds_pipes.tar.keys import KeySplit, is_metadata, kept, splitter, why_outside
 from wds_pipes.tar.reader import field_twice, repeated_key, reserved_name
 
 Member = tuple[str, str, Any, int]  # as a TarMember: url, name ("" for a gap), data, offset
@@ -166,7 +166,8 @@ class Grouping:
         suspect: Callable[[SuspectSampleError], bool] | None = None,
     ) -> None:
         self._key_split, self._split, self._by_stem = key_split, splitter(key_split), key_split == "first-dot"
-        self._fields, self._on_repeated_key, self._metadata = fields, on_repeated_key, dict(metadata or {})
+        self._fields = None if fields is None else kept(fields)
+        self._on_repeated_key, self._metadata = on_repeated_key, dict(metadata or {})
         self._report = report or _raise
         self._lose, self._suspect = lose or _forget, suspect or _keep
         self.names: dict[str, str] = {}
