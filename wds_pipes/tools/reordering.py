@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.table import Decoding
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.order import Permutation, hash64, hash_text, order_of_samples
+from wds_pipes.core.order import Permutation, hash64, order_of_samples
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.cache.shard_cache import parse_size
@@ -237,9 +237,8 @@ def _of_split(samples: Iterable[Copy], split: KeyRange) -> Iterator[Copy]:
         ShardError: the index is of another shard.
     """
     for copy in samples:
-        key = copy.sample.key
-        if not split.has(np.array([hash_text(key)], np.uint64))[0]:
-            raise stale_keys(copy.url, key)
+        if copy.sample.key not in split:
+            raise stale_keys(copy.url, copy.sample.key)
         yield copy
 
 
