@@ -1042,13 +1042,17 @@ def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, mes
         loader(urls, **options)
 
 
-def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(urls):
-    with pytest.raises(TypeError, match="takes a pipe, not list"):
-        wp.PipeLoader(urls)
-    with pytest.raises(TypeError, match="ShardList"):
-        wp.PipeLoader(torch.utils.data.datapipes.iter.IterableWrapper(urls))
-    with pytest.raises(wp.StateError, match=r"Shuffler.*shuffle_buffer"):
-        wp.PipeLoader(shuffled(urls).shuffle())
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (list, TypeError, "takes a pipe, not list"),
+        (torch.utils.data.datapipes.iter.IterableWrapper, TypeError, "ShardList"),
+        (lambda urls: shuffled(urls).shuffle(), wp.StateError, r"Shuffler.*shuffle_buffer"),
+    ],
+)
+def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(source, error, message, urls):
+    with pytest.raises(error, match=message):
+        wp.PipeLoader(source(urls))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import tokens_of
 from sources import Given
 
 import wds_pipes as wp
@@ -122,11 +123,6 @@ def test_a_state_is_small():
     stream = Stream(BucketSamples(Given(list(range(9000))), int, 2500, window=4096))
     sizes = [len(json.dumps(stream.state_dict())) for _ in stream]
     assert 900 < max(sizes) < 1200
-
-
-def tokens_of(sample):
-    number = int(sample["__key__"])
-    return {"__key__": sample["__key__"], "tokens": [number] * (1 + number * 5 % 7)}
 
 
 def test_an_epoch_is_cut_in_batches_only(tmp_path):

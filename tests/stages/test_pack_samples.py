@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import flat, loaded, resumed, through_json
+from pipelines import flat, loaded, resumed, through_json, tokens_of
 from sources import Given
 
 import wds_pipes as wp
@@ -274,11 +274,6 @@ def test_a_state_is_small():
         stream = Stream(PackSamples(Given(documents(lengths)), "tokens", 8192, window=window))
         sizes = [len(json.dumps(stream.state_dict())) for _ in stream]
         assert max(sizes) < most
-
-
-def tokens_of(sample):
-    number = int(sample["__key__"])
-    return {"__key__": sample["__key__"], "tokens": [number] * (1 + number * 5 % 7)}
 
 
 def chain(urls, **options):
