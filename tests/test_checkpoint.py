@@ -421,7 +421,7 @@ DAMAGE = {
     "swapped": (swapped, "was written as rank 0 of 2 at step 1, and is not in its place"),
     "another run": (of_another_run, "the states differ in 'seed'"),
     "another step": (of_another_step, "were taken at different steps"),
-    "a state of no kind": (lambda path: seal(path, state=[]), "takes the list of what state_dict()"),
+    "a state of no kind": (lambda path: seal(path, state=[]), "the list of what it returned on each rank"),
     "a directory": (lambda path: (path.unlink(), path.mkdir()), "is no regular file"),
     "a dead link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "cannot read the checkpoint"),
     "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "is no regular file"),

@@ -96,6 +96,8 @@ def test_parts_of_a_split(indexed, stream):
     views = wp.IndexedShards(indexed).split({"train": 0.7, "val": 0.2, "test": 0.1})
     assert {name: list(view.keys()) for name, view in views.items()} == found
     assert keys_of(fetched(indexed, exclude=parts["train"])) == sorted(found["val"] + found["test"])
+    for name, part in parts.items():
+        assert [key for key in keys_of(stream) if key in part] == found[name]
     later = wp.IndexedShards(indexed)[20:]
     assert list(later.select(parts["val"]).keys()) == [key for key in found["val"] if int(key) >= 20]
     for wrong in ({}, {"a": 0.5}, {"a": 1.5, "b": -0.5}):

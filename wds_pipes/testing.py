@@ -427,12 +427,15 @@ def _check(recipe: Stage[Any]) -> int:
     many items it had.
     """
     chain = Chain(recipe)
-    running = recipe.open(Lane(chain.root.seed, 0))
+    taps: list[_Tap] = []
+
+    def tap(step: Stage[Any], items: Iterator[Any]) -> Iterator[_Tap]:
+        taps.insert(0, _Tap(step, items))
+        return iter(taps[:1])
+
+    lane = Lane(chain.root.seed, 0, taps=tuple((step, tap) for step in chain.placed))
+    running = recipe.open(lane)
     steps, never_ends = Chain(running).placed[::-1], chain.never_ends
-    taps = []
-    for step in steps:
-        step.items = tap = _Tap(step)
-        taps.append(tap)
     sizes: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     try:
         for _ in islice(running.items, _ENDLESS if never_ends else None):
@@ -482,8 +485,7 @@ def _check_count(step: Stage[Any], taken: _Tap, given: _Tap) -> None:
     """Compare how many items a stage has yielded with how many it took, if it says that it keeps
     their number; ``gives``: its items are of another kind, and are not compared.
     """
-    unused = not given.count and not given.ended  # run() took the items when it was called
-    if not step.keeps_count or step.changes_count() or step.gives or not taken.ended or unused:
+    if not step.keeps_count or step.changes_count() or step.gives or not taken.ended:
         return
     name = functional_name(type(step))
     if next(given, END) is not END:
@@ -513,9 +515,8 @@ class _Tap(Iterator[Any]):
     them.
     """
 
-    def __init__(self, step: Stage[Any]) -> None:
-        self._step, self._items, self.count, self.ended = step, step.items, 0, False
-        self.close = step.items.close  # type: ignore[attr-defined]  # of Items, see ``begin``
+    def __init__(self, step: Stage[Any], items: Iterator[Any]) -> None:
+        self._step, self._items, self.count, self.ended = step, items, 0, False
         self._last: deque[Any] = deque(maxlen=3)
         self.marks: deque[Mark] = deque(maxlen=_MARKS)
 

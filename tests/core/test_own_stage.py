@@ -7,7 +7,7 @@ import pickle
 from dataclasses import dataclass, field, make_dataclass
 
 import pytest
-from pipelines import after
+from pipelines import after, through_json
 from torch.utils.data import DataLoader
 from torchdata.nodes import Loader
 
@@ -53,6 +53,23 @@ def urls(tmp_path_factory):
 
 def pipe(urls, **options):
     return wp.ShardList(urls, **options).open_shards().load_tar().group_by_key().tag_samples(100)
+
+
+def test_the_graph_of_a_state_is_data_whatever_the_options_are(urls):
+    """Names in a text, such as one that looks like a step with options, are text; a value of a type
+    that JSON lacks stands as its repr.
+    """
+    odd = {"samples=9)": ["(", 0.5, None]}
+    chain = pipe(urls).tag_samples(odd).tag_samples(1j).shuffle_buffer(3).batch_samples(2)
+    state = through_json(chain.state_dict())
+    names = ["shard_list", "open_shards", "load_tar", "group_by_key"]
+    tags = [["tag_samples", {"first": value}] for value in (100, odd, "1j")]
+    assert state["graph"] == [*([name] for name in names), *tags, ["shuffle_buffer", {"size": 3}], ["batch_samples"]]
+    chain.load_state_dict(state)
+    with pytest.raises(
+        wp.StateError, match=r"step 6 .* was tag_samples\(first=\{'samples=9\)'.*, and of this one is tag"
+    ):
+        pipe(urls).tag_samples({}).tag_samples(1j).shuffle_buffer(3).batch_samples(2).load_state_dict(state)
 
 
 def test_pipes_and_nodes_of_it_can_be_pickled(urls):

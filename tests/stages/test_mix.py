@@ -338,6 +338,101 @@ def numbers_after(stream_, state, **options):
     return itertools.islice(loaded(stream_, state, **options), 60)
 
 
+# By a quantity
+
+
+def documents(sizes, **options):
+    """A stream over a source for each name, whose samples have so many tokens."""
+    sources = {
+        name: Given([{"__key__": f"{name}{place}", "tokens": [0] * size} for place, size in enumerate(lengths)])
+        for name, lengths in sizes.items()
+    }
+    return Stream(Mix(sources, **options))
+
+
+SIZES = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 3000)), min_size=1, max_size=40)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(SIZES, st.integers(1, 1000)), min_size=1, max_size=5), st.integers(0, 99))
+def test_proportions_of_tokens_hold_at_every_prefix(sources, seed):
+    """No source is ahead by more than its largest sample, or behind by more than those of the other
+    sources.
+    """
+    names_of = "abcde"[: len(sources)]
+    sizes, weights = (dict(zip(names_of, values, strict=True)) for values in zip(*sources, strict=True))
+    amounts, largest = dict.fromkeys(names_of, 0), {name: max(1, *lengths, 1) for name, lengths in sizes.items()}
+    for sample in documents(sizes, weights=weights, by="tokens", seed=seed):
+        amounts[sample["__key__"][0]] += max(1, len(sample["tokens"]))
+        whole, total = sum(amounts.values()), sum(weights.values())
+        for name, amount in amounts.items():
+            ahead = Fraction(amount) - Fraction(whole * weights[name], total)
+            assert -sum(largest.values()) + largest[name] <= ahead <= largest[name]
+
+
+DOCUMENTS = {"a": [3, 0, 9, 4, 4, 1, 12, 2], "b": [30, 1, 5], "c": [2] * 12}
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "drop", "repeat"])
+@pytest.mark.parametrize("by", ["tokens", lambda sample: len(sample["tokens"])], ids=["field", "function"])
+def test_a_mix_by_tokens_at_every_cut(by, exhausted):
+    check_resume(lambda: documents(DOCUMENTS, weights=[3, 2, 1], by=by, exhausted=exhausted))
+
+
+def test_the_quantity_belongs_to_the_state():
+    """Other weights may be declared, and hold from there on."""
+    sizes = {name: list(range(200)) for name in "ab"}
+    _, state = after(documents(sizes, weights=[3, 1], by="tokens"), 30)
+    with pytest.raises(
+        wp.StateError, match="was mix.exhausted='stop', by='tokens'., and of this one is mix.exhausted='stop'."
+    ):
+        documents(sizes, weights=[3, 1]).load_state_dict(state)
+    amounts = dict.fromkeys("ab", 0)
+    for sample in after(loaded(documents(sizes, weights=[1, 1], by="tokens"), state, changed=True), 100)[0]:
+        amounts[sample["__key__"][0]] += max(1, len(sample["tokens"]))
+        assert abs(amounts["a"] - amounts["b"]) <= 200
+
+
+def test_lanes_of_a_mix_by_tokens_continue_on_other_ranks(tmp_path):
+    """Each sample of the epoch once."""
+    pipes = {
+        name: samples(shards(tmp_path, name, [5, 3, 7, 4, 6])).map_samples(
+            lambda sample: {**sample, "tokens": [0] * (1 + int(sample["__key__"]) % 7)}
+        )
+        for name in "ab"
+    }
+
+    def loader(rank, world):
+        mixed = wp.mix(pipes, weights=[3, 1], by="tokens", exhausted="drop")
+        options = {"batch_size": 2, "rank": rank, "world_size": world, "collate": keys_and_urls}
+        return wp.PipeLoader(mixed, epoch_end="exact", **options)
+
+    first = [loader(rank, 3) for rank in range(3)]
+    found = [item for each in first for batch in itertools.islice(each, 3) for item in batch]
+    state = through_json(wp.merge_states([each.state_dict() for each in first]))
+    found += [item for rank in range(2) for batch in loaded(loader(rank, 2), state) for item in batch]
+    assert len(found) == len(set(found)) == 50
+
+
+def keys_and_urls(batch):
+    return [(sample["__url__"], sample["__key__"]) for sample in batch]
+
+
+def test_wrong_quantities():
+    for by in (3, "", ["tokens"]):
+        with pytest.raises(TypeError, match="by must be the name of a field or a function"):
+            documents(DOCUMENTS, by=by)
+    with pytest.raises(ValueError, match=r"by= of mix\(\) goes with weights=, not with schedule="):
+        documents(DOCUMENTS, by="tokens", schedule=rising)
+    with pytest.raises(wp.SampleError, match="sample '.*' has no field 'words'"):
+        list(documents(DOCUMENTS, by="words"))
+    with pytest.raises(TypeError, match=r"the number that by= of mix\(\) returned must be an int, not 1.5"):
+        list(documents(DOCUMENTS, by=lambda sample: 1.5))
+    number = Stream(Mix({"a": Given([{"__key__": "a", "tokens": 7}])}, by="tokens"))
+    with pytest.raises(wp.SampleError, match="sample 'a' has int in field 'tokens', which has no length"):
+        list(number)
+
+
 # Weights by a schedule
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from wds_pipes.core.counts import Meters
 from wds_pipes.core.order import hash64
 
 if TYPE_CHECKING:
@@ -141,6 +142,9 @@ class Slice:
         return self.start + (turn * self.of + self.number) * self.size + inside
 
 
+Tap = Callable[[Any, Iterator[Any]], Iterator[Iterable[Any]]]  # see ``Lane``
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Which part of which epoch a running chain yields: lane ``number`` of ``of``.
@@ -154,6 +158,11 @@ class Lane:
         slice: its part of the global order of a ``SampleList``, if the lanes divide that.
         occurrences: whether samples say which occurrence they are, since a later step draws random
             numbers for them: see ``wds_pipes.core.occurrences``.
+        meters: what the whole chain counts: all lanes that it makes for chains that it runs have
+            these, see ``Composite``.
+        taps: functions that the items of steps pass through, each with its step of the recipe. It
+            takes the running step and its items, and returns what others get, in parts: an
+            iterator over iterables, which costs less for each item.
     """
 
     seed: int
@@ -165,6 +174,8 @@ class Lane:
     padding: bool | None = None
     slice: Slice | None = None
     occurrences: bool = False
+    meters: Meters = field(default_factory=Meters, compare=False, repr=False)
+    taps: tuple[tuple[Any, Tap], ...] = field(default=(), compare=False, repr=False)
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, c
 
 from wds_pipes.core.counts import COUNTED, DONE, NO_NETWORK, TROUBLE, Lack, Network
 from wds_pipes.core.digest import DIGESTS
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed, nearest
@@ -98,9 +99,9 @@ def running_copy(stage: _Running) -> _Running:
     return running
 
 
-def begin(running: Any, mark: Mark | None) -> None:
+def begin(running: Any, mark: Mark | None, recipe: Any = None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
-    the stage had ended there.
+    the stage had ended there. Those of ``recipe`` pass through the taps of the lane.
     """
     running._resumed = mark is not None
     if isinstance(mark, Ended):
@@ -114,6 +115,11 @@ def begin(running: Any, mark: Mark | None) -> None:
         running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
+    for step, tap in running.lane.taps:
+        if step is recipe:
+            items = running.items
+            running.items = Items.from_iterable(tap(running, items))
+            running.items.close = items.close
 
 
 class Items(chain[Out]):
@@ -307,7 +313,10 @@ class Stage(Generic[Out]):
                 )
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
-            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+            own: Callable[[Any], tuple[Any, ...]] = (lambda at: (get(at),)) if len(cls._defaults) == 1 else get
+            # a list that the stage changes while it runs would change in the mark, too
+            copied = None in cls._beginning and not is_built_in(cls)
+            cls._own = staticmethod((lambda at: tuple(map(own_copy, own(at)))) if copied else own)
         if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
             cls._defaults
         ):
@@ -360,7 +369,7 @@ class Stage(Generic[Out]):
         running.lane, running.at = lane, self._at(own)
         if self.source is not None:
             running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -419,7 +428,7 @@ class Stage(Generic[Out]):
         """Return why the stage may yield another number of items than it takes, for a message; None
         if it does not.
         """
-        return None if self.keeps_count else f"{self._label(counted=False).partition('(')[0]}() may change their number"
+        return None if self.keeps_count else f"{self._in_graph(counted=False).name}() may change their number"
 
     def unforeseen(self) -> str | None:
         """Return why it is not known without reading which of its items comes when, for a message;
@@ -429,10 +438,10 @@ class Stage(Generic[Out]):
             return reason
         foreseen = self._foreseen and is_built_in(type(self))  # a subclass may change it
         known = foreseen or (self.scope == "item" and not self.expands)
-        name = self._label(counted=False).partition("(")[0]
+        name = self._in_graph(counted=False).name
         return None if known else f"{name}() decides while it runs in which order its items come"
 
-    def _label(self, *, counted: bool) -> str:
+    def _in_graph(self, *, counted: bool) -> GraphStep:
         """Return the stage as the graph of a state names it, with the options that decide the
         order.
 
@@ -440,11 +449,7 @@ class Stage(Generic[Out]):
             counted: a stage after this one depends on the numbers of its items, so options that
                 decide what one item is are included too.
         """
-        chosen = {name: getattr(self, name) for name in self.order_options}
-        options = ", ".join(
-            f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
-        )
-        return f"{functional_name(type(self))}({options})" if options else functional_name(type(self))
+        return GraphStep.of(functional_name(type(self)), {name: getattr(self, name) for name in self.order_options})
 
 
 # the methods that a class must define, if a base has them
@@ -494,6 +499,32 @@ class Reorders:
 
     def place_of(self, lane: Lane, number: int, count: int) -> int:
         """Return the place at which an item of a lane is yielded: the inverse of ``leaving``."""
+        raise NotImplementedError
+
+
+class SamplePlace(NamedTuple):
+    """The place of a sample in a lane that reads shards.
+
+    Attributes:
+        ranges: how many shard ranges of the lane come before it.
+        offset: the byte of its shard where it begins; 0: it is the first of its range.
+        number: how many samples of its shard come before it.
+    """
+
+    ranges: int
+    offset: int
+    number: int
+
+
+class OpensAnywhere:
+    """A stage that can be opened before any sample whose place is known, without reading what comes
+    before it.
+    """
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        """Return the position of the stage before a sample; ``at`` is an earlier position, whose
+        counts stay, since nothing between them is skipped.
+        """
         raise NotImplementedError
 
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Generic, NamedTuple, cast
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import error_of_nothing, public_counts, warn_of_unmet
+from wds_pipes.core.counts import error_of_nothing, in_state, public_counts, warn_of_unmet
 from wds_pipes.core.moved import Move
 from wds_pipes.core.options import check_count
 from wds_pipes.core.recipe import Recipe, check_recipe
@@ -105,13 +105,16 @@ class Stream(Generic[Out]):
         return position
 
     def give_up(self) -> None:
-        """Make the next ``iter()`` start the next epoch, also after a state was loaded, unless that
-        state is at the beginning of its epoch.
+        """Make the next ``iter()`` start the next epoch, also after a state was loaded, unless the
+        position is at the beginning of its epoch: a state may have been loaded there, or saved.
         """
         position = self.position
+        begun = position.delivered or position.ended or isinstance(position.mark, Ended)
         if not self.will_resume:
+            if not begun and position.mark is not None:  # opened for a state alone
+                self.set_epoch(position.epoch)
             self.at = None
-        elif position.delivered or isinstance(position.mark, Ended):
+        elif begun:
             self.set_epoch(position.epoch + 1)
 
     def close(self) -> None:
@@ -139,7 +142,7 @@ class Stream(Generic[Out]):
             "version": STATE_VERSION,
             "epoch": position.epoch,
             **recipe.entries,
-            "graph": list(recipe.graph),
+            "graph": recipe.graph_entry,
             "lane_count": context.lanes,
             "lanes": {
                 str(context.lane): {
@@ -148,7 +151,7 @@ class Stream(Generic[Out]):
                     "position": self.chain.dump(position.mark),
                 }
             },
-            "counts": self.counts(position),
+            "counts": in_state(self.counts(position)),
             **not_for_dcp(),
             **self.chain.root.entries_at(position.epoch),
         }

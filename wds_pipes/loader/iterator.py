@@ -24,7 +24,7 @@ from wds_pipes.core.words import plural
 from wds_pipes.errors import SampleError, ShardError, StateError
 from wds_pipes.loader.edited import Editable
 from wds_pipes.loader.ledger_file import LedgerFile
-from wds_pipes.loader.partition import NOT_BEGUN, counts_in, delivered_in, pack, total_counts, unpack
+from wds_pipes.loader.partition import BEGINNING, LaneAt, total_counts
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.ranks import is_compared
@@ -42,14 +42,14 @@ class Run:
 
     Attributes:
         waiting: the lanes that have not ended.
-        ended: those that have, with their last states.
+        ended: where the others ended.
         ahead: the parts of the next batch; after an error nothing follows.
         lack: of the ended lanes.
         whole: whether it is over a whole epoch.
     """
 
     waiting: set[int] = field(default_factory=set)
-    ended: dict[int, bytes] = field(default_factory=dict)
+    ended: dict[int, LaneAt] = field(default_factory=dict)
     ahead: deque[Result] = field(default_factory=deque)
     lack: Lack = field(default_factory=Lack)
     whole: bool = True
@@ -178,9 +178,9 @@ class Progress:
                 f"{plural(left, 'batch')} left: pass fewer, or leave the epoch out with set_epoch({at.epoch + 1})"
             )
         if isinstance(at.partition, Slices):
-            partition = at.partition.after_skip(batches, at.states, at.epoch, plan.terms)
-            digests = {number: as_counts(of_counts(state["counts"])) for number, state in at.states.items()}
-            lanes = {number: pack({**NOT_BEGUN, "counts": counts}) for number, counts in digests.items()}
+            partition = at.partition.after_skip(batches, plan.states(at), at.epoch, plan.terms)
+            digests = {number: of_counts(plan.counts_of(number, lane)) for number, lane in at.lanes.items()}
+            lanes = {number: BEGINNING._replace(extra=as_counts(digest)) for number, digest in digests.items()}
             self.go_to(at._replace(partition=partition, lanes=lanes, step=at.step + batches))
             return
         self.go_to(at)
@@ -205,13 +205,13 @@ class Progress:
         assert after is not None
         if taken < batches or after.ended:
             raise ValueError(f"skip(batches={batches}) would leave nothing of epoch {at.epoch}: pass fewer")
-        lanes = dict[int, bytes]()
+        lanes = dict[int, LaneAt]()
         for number, lane in after.lanes.items():
-            state = unpack(lane)
-            leave_out(state["counts"], delivered_in(lane) - delivered_in(at.lanes[number]))
+            had, counts = at.lanes[number].counts(plan.chain), lane.counts(plan.chain)
+            leave_out(counts, counts.get("delivered", 0) - had.get("delivered", 0))
             if plan.ledger:
-                state["counts"] |= as_counts(of_counts(counts_in(at.lanes[number])))
-            lanes[number] = pack(state)
+                counts |= as_counts(of_counts(had))
+            lanes[number] = lane.with_counts(plan.chain, counts)
         return after._replace(lanes=lanes).counted_from(at)
 
     def cut_after(self, count: int, *, in_samples: bool) -> None:
@@ -252,12 +252,12 @@ class Progress:
         else:
             at = at.counted_from(before)
         self.at, self.epoch, self.resume = at, at.epoch + 1, False
-        batches, lanes = at.partition.batches(plan.terms), at.states
-        resumed = at.partition.start > 0 or any(lane != NOT_BEGUN for lane in lanes.values())
+        batches, lanes = at.partition.batches(plan.terms), at.lanes
+        resumed = at.partition.start > 0 or any(lane != BEGINNING for lane in lanes.values())
         begins = {
             number: Begin(at.epoch, at.partition, lane, None if batches is None else batches[number], resumed)
             for number, lane in lanes.items()
-            if not lane["ended"]
+            if not lane.ended
         }
         # differs on each rank, and after a resume
         seed = hash64(plan.source.seed, plan.rank.number, at.epoch, at.partition.start, at.step)
@@ -419,19 +419,20 @@ class LoaderIterator:
         parts: list[Any] = []
         after = at._replace(lanes=dict(at.lanes), step=at.step + 1)
         while self._run.ahead and len(parts) < plan.parts and not progress.is_over(after):
-            lane, part, state, _, failure, _ = self._run.ahead.popleft()
-            if state is None:
+            lane, part, fields, failure, _ = self._run.ahead.popleft()
+            if fields is None:
                 if not parts:
                     self._commit_ends(at)
                 return self.stop(failure or StopIteration())
+            stands = LaneAt(*fields)
             if progress.cut_in_samples:
-                samples = delivered_in(state) - delivered_in(after.lanes[lane])
+                samples = self._samples_of(lane, stands) - self._samples_of(lane, after.lanes[lane])
                 after = after._replace(samples=after.samples + samples)
-            after.lanes[lane] = state
+            after.lanes[lane] = stands
             parts.append(part)
         self._look_ahead(after)  # rule 4 of ``pipe_loader``; the next call raises its error
         later = {result[0] for result in self._run.ahead}
-        after.lanes.update((lane, state) for lane, state in self._run.ended.items() if lane not in later)
+        after.lanes.update((lane, end) for lane, end in self._run.ended.items() if lane not in later)
         if (many := self._too_many(after.lanes, at)) is not None:
             return self.stop(many)
         batch = self._join(parts)
@@ -440,14 +441,18 @@ class LoaderIterator:
             progress.ledger.write(plan.rank, step, self._delivered(after), plan.digest(after))
         return batch, after._replace(given=at.given + 1)
 
-    def _too_many(self, lanes: dict[int, bytes], at: LoaderPosition) -> Exception | None:
+    def _samples_of(self, number: int, lane: LaneAt) -> int:
+        """Return how many samples of a lane were delivered."""
+        return self._plan.counts_of(number, lane).get("delivered", 0)
+
+    def _too_many(self, lanes: dict[int, LaneAt], at: LoaderPosition) -> Exception | None:
         """Return an error if the lanes of this rank together skipped more than max_errors of a
         step.
         """
         for name, limit in self._plan.limits.items():
             # the ranks that counted these are no longer known
             before = at.partition.counts.get(name, 0) // self._plan.rank.of
-            count = before + sum(counts_in(lane).get(name, 0) for lane in lanes.values())
+            count = before + sum(self._plan.counts_of(*lane).get(name, 0) for lane in lanes.items())
             if count > limit.errors:
                 step = name.removeprefix(LIMITED).split()[0]
                 return limit.kind(
@@ -462,9 +467,9 @@ class LoaderIterator:
         are those that ``group_by_key(fields=...)`` keeps, or because no shard of any rank has a
         sample. If there is another reason, warn.
         """
-        if at.partition.counts.get("delivered") or any(map(delivered_in, at.lanes.values())):
+        if at.partition.counts.get("delivered") or any(self._samples_of(*lane) for lane in at.lanes.items()):
             return None
-        counts, lack = total_counts(map(counts_in, self._run.ended.values())), self._run.lack
+        counts, lack = total_counts(self._plan.counts_of(*lane) for lane in self._run.ended.items()), self._run.lack
         if self._plan.rank.of > 1 and not any(counts.values()):
             counts, lack = self._plan.look(at.epoch)
         return error_of_nothing(counts, lack)
@@ -520,10 +525,11 @@ class LoaderIterator:
             ahead.append(result)
         if plan.drop_last and len(ahead) < plan.parts and not run.waiting:
             before = dict(at.lanes)
-            for lane, _, state, *_ in ahead:
-                assert state is not None
-                part = subtract(of_counts(counts_in(state)), of_counts(counts_in(before[lane])))
-                run.ended[lane], before[lane] = plan.without_part(run.ended[lane], part), state
+            for lane, _, fields, *_ in ahead:
+                assert fields is not None
+                stands = LaneAt(*fields)
+                had, has = (of_counts(at.counts(plan.chain)) for at in (before[lane], stands))
+                run.ended[lane], before[lane] = plan.without_part(run.ended[lane], subtract(has, had)), stands
             ahead.clear()
 
     def _fetch(self) -> Result | None:
@@ -533,18 +539,17 @@ class LoaderIterator:
                 result = self._progress.workers.next()
             except Exception as error:
                 self._progress.workers.end(interrupted=True)
-                return -1, None, None, False, error, None
+                return -1, None, None, error, None
             run = self._run
-            lane, batch, state, ended, _, spent = result
+            lane, batch, fields, _, spent = result
             if lane not in run.waiting:  # it was requested before its end was known
                 continue
             if spent is not None:
                 self._tally.add(lane, spent)
-            if not ended:
+            if fields is None or not (stands := LaneAt(*fields)).ended:
                 return result
-            assert state is not None
             run.waiting.discard(lane)
-            run.ended[lane] = state
+            run.ended[lane] = stands
             if batch is not None:
                 run.lack = Lack.of_all((run.lack, batch))
         return None

@@ -160,7 +160,7 @@ class FetchSamples(Tolerant[Sample]):
                 taken.append((ref, source.mark()))
                 yield range_of(ref)
 
-        with self.files.read(ranges()) as parts:
+        with self.files.read(ranges(), self.lane.meters) as parts:
             while True:
                 part: Part | ShardError | None
                 try:

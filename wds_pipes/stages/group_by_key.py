@@ -14,7 +14,7 @@ from wds_pipes.core.chain import Chain
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_choice, nearest
-from wds_pipes.core.stage import END, Mark, Stage, functional_name
+from wds_pipes.core.stage import END, Mark, OpensAnywhere, SamplePlace, Stage, functional_name
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import SampleError, mended
 from wds_pipes.io.urls import redact
@@ -29,7 +29,7 @@ Sample = dict[str, Any]
 _MOST_SEEN = 200  # how many names of fields are kept for messages
 
 
-class GroupByKey(Tolerant[Sample]):
+class GroupByKey(OpensAnywhere, Tolerant[Sample]):
     """Group neighbouring members with the same key into samples (functional name:
     ``group_by_key``).
 
@@ -122,6 +122,10 @@ class GroupByKey(Tolerant[Sample]):
         self._read = False  # whether all shards were read
         self._found = False  # whether a sample had one of the fields to keep
         self._outside = ""  # the warning of the first shard with files of which none makes a sample
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        # no sample is skipped here, so the position does not say which fields the samples have
+        return self.At(at.skipped, at.filtered, place.number)
 
     def problem(self, at: Any) -> str | None:
         return None if re.match(r"([0-8](\0|\Z)|\Z)", at.usual) else "it has no number of samples that were compared"
@@ -267,7 +271,7 @@ class GroupByKey(Tolerant[Sample]):
                 return
         if not reported:
             at.skipped += 1
-            Tolerant.happened += 1
+            self.lane.meters.skips += 1
 
     def lack(self, before: Lack) -> Lack:
         seen, wanted = self._grouping.names.values(), frozenset(self.fields or ())

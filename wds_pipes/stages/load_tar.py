@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from wds_pipes.core.lane import LaneFacts
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.stage import END, Mark, Stage
+from wds_pipes.core.stage import END, Mark, OpensAnywhere, SamplePlace, Stage
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import OnError, Tolerant
 from wds_pipes.errors import ShardError, StateError
@@ -25,7 +25,7 @@ from wds_pipes.tar.reader import TarMember, TarReader
 OpenTar = tuple[ShardRef, Iterator[TarMember] | None, bool, int, int]  # see ``LoadTar.tars``
 
 
-class LoadTar(Tolerant[TarMember]):
+class LoadTar(OpensAnywhere, Tolerant[TarMember]):
     """Read the regular files in the tars of open shards (functional name: ``load_tar``).
 
     Yields a ``TarMember(url, name, data, offset)`` for each file, with ``data`` as bytes. Reads
@@ -83,6 +83,9 @@ class LoadTar(Tolerant[TarMember]):
     @property
     def may_lose(self) -> bool:
         return self.on_truncated != "raise" or super().may_lose
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        return self.At(offset=place.offset, damaged=at.damaged)
 
     def problem(self, at: Any) -> str | None:
         if at.offset % BLOCK:

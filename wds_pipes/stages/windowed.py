@@ -7,7 +7,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -175,9 +175,9 @@ class Windowed(ReadsAgain[Out]):
 
     def _length_in(self, sample: Any, name: str) -> int:
         """Return how many values a field has; SampleError if it is nothing that has values."""
-        value = sample.get(name) if isinstance(sample, dict) else None
+        value: Any = sample.get(name) if isinstance(sample, dict) else None
         if isinstance(value, list) or getattr(value, "shape", None):  # a 0-d array has ()
-            return len(cast(list[Any], value))
+            return len(value)
         check_sample(sample, functional_name(type(self)))
         field_of(sample, [name], self.source)
         why = f"has {type(value).__name__} in field {name!r}, not a list, an array or a tensor"

@@ -98,6 +98,24 @@ class SampleParser:
         if previous is not None and (previous == key or before == -1):
             which = "a sample" if before == -1 else f"sample {key!r}"
             raise self._stale(url, f"{which} begins before byte {start}")
+        self.check_after(key, data, end, url, stop, last=last)
+        self.begins = url, stop
+        return sample
+
+    def check_after(self, key: str, data: bytes | LocalFile, end: int, url: str, stop: int, *, last: bool) -> None:
+        """Check what follows a sample of a shard.
+
+        Args:
+            key: the key of the sample.
+            data: bytes of the shard, up to ``AFTER`` after the sample.
+            end: where the sample ends in them.
+            url: the shard.
+            stop: where the sample ends in the shard.
+            last: whether it is the last one.
+
+        Raises:
+            ShardError: the sample goes on, or samples follow the last one.
+        """
         head = data[end : end + BLOCK]
         # only the name of a file with such a header can have this key, or begin with it
         if head[_KIND_AND_PREFIX] not in _PLAIN_NAME or head.startswith(key.encode("utf-8", "surrogateescape")):
@@ -108,8 +126,6 @@ class SampleParser:
                 raise self._stale(url, what)
         if last and head.strip(b"\0"):
             raise self._stale(url, f"it has more samples, and its samples should end at byte {stop}")
-        self.begins = url, stop
-        return sample
 
     def _key_before(self, part: Part, before: int, start: int, url: str) -> str | None:
         """Return the key of the last file between two bytes of a shard, of those in a sample; None:

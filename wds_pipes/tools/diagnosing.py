@@ -448,7 +448,7 @@ def _name(step: Stage[Any]) -> str:
     function = getattr(step, "fn", getattr(getattr(step, "pipe", None), "fn", None))
     called = [each for each in (*getattr(step, "called", [function]), getattr(step, "collate", None)) if callable(each)]
     names = ", ".join(map(shown, called or getattr(step, "specs", [])))
-    return f"{step._label(counted=False).partition('(')[0]}({names})"
+    return f"{step._in_graph(counted=False).name}({names})"
 
 
 def _kind(step: Stage[Any]) -> str:

@@ -571,7 +571,7 @@ class _Check:
         whole = not found.counts["damage"]
         if hashed is not None and known.size not in (None, hashed.size):
             wrong.append(f"it has {hashed.size:,} bytes, and the index says {known.size:,}")
-        elif hashed is not None and (digest := hashed.md5.hexdigest()) != known.md5:
+        elif hashed is not None and (digest := hashed.hexdigest()) != known.md5:
             wrong.append(f"its MD5 is {digest}, and the index says {known.md5}")
         if known.samples not in (None, found.samples) and whole:
             wrong.append(f"it has {found.samples:,} samples, and the index says {known.samples:,}")
