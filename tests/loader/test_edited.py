@@ -201,7 +201,7 @@ def test_equal_ranks_need_a_sample_list(urls):
 @pytest.mark.parametrize("make", [listed, in_order])
 def test_a_key_that_no_shard_has_is_an_error_over_indexes_of_keys(urls, make):
     pipe, out = make(urls), list(in_order(urls))[:2]
-    with pytest.raises(ValueError, match=r"exclude= has 2 keys that no sample has: 'nowhere', 'nowhere else'. Cor"):
+    with pytest.raises(ValueError, match=r"2 keys that no sample has: 'nowhere', 'nowhere else'"):
         pipe.load_state_dict(pipe.state_dict(), exclude=[*out, "nowhere", "nowhere else"])
     pipe = wp.SampleList(urls, where=list(in_order(urls))[2:]).fetch_samples().map_samples(key_of)
     assert not set(loaded(pipe, pipe.state_dict(), exclude=out)) & set(out)  # they are in no view, but in shards

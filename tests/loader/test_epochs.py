@@ -187,7 +187,7 @@ def test_with_epoch_counts_samples(counted_urls):
     assert all(sum(map(len, batches[:-1])) < 16 for batches in passes)
     assert len({len(batches) for batches in passes}) > 1
     assert source.remaining() is None
-    with pytest.raises(TypeError, match=r"a lane may be smaller: pass batches= to with_epoch\(\), or drop_last=True"):
+    with pytest.raises(TypeError, match=r"a lane may be smaller: pass batches="):
         len(source)
     check_resume(lambda: loader(counted_urls, lanes=2, batch_size=4).with_epoch(samples=16), epochs=4)
 
@@ -430,7 +430,7 @@ def test_numbers_of_samples_may_change_where_lanes_do_not_depend_on_them(counted
     next(iter(half))
     for counts in (None, COUNTS[::-1]):
         pipe(counted_urls, samples_per_shard=counts).load_state_dict(half.state_dict())
-    with pytest.raises(wp.StateError, match="its epoch had an unknown number of samples, that of this pipeline has 29"):
+    with pytest.raises(wp.StateError, match="an unknown number of samples, that of this .* 29"):
         loader(counted_urls, lanes=2).load_state_dict(
             loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict()
         )
