@@ -83,6 +83,19 @@ class Terms(NamedTuple):
         return self.inner.dump(None)
 
 
+def in_turns(count: int, ranks: int) -> list[int]:
+    """Return how many of ``count`` batches each rank has, if the ranks have them in turn."""
+    return [count // ranks + (rank < count % ranks) for rank in range(ranks)]
+
+
+def went_on(lane: LaneState) -> LaneState:
+    """Return the state of a lane as if it had not ended: the samples that were dropped there since
+    they made no full batch are left.
+    """
+    dropped = {"dropped": 0} if lane["counts"].get("dropped") else {}
+    return {**lane, "ended": False, "counts": {**lane["counts"], **dropped}} if lane["ended"] else lane
+
+
 @lru_cache(maxsize=512)  # a packed state is one object while its lane stands there
 def counts_in(lane: bytes) -> dict[str, int]:
     """Return the counts in the packed state of a lane, not to be changed."""

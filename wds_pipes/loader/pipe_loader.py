@@ -50,14 +50,14 @@ class PipeLoader:
     An epoch is partitioned into lanes. By default there are ranks x workers lanes at the first
     start; later, their number comes from the state. Ranks and workers only run the lanes, one batch
     of each lane in turn. So, with the same lanes, the batches of a rank do not depend on its number
-    of workers (0 included). The lanes stay the same on any number of ranks that divides the number
-    of lanes; with ``"drop"`` and ``"pad"`` it must also divide the number of batches that all ranks
-    together had. Otherwise the rest of the epoch is repartitioned: each remaining sample comes
-    exactly once, in another order. Either way ``epoch_end="drop"`` drops less than one batch of all
-    ranks together in an epoch. Only the lanes of a ``mix()``, and of a pipe with a step that needs
-    whole lanes, may become unequal then, so that many of the remaining samples may be dropped; a
-    warning in the log says how many. To keep the order, too, set ``lanes`` to a common multiple of
-    all values of ranks x workers that will be used, and save after a multiple of the lanes.
+    of workers (0 included). The lanes stay the same on any number of ranks that divides their
+    number: then the same batches come in the same global order. Otherwise the rest of the epoch is
+    repartitioned: each remaining sample comes exactly once, in another order. Either way
+    ``epoch_end="drop"`` drops less than one batch of all ranks together in an epoch. Only the lanes
+    of a ``mix()``, and of a pipe with a step that needs whole lanes, may become unequal in a
+    repartition, so that many of the remaining samples may be dropped; a warning in the log says how
+    many. To keep the order, too, set ``lanes`` to a common multiple of all values of ranks x
+    workers that will be used.
 
     Where torch.distributed is initialised, the ranks compare at the first ``next()`` what they
     begin: the shards, the steps, the seed, the epoch, the length of ``with_epoch()``. If they
