@@ -317,8 +317,8 @@ def warn_of_own_directory(root: Path, loader: PipeLoader) -> None:
     if (place / rank_file(rank, world)).exists():  # not removed, as old checkpoints are
         known.apart = True
         logger.warning(
-            "rank %d saves checkpoints to %s, where the file of rank 0 of checkpoint %d is not: load() will refuse them, "
-            "since each needs the files of all ranks. %s Or pass gather(loader) to torch.save on one rank.",
+            "rank %d saves checkpoints to %s, where the file of rank 0 of checkpoint %d is not: load() will refuse "
+            "them, since each needs the files of all ranks. %s Or pass gather(loader) to torch.save on one rank.",
             rank, root, number, _SHARED,
         )  # fmt: skip
 
