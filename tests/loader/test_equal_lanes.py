@@ -330,3 +330,34 @@ def test_a_rank_resumes_from_its_own_state_after_a_change_of_ranks(urls):
         again = loaded(loaders(urls, 4)[source.rank.number], through_json(source.state_dict()))
         assert again.state_dict() == source.state_dict()
         assert [keys_of(batch) for batch in again] == [keys_of(batch) for batch in running]
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (8, 1), (24, 0), (12, 5)])
+def test_elastic_lanes_go_on_in_one_order(ranks, workers, urls):
+    """On any ranks that divide 24, at any step, with any workers, also if some have no lane."""
+    options = {"lanes": "elastic", "batch_size": 2, "collate": "list", "epoch_end": "drop"}
+
+    def make(count, workers=0):
+        options["num_workers"] = workers
+        return [wp.PipeLoader(shuffled(urls), rank=rank, world_size=count, **options) for rank in range(count)]
+
+    [whole] = [keys([[list(source)]]) for source in make(1)]
+    begun = make(2)
+    came = keys([[list(itertools.islice(source, 5)) for source in begun]])
+    states = [through_json(source.state_dict()) for source in begun]
+    assert states[0]["lane_count"] == 24
+    sources = [loaded(source, states) for source in make(ranks, workers)]
+    assert {source.state_dict()["lane_count"] for source in sources} == {24}
+    if not workers:
+        for batches in zip(*sources, strict=True):
+            came += keys([[batches]])
+            assert sorted(came) == sorted(whole[: len(came)])
+    assert len(ALL) - len(came) < ranks * 2 or workers
+
+
+def test_elastic_lanes_are_a_multiple_of_ranks_and_workers(urls):
+    for ranks, options, expected in ((5, {}, 120), (2, {"num_workers": 4}, 24), (2, {"mix_lanes": 2}, 48)):
+        loader = wp.PipeLoader(shuffled(urls), batch_size=4, lanes="elastic", rank=0, world_size=ranks, **options)
+        assert loader.state_dict()["lane_count"] == expected
+    with pytest.raises(ValueError, match="lanes must be one of 'elastic'"):
+        wp.PipeLoader(shuffled(urls), lanes="many")

@@ -249,7 +249,7 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     terms, kind, new = plan.terms, kind_in(saved.partition), plan.new_lanes()
     unit, more = plan.rank.of * plan.parts, plan.lanes is None and plan.kind.may_be_more
     alike = _is_alike(plan, saved, kind, whole=whole)
-    fits = count % unit == 0 and (count == new or (more and count > new))
+    fits = count % unit == 0 and (count == new or (more and (count > new or plan.elastic)))
     size = saved.batch_size // saved.mix_lanes
     old = kind.from_json(count, saved.partition, saved.epoch, terms._replace(mode=saved.epoch_end, size=size))
     begun = old.begun(lanes, terms)
