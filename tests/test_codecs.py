@@ -9,6 +9,7 @@ import io
 import json
 import lzma
 import pickle
+import re
 import struct
 import sys
 import time
@@ -291,6 +292,33 @@ def test_an_unusual_header_of_an_npy_is_read_as_numpy_reads_it(descr, sizes, for
                 decode("npy", data)
         else:
             assert same(decode("npy", data), expected)
+
+
+JSON_TEXTS = (
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(exclude_categories=())),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    ).map(json.dumps)
+    | st.from_regex(r"-?[0-9]{0,22}(\.[0-9]{0,22})?([eE][-+]?[0-9]{1,3})?", fullmatch=True)
+    | st.integers(2**63 - 2, 2**64 + 2).map(str)
+    | st.integers(-(2**63) - 2, -(2**63) + 2).map(str)
+    | st.text('[]{}",:\\\t 0a', max_size=12)
+    | st.sampled_from(['{"a": 1, "b": 2, "a": 3}', '"\\ud800"', "[NaN, -Infinity]", "\ufeff1", "-0", '"\x01"', "[1,]"])
+)
+
+
+@settings(deadline=None)
+@given(text=JSON_TEXTS, encoding=st.sampled_from(["utf-8", "utf-8", "utf-8", "utf-16", "utf-32-le"]))
+def test_json_is_read_as_python_reads_it(text, encoding):
+    """Also by ``orjson``, which makes floats of large integers and refuses what Python reads."""
+    data = text.encode(encoding, "surrogatepass")
+    try:
+        expected = json.loads(data)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            decode("json", data)
+    else:
+        assert repr(decode("json", data)) == repr(expected), "repr tells 1 from 1.0, and has NaN and the order of keys"
 
 
 @settings(deadline=None)

@@ -11,11 +11,13 @@ import zlib
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tars import pairs, put, samples, tar
 
 from wds_pipes import ShardError
 from wds_pipes.io import decompress, detect
-from wds_pipes.io.compression import damage
+from wds_pipes.io.compression import damage, decompress_bytes, unreadable
 
 COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.ZstdCompressor().compress}
 DATA = tar(pairs(20))
@@ -159,3 +161,26 @@ def test_a_zstd_stream_with_a_large_window_names_the_limit(tmp_path, log, frames
     limit = rf"window of {1 << log >> 20} MiB \(zstd --long={log}\), and at most 128 MiB are read"
     with pytest.raises(ShardError, match=f"cannot be decompressed: .*{limit}"):
         samples([path])
+
+
+@settings(deadline=None)
+@given(
+    content=st.binary(max_size=300),
+    frames=st.integers(1, 2),
+    damage=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
+    more=st.sampled_from([b"", b"\0\0", b"x"]),
+    size=st.booleans(),
+)
+def test_a_small_zstd_field_is_read_as_its_stream(content, frames, damage, more, size):
+    """Or refused for the same reason: damaged, cut, with other bytes or streams after it."""
+    pack = zstandard.ZstdCompressor(write_checksum=True, write_content_size=size).compress
+    data = bytearray(pack(content) * frames + more)
+    if damage is not None and damage[0] < len(data):
+        data[damage[0]] = damage[1]
+    try:
+        expected = decompress(io.BytesIO(data), "zst").read()
+    except unreadable() as error:
+        with pytest.raises(type(error)):
+            decompress_bytes(bytes(data), "zst", 1 << 20)
+    else:
+        assert decompress_bytes(bytes(data), "zst", 1 << 20) == expected

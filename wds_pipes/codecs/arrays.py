@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import pickle
@@ -30,17 +31,16 @@ def as_array(value: Any) -> npt.NDArray[Any]:
 # The header that numpy writes for an array of numbers: version 1.0, one form of the dict, spaces up
 # to a line feed. Any other valid header is read by numpy, which takes ten times as long.
 _NPY = re.compile(
-    rb"\x93NUMPY\x01\x00(..)\{'descr': '([<>|][biufc]\d\d?)', 'fortran_order': (?:(True)|False), "
-    rb"'shape': \((|\d{1,18},|\d{1,18}(?:, \d{1,18})+)\), \} *\n",
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][biufc]\d\d?)', 'fortran_order': (?:(True)|False), "
+    rb"'shape': \((|SIZE,|SIZE(?:, SIZE)+)\), \} *\n".replace(rb"SIZE", rb"(?:0|[1-9]\d{0,17})"),
     re.DOTALL,
 )
-_NPY_HEADER = 10_000  # bytes; numpy refuses a longer one
+_NPY_HEADER = 512  # bytes; most have 128
 _NUMBERS = {
     dtype.str.encode(): dtype
     for code in ("b1", "i1", "u1", "i2", "u2", "f2", "i4", "u4", "f4", "i8", "u8", "f8", "c8", "c16")
     for dtype in (np.dtype(f"<{code}"), np.dtype(f">{code}"))
 }
-_LEADING_ZERO = re.compile(rb"\b0\d")  # no number of Python
 _GROWS = 21  # digits of the first size, for which numpy leaves room in a header
 _ALIGNED = 64  # bytes, of which the length of a header is a multiple
 
@@ -65,26 +65,37 @@ def _plain_npy(data: bytes) -> npt.NDArray[Any] | None:
     Raises:
         ValueError: it is cut short.
     """
-    header = _NPY.match(data)
-    if header is None:
+    start = 10 + int.from_bytes(data[8:10], "little")
+    found = _read_header(data[:start]) if start <= _NPY_HEADER else None
+    if found is None:
         return None
-    length, code, fortran, sizes = header.groups()
-    dtype, start = _NUMBERS.get(code), header.end()
-    if dtype is None or start != 10 + int.from_bytes(length, "little") or start > _NPY_HEADER:
-        return None
-    if _LEADING_ZERO.search(sizes):
-        return None
-    shape = tuple(map(int, sizes.rstrip(b",").split(b","))) if sizes else ()
-    count = math.prod(shape)
-    _check_length(shape, dtype, len(data) - start)
+    shape, fortran, count, dtype = found
+    if count * dtype.itemsize > len(data) - start:
+        raise _cut_short(shape, dtype)
     array = np.frombuffer(data, dtype, count, start).copy() if count else np.empty(0, dtype)
+    if len(shape) == 1:
+        return array
     return array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
 
 
-def _check_length(shape: tuple[int, ...], dtype: np.dtype[Any], length: int) -> None:
-    """Raise ValueError if an array needs more bytes than there are."""
-    if math.prod(shape) * dtype.itemsize > length:
-        raise ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
+# Arrays of one shape are common, or of a few thousand lengths.
+@functools.lru_cache(4096)
+def _read_header(header: bytes) -> tuple[tuple[int, ...], bool, int, np.dtype[Any]] | None:
+    """Return the shape, whether the order is that of Fortran, the number of values and the type of
+    an array of numbers with a header as numpy writes it; None: it is another one, or is cut short.
+    """
+    match = _NPY.fullmatch(header)
+    if match is None or len(header) != 10 + int.from_bytes(header[8:10], "little"):
+        return None
+    code, fortran, sizes = match.groups()
+    shape = tuple(map(int, sizes.rstrip(b",").split(b","))) if sizes else ()
+    dtype = _NUMBERS.get(code)
+    return None if dtype is None else (shape, bool(fortran), math.prod(shape), dtype)
+
+
+def _cut_short(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ValueError:
+    """Return the error for an array that needs more bytes than there are."""
+    return ValueError(f"it is cut short: its header promises an array of shape {shape} and type {dtype}")
 
 
 def _check_npy(data: bytes) -> None:
@@ -103,8 +114,8 @@ def _check_npy(data: bytes) -> None:
     except MemoryError as error:
         # Python's parser raises this for a text that is nested too deeply; headers are small.
         raise ValueError("its header is nested too deeply") from error
-    if not dtype.hasobject:
-        _check_length(shape, dtype, len(data) - file.tell())
+    if not dtype.hasobject and math.prod(shape) * dtype.itemsize > len(data) - file.tell():
+        raise _cut_short(shape, dtype)
 
 
 def decode_npz(data: bytes) -> dict[str, Any]:
@@ -247,7 +258,8 @@ def encode_npz(value: Any) -> bytes:
 def decode_safetensors(data: bytes) -> dict[str, Any]:
     """Decode tensors by name."""
     tensors = library("safetensors.torch", "safetensors", "a safetensors field").load(data)
-    return dict(sorted(tensors.items()))  # the library returns them in another order at each call
+    # The library returns them in another order at each call.
+    return tensors if len(tensors) < 2 else dict(sorted(tensors.items()))
 
 
 def encode_safetensors(value: Any) -> bytes:

@@ -123,7 +123,11 @@ def _decode(data: bytes, spec: str, max_pixels: int, resize: Scaling | None) -> 
             denominator, rough = resize.scale(width, height)
             image.draft(None, (width // denominator, height // denominator))
             image.decoderconfig = (denominator, rough)
-        converted = _in_mode(image, mode, spec)
+        if image.mode == mode:
+            image.load()
+            converted = image  # Pillow would make a copy
+        else:
+            converted = _in_mode(image, mode, spec)
     if image.format == "TIFF":  # some versions of Pillow turn it only when they decode it
         width, height = converted.size
     array: Pixels = np.asarray(converted)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -127,7 +126,7 @@ TABLE: tuple[Row, ...] = (
     Row(
         "cls;cls2;class;count;index;inx;id", int, text.encode_integer, media_type="text/plain", example=-42, gives="int"
     ),
-    Row("json;jsn", json.loads, text.encode_json, media_type="application/json", example=_OBJECT, gives="object"),
+    Row("json;jsn", text.decode_json, text.encode_json, media_type="application/json", example=_OBJECT, gives="object"),
     Row(
         "jsonl",
         text.decode_lines,

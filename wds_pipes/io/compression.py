@@ -13,12 +13,14 @@ Rules:
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import importlib
 import io
 import lzma
 import re
 import sys
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol
@@ -49,6 +51,7 @@ _ENDINGS = {"tgz": "gz", "tbz": "bz2", "tbz2": "bz2", "txz": "xz", "tzst": "zst"
 # What a directory of shards is searched for: tars, maybe compressed, but not x.tar.idx or .md5.
 TAR_NAME = re.compile(r"(?!\.).*\.(tar(\.(gz|bz2|xz|zstd?))?|tgz|tbz2?|txz|tzst)", re.DOTALL)
 _OTHERS = frozenset(("7z", "br", "lz", "lz4", "lzma", "lzo", "rar", "tlz", "z", "zip"))  # not read, so not written
+_SMALL_BYTES = 1 << 20  # of what a field unpacks to, whose memory is taken at once
 MAX_WINDOW_BYTES = 1 << 27  # of a dictionary (xz) or a window (zstd); xz -9 needs half of it
 _ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # the same library
 
@@ -91,7 +94,9 @@ def decompress_bytes(data: bytes, kind: str, limit: int) -> bytes | None:
     """
     if kind == "zst":
         _check_window(data)
-    one = _DECOMPRESSORS[kind]()
+        if (frame := _small_frame(data, limit)) is not None:
+            return frame
+    one = zlib.decompressobj(31) if kind == "gz" else _DECOMPRESSORS[kind]()
     whole: bytes = one.decompress(data, 1 << 16)
     if one.eof and not one.unused_data:  # a small field, which is one stream
         return whole if len(whole) <= limit else None
@@ -171,7 +176,49 @@ def _check_window(data: bytes) -> None:
         )
 
 
+class _Kept(threading.local):
+    """The zstd decompressor that each thread keeps: to make one takes five times as long as to
+    unpack a kilobyte.
+    """
+
+    one: Any = None
+
+
+_kept = _Kept()
+
+
+@functools.cache
+def _zstandard() -> Any:
+    """The package ``zstandard``, whose decompressors can be kept, unlike those of Python's own
+    module; None: it is not installed.
+    """
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError:
+        return None
+
+
+def _small_frame(data: bytes, limit: int) -> bytes | None:
+    """Unpack one frame of zstd that says that it is small; None: the data is something else, or it
+    is damaged, or the package ``zstandard`` is missing.
+    """
+    library = _zstandard()
+    if library is None:
+        return None
+    try:
+        if not 0 < library.frame_content_size(data) <= min(limit, _SMALL_BYTES):
+            return None
+        if _kept.one is None:
+            _kept.one = library.ZstdDecompressor()
+        unpacked: bytes = _kept.one.decompress(data, allow_extra_data=False)
+        return unpacked
+    except library.ZstdError:
+        return None
+
+
 def _zstd() -> Any:
+    if (module := sys.modules.get(_ZSTD)) is not None:  # import_module takes longer than a small frame
+        return module
     try:
         return importlib.import_module(_ZSTD)
     except ModuleNotFoundError as error:

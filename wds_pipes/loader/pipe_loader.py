@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.counts import in_state
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds, checks_options
@@ -97,7 +98,7 @@ class PipeLoader:
             first start the least common multiple of 24 and ranks x workers, so that 1, 2, 3, 4, 6,
             8, 12 or 24 ranks, with any workers, go on in the same global order. Each lane has its
             own buffers: pass ``shuffle_buffer`` a size that is as many times smaller as there are
-            more lanes.
+            more lanes. With ``mix_lanes=2``, ranks that divide 12 do.
         mix_lanes: from how many lanes each batch takes its samples, an equal part from each. By
             default a batch is of one lane, and so of the few shards that this lane has open.
             ``batch_size`` must be a multiple of it, and ``lanes`` a multiple of it times the ranks.
@@ -337,8 +338,8 @@ class PipeLoader:
         state = plan.of_all_ranks(at) | {
             "rank": self.rank.number,
             "step": at.step,
-            "lanes": {str(number): lane for number, lane in at.states.items()},
-            "counts": plan.counts(at),
+            "lanes": {str(number): lane for number, lane in plan.states(at).items()},
+            "counts": in_state(plan.counts(at)),
             **not_for_dcp(),
         }
         if self._progress.cut is not None:
@@ -471,7 +472,7 @@ class PipeLoader:
         if live is None:
             return found
         at, before = live.stands  # not the position of the loader: a state may have been loaded since
-        delivered = [lane["delivered"] for lane in at.states.values()]
+        delivered = [lane.delivered for lane in at.lanes.values()]
         samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 

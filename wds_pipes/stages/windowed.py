@@ -7,7 +7,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, NamedTuple, cast
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -175,9 +176,9 @@ class Windowed(ReadsAgain[Out]):
 
     def _length_in(self, sample: Any, name: str) -> int:
         """Return how many values a field has; SampleError if it is nothing that has values."""
-        value = sample.get(name) if isinstance(sample, dict) else None
+        value: Any = sample.get(name) if isinstance(sample, dict) else None
         if isinstance(value, list) or getattr(value, "shape", None):  # a 0-d array has ()
-            return len(cast(list[Any], value))
+            return len(value)
         check_sample(sample, functional_name(type(self)))
         field_of(sample, [name], self.source)
         why = f"has {type(value).__name__} in field {name!r}, not a list, an array or a tensor"
@@ -190,7 +191,12 @@ class Windowed(ReadsAgain[Out]):
             SampleError: a sample lacks the field, or has another number of values in it, or they
                 are no numbers; or the arrays differ in dtype or shape.
         """
-        arrays = list[Any]()
+        arrays = [sample.get(name) for sample in samples]
+        if set(map(type, arrays)) == {np.ndarray} and all(map(_NDIM, arrays)) and list(map(len, arrays)) == lengths:
+            dtype, shape = arrays[0].dtype, arrays[0].shape[1:]
+            if dtype.kind in "biufc" and all(array.dtype == dtype and array.shape[1:] == shape for array in arrays):
+                return arrays  # nearly always
+        arrays = []
         for sample, length in zip(samples, lengths, strict=True):
             value = sample.get(name)
             array = value if type(value) is np.ndarray and value.ndim else self._array_in(sample, name)
@@ -242,6 +248,7 @@ class Windowed(ReadsAgain[Out]):
         )
 
 
+_NDIM = attrgetter("ndim")
 _DECODE = "Decode it to numbers before this step."
 
 
