@@ -308,7 +308,7 @@ def _add_wids(index: Index, content: dict[str, Any], entries: Any) -> None:
             if md5 and not (isinstance(md5, str) and _MD5.fullmatch(md5)):
                 raise ValueError(f"md5sum of {name!r} is {md5!r:.80}, not 32 hexadecimal digits")
     if content.get("place") != place_of(index.url):  # the shards beside the index may be copies
-        beside = [local_path(name) is not None and not os.path.isabs(name) for name in names]
+        beside = [not name.startswith("/") and local_path(name) is not None for name in names]
         versions = [None if near else version for near, version in zip(beside, versions, strict=True)]
     index.shards.add(_joined(index.url, names))
     index.facts.add(samples, sizes, md5s, versions)
@@ -323,6 +323,9 @@ def _check_counts(what: str, names: Sequence[str], values: Sequence[Any]) -> Non
 
 
 # Names
+
+_UNUSUAL = re.compile(r":|\0[/.]")  # of names that follow a NUL each
+_NOT_NORMAL = re.compile(r"/(?:[/.\0]|$)|\0(?:\0|$)")  # what ``posixpath.normpath`` may change
 
 
 def path_of(url: str) -> str:
@@ -369,9 +372,9 @@ def dali_name(url: str) -> str:
 def _joined(index: str, names: Sequence[str]) -> list[str]:
     """The URLs for names in an index."""
     text = "\0" + "\0".join(names)
-    usual = local_path(index) is not None and text.isascii() and text.count("\0") == len(names)
-    if usual and ":" not in text and "\0/" not in text and "\0." not in text:
-        folder = folder_of(index)
+    usual = text.isascii() and text.count("\0") == len(names) and not _UNUSUAL.search(text)
+    if usual and (local_path(index) is not None or not _NOT_NORMAL.search(text)):
+        folder = _join(index, "x")[:-1]
         return [folder + name for name in names]
     return [_join(index, name) for name in names]
 
