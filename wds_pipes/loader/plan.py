@@ -182,7 +182,7 @@ class Plan:
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
         self.chain.root.check_resumable()
-        return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
+        return Recipe.of(self.chain)._replace(samples=self.source.epoch_order.samples_fingerprint)
 
     @cached_property
     def _packed_recipe(self) -> bytes:
@@ -199,7 +199,7 @@ class Plan:
             "world_size": self.rank.of,
             "epoch_end": self.mode,
             "batch_size": self.batch_size,
-            **self.source.entries_at(at.epoch),
+            **self.recipe.entries_at(at.epoch),
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts

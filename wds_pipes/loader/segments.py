@@ -102,7 +102,7 @@ class Segments(Composite[Out]):
     @property
     def samples(self) -> int | None:
         """How many samples an epoch has; None: shards are partitioned, not samples."""
-        counts = Chain(self).root.sample_counts
+        counts = Chain(self).root.epoch_order.sample_counts
         return None if counts is None else sum(counts)
 
     def changes_count(self) -> str | None:
@@ -170,7 +170,7 @@ class Segments(Composite[Out]):
         if self._empty and self._lack_before.explains(at.done or {}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
-            counted = Chain(self).root.sample_counts is not None  # then lanes are divided by samples
+            counted = Chain(self).root.epoch_order.sample_counts is not None  # then lanes are divided by samples
             few = "samples" if counted else "shards"
             mend = "pass a smaller lanes=" if counted else "let ShardList(index=...) count the samples"
             raise ShardError(
