@@ -17,6 +17,7 @@ from commands import outputs, refused, stored
 from commands import run_command as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from remote import bare
 from tars import filled, put, samples, tar
 
 import wds_pipes as wp
@@ -69,13 +70,9 @@ def failed(*arguments):
     return refused(*arguments, code=1)
 
 
-def fields_of(sample):
-    return {name: value for name, value in sample.items() if name != "__url__"}
-
-
 def read(folder):
     """The samples of a folder, in order, without their URLs."""
-    return list(map(fields_of, samples([str(folder)])))
+    return list(map(bare, samples([str(folder)])))
 
 
 def shards(folder, *parts):
@@ -143,7 +140,7 @@ def test_a_filter_by_metadata_and_keys(here, tmp_path):
         if "--where" in options:
             run("select", "d", *options[: 4 if "--metadata" in options else 2], "-o", chosen)
         run("filter", "d", tmp_path / f"out-{number}", *options)
-        assert read(tmp_path / f"out-{number}") == list(map(fields_of, data.select(**selected)))
+        assert read(tmp_path / f"out-{number}") == list(map(bare, data.select(**selected)))
     table.write_text('{"key": "a/000", "n": 9}\n')
     assert "of another job: the inputs were changed" in refused("filter", "d", tmp_path / "out-3", *in_table)
 
@@ -398,7 +395,7 @@ def test_of_repeated_samples_the_first_stays(tmp_path_factory, parts, by):
         if mark is None or mark not in seen:
             expected.append(one)
         seen.add(mark)
-    found = [one for number in range(len(parts)) for one in map(fields_of, samples([f"{folder}/out/s{number}.tar"]))]
+    found = [one for number in range(len(parts)) for one in map(bare, samples([f"{folder}/out/s{number}.tar"]))]
     assert found == expected
 
 
@@ -682,7 +679,7 @@ def test_each_sample_is_written_or_lost(tmp_path_factory, place, change, cut):
         warnings.simplefilter("ignore")
         expected = samples([path], {"on_error": "skip"}, on_error="skip")
     written, lost = read(folder / "out"), lost_of(folder / "out")
-    assert written == [fields_of(one) for one in expected]
+    assert written == [bare(one) for one in expected]
     assert "nothing is wrong" in run("verify", folder / "out", "--ignore", "some-fields").stdout
     keys = {one["__key__"] for one in written} | {one["key"] for one in lost}
     missing = {f"{number:04d}" for number in range(6)} - keys
