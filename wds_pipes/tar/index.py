@@ -566,7 +566,8 @@ _BESIDE = ("index.json", "sizes.json")
 
 def is_index(url: str) -> bool:
     """Whether a URL in a list of shards names an index: its path ends in ``.json``."""
-    return path_of(url).lower().endswith(".json")
+    name = url.lower()  # most names are those of shards, and need only this
+    return ".json" in name and path_of(name).endswith(".json")
 
 
 def listed_shards(urls: Sequence[str], storage_options: StorageOptions = None) -> list[Index]:
