@@ -153,9 +153,9 @@ GRAPHS = {
 }
 
 
-FEW = "bare", "repeated-weighted"
+FEW = "bare", "repeated-weighted", StopCriteria.FIRST_DATASET_EXHAUSTED
 NODES = ours_between, shuffled_plain, mixed_plain
-SEEN = 28  # items, of at least two epochs
+SEEN = 32  # items, of at least two epochs
 
 
 def slow(graph):
@@ -178,6 +178,16 @@ def advance(loader, count, *, see_end=False):
     return got
 
 
+def saved_at_each_item(loader, count):
+    """That many items, in as many epochs as it takes."""
+    given = 0
+    while given < count:
+        for item in islice(loader, count - given):
+            given += 1
+            yield item
+            loader.state_dict()
+
+
 @pytest.mark.parametrize(
     ("graph", "node"), [*((graph, ours) for graph in GRAPHS), *((graph, node) for graph in FEW for node in NODES)]
 )
@@ -191,6 +201,7 @@ def test_every_cut_below_the_nodes_of_torchdata(graph, node):
     while len(whole) < SEEN:
         whole += islice(live, SEEN - len(whole))
         ends.append(len(whole))
+    assert list(saved_at_each_item(make(), SEEN)) == whole
     end = ends[0]
     places = [0, 1, end - 1, end] if slow(graph) else range(min(end, 12) + 2)
     for cut, see_end in [(place, False) for place in places] + [(end, True)] * (end < SEEN):

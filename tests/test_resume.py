@@ -18,9 +18,8 @@ from waiting import calls
 import wds_pipes as wp
 from wds_pipes import datapipes, nodes, stages
 from wds_pipes.core.stream import Stream
-from wds_pipes.loader.other_lanes import check_other_lanes
 from wds_pipes.tar import index_shards
-from wds_pipes.testing import check_resume, make_shards, same
+from wds_pipes.testing import check_other_lanes, check_resume, make_shards, same
 
 CHAINS = chains()
 
@@ -176,6 +175,7 @@ KINDS = {
     "filter": lambda pipe: pipe.filter_samples(wanted),
     "threads": lambda pipe: pipe.map_samples(dict, threads=2),
     "then": lambda pipe: pipe.then(three),
+    "bucket, sort": lambda pipe: pipe.bucket_samples(len, 2, boundaries=[2], sort=True, window=3),
     "take": lambda pipe: pipe.take_samples(9),
     "repeat": lambda pipe: pipe.repeat(2),
     "unbatch": lambda pipe: pipe.batch_samples(2).unbatch_samples(),

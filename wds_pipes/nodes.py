@@ -30,6 +30,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from wds_pipes import stages
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.hosts import build, make_skin, reads_several, remade, stages_of
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.moved import Data
@@ -94,7 +95,7 @@ class WdsNode(Countable, BaseNode[Any]):
     def _tell_epoch(self) -> None:
         """Tell nodes that are not ours of a loaded epoch before it is given up: rule 4."""
         stream = self._stream
-        if stream.chain.root.counts_epochs and stream.will_resume and stream.position.delivered:
+        if stream.chain.root.counts_epochs and stream.will_resume and stream.position.mark is not None:
             self._items.open()
 
     def next(self) -> Any:
@@ -119,7 +120,7 @@ class WdsNode(Countable, BaseNode[Any]):
         self._stream.set_epoch(epoch)
 
     def __repr__(self) -> str:
-        return " > ".join(self._stream.chain.graph())
+        return str(self._stream.chain)
 
 
 class ForeignNode(Source[Any]):
@@ -163,7 +164,7 @@ class ForeignNode(Source[Any]):
         running.at = self.At(*mark[0]) if mark else self.At(fresh=True)
         self._reset(running.at.node)
         self._loaded.unread = not running.at.fresh
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def _reset(self, state: Any) -> None:
@@ -187,8 +188,8 @@ class ForeignNode(Source[Any]):
     def mark(self) -> Mark:
         return (own_copy(self.node.state_dict()), self.at.fresh), None
 
-    def _label(self, *, counted: bool) -> str:
-        return f"node({type(self.node).__name__})"
+    def _in_graph(self, *, counted: bool) -> GraphStep:
+        return GraphStep("node", {"kind": type(self.node).__name__})
 
 
 def _below(node: Any) -> list[WdsNode]:

@@ -210,7 +210,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
     assert len(state["data"]) == 16
     with pytest.raises(
         wp.StateError,
-        match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True",  # noqa: E501
+        match=r"the index gives its shards other MD5s.*moved=True",
     ):
         indexed(tmp_path / "other").load_state_dict(state)
     samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index only its names are known
@@ -255,7 +255,7 @@ def test_renamed_shards_fit_with_moved(make, here, there, caplog):
     resumed = make(there)
     with pytest.raises(
         wp.StateError,
-        match=r"other URLs or another order \(it stands at '.*/shard-.*', and this list begins with '.*/renamed-.*moved=True",  # noqa: E501
+        match=r"stands at '.*/shard-.*', and this list begins with '.*/renamed-",
     ):
         resumed.load_state_dict(state)
     assert not moves(caplog)
@@ -269,27 +269,33 @@ def test_renamed_shards_fit_with_moved(make, here, there, caplog):
     assert facts(resumed) == rest
 
 
-def test_moved_leaves_the_other_checks(here):
+def one(root, name):
+    return wp.mix({"source": samples(listed(root, name))})
+
+
+def counted(root, sizes):
+    return wp.PipeLoader(shuffled(root, samples_per_shard=sizes), lanes=2)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (shuffled, lambda here: samples(listed(here, "fish")).shuffle_buffer(4), "made over 6 shards, .* has 3"),
+        (shuffled, lambda here: shuffled(here, seed=4), "seed=5, this pipeline has seed=4"),
+        (shuffled, interleaved, "of its pipeline was"),
+        (
+            lambda here: counted(here, SAMPLES),
+            lambda here: counted(here, SAMPLES[::-1]),
+            "other numbers of samples",
+        ),
+        (mixed, lambda here: mixed(here, seed=4), "its seed was 5 and is 4"),
+        (lambda here: one(here, "birds"), lambda here: one(here, "fish"), "it had 6 shards and has 3"),
+    ],
+)
+def test_moved_leaves_the_other_checks(before, after, message, here):
     """The number of shards and of samples, the seed, the steps, and what a lane holds."""
-    state = shuffled(here).state_dict()
-    fewer = samples(sorted(map(str, (here / "birds").iterdir()))[:5]).shuffle_buffer(4).map_samples(draw)
-    for other, message in (
-        (fewer, "made over 6 shards, this pipeline has 5"),
-        (shuffled(here, seed=4), "seed=5, this pipeline has seed=4"),
-        (interleaved(here), "of its pipeline was"),
-    ):
-        with pytest.raises(wp.StateError, match=message):
-            other.load_state_dict(state, moved=True)
-    counted = {"samples_per_shard": SAMPLES}
-    other = wp.PipeLoader(shuffled(here, samples_per_shard=SAMPLES[::-1]), lanes=2)
-    with pytest.raises(wp.StateError, match="other numbers of samples"):
-        other.load_state_dict(wp.PipeLoader(shuffled(here, **counted), lanes=2).state_dict(), moved=True)
-    state = mixed(here).state_dict()
-    with pytest.raises(wp.StateError, match="its seed was 5 and is 4"):
-        mixed(here, seed=4).load_state_dict(state, moved=True)
-    one = lambda name: wp.mix({"source": samples(listed(here, name))})  # noqa: E731
-    with pytest.raises(wp.StateError, match="it had 6 shards and has 3"):
-        one("fish").load_state_dict(one("birds").state_dict(), moved=True)
+    with pytest.raises(wp.StateError, match=message):
+        after(here).load_state_dict(before(here).state_dict(), moved=True)
 
 
 def test_every_host_takes_moved(here, there, tmp_path):

@@ -127,26 +127,40 @@ def test_a_state_that_was_loaded_upstream_later_is_not_dropped(urls):
 # torch's pipes
 
 
-def test_pipes_of_torch_that_hold_items_are_named(urls):
-    for chain, name in (
-        (shuffled(urls).shuffle().batch_samples(2), "Shuffler"),
-        (shuffled(urls).batch(2).unbatch().batch_samples(2), "UnBatcher"),
-        (shuffled(urls).sharding_filter().batch_samples(2), "ShardingFilter"),
-        (shuffled(urls).zip(shuffled(urls)).batch_samples(2, collate="list"), "Zipper"),
-    ):
-        assert len(list(chain)) > 0
-        with pytest.raises(wp.StateError, match=f"torch's {name}"):
-            chain.state_dict()
-    with pytest.raises(wp.StateError, match=r"Shuffler.*use shuffle_buffer\(size\)"):
-        wp.state_dict(shuffled(urls).shuffle())
-    with pytest.raises(wp.StateError, match=r"use the method, pipe.map\(\)"):
-        wp.state_dict(Mapper(shuffled(urls), same_sample))
-    with pytest.raises(wp.StateError, match="no pipe of wds_pipes"):
-        wp.state_dict(IterableWrapper([1]))
-    with pytest.raises(wp.StateError, match="holds an iterator"):
-        IterableWrapper(iter(urls), deepcopy=False).open_shards().state_dict()
-    with pytest.raises(TypeError, match="an IterDataPipe is needed"):
-        wp.state_dict([1])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda urls: shuffled(urls).shuffle(), "Shuffler"),
+        (lambda urls: shuffled(urls).batch(2).unbatch(), "UnBatcher"),
+        (lambda urls: shuffled(urls).sharding_filter(), "ShardingFilter"),
+        (lambda urls: shuffled(urls).zip(shuffled(urls)), "Zipper"),
+    ],
+)
+def test_pipes_of_torch_that_hold_items_are_named(make, name, urls):
+    """They run; only their position is not known."""
+    chain = make(urls).batch_samples(2, collate="list")
+    assert list(chain)
+    with pytest.raises(wp.StateError, match=f"torch's {name}"):
+        chain.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("take", "error", "message"),
+    [
+        (lambda urls: wp.state_dict(shuffled(urls).shuffle()), wp.StateError, r"use shuffle_buffer\(size\)"),
+        (lambda urls: wp.state_dict(Mapper(shuffled(urls), same_sample)), wp.StateError, r"pipe.map\(\)"),
+        (lambda urls: wp.state_dict(IterableWrapper([1])), wp.StateError, "no pipe of wds_pipes"),
+        (
+            lambda urls: IterableWrapper(iter(urls), deepcopy=False).open_shards().state_dict(),
+            wp.StateError,
+            "holds an iterator",
+        ),
+        (lambda urls: wp.state_dict([1]), TypeError, "an IterDataPipe is needed"),
+    ],
+)
+def test_what_has_no_state_is_named(take, error, message, urls):
+    with pytest.raises(error, match=message):
+        take(urls)
 
 
 @pytest.mark.parametrize("ending", ["map", "batch"])
@@ -182,14 +196,18 @@ def test_a_batch_that_a_shuffle_counts_keeps_its_size(urls):
         shuffled(urls).batch_samples(4, collate="list").shuffle_buffer(4).load_state_dict(state)
 
 
-def test_a_state_of_other_urls_from_torch_is_refused(urls):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda urls: IterableWrapper(urls[::-1]), "other URLs"),
+        (lambda urls: IterableWrapper(urls[:2]), "made over 5 shards"),
+        (lambda urls: IterableWrapper(urls).filter(str.isascii), r"was torch.*IterableWrapper.* is torch.*Filter"),
+    ],
+)
+def test_a_state_of_other_urls_from_torch_is_refused(other, message, urls):
     state = IterableWrapper(urls).open_shards().load_tar().state_dict()
-    with pytest.raises(wp.StateError, match="other URLs"):
-        IterableWrapper(urls[::-1]).open_shards().load_tar().load_state_dict(state)
-    with pytest.raises(wp.StateError, match="made over 5 shards"):
-        IterableWrapper(urls[:2]).open_shards().load_tar().load_state_dict(state)
-    with pytest.raises(wp.StateError, match=r"step 1 .* was torch\(IterableWrapper\), and of this one is torch\(Filt"):
-        IterableWrapper(urls).filter(str.isascii).open_shards().load_tar().load_state_dict(state)
+    with pytest.raises(wp.StateError, match=message):
+        other(urls).open_shards().load_tar().load_state_dict(state)
 
 
 # DataLoader
@@ -312,7 +330,7 @@ def refuse_warnings(worker):
 def test_a_pipe_in_another_dataset_is_warned_of(urls):
     """DataLoader divides pipes over its workers, but does not see this one."""
     options = {"batch_size": None, "num_workers": 2, "worker_init_fn": refuse_warnings}
-    with pytest.raises(UserWarning, match=r"each of its 2 workers gives all samples of the pipe: use pipe.as_dataset"):
+    with pytest.raises(UserWarning, match=r"each of its 2 workers .*: use pipe.as_dataset"):
         list(DataLoader(ChainDataset([shuffled(urls)]), **options))
     mended = DataLoader(ChainDataset([shuffled(urls).as_dataset()]), **options)
     assert sorted(keys_of(mended)) == sorted(keys_of(shuffled(urls)))
@@ -371,9 +389,7 @@ def test_a_state_of_another_number_of_workers_is_refused(urls):
     next(iter(loader))
     state = loader.state_dict()
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    with pytest.raises(
-        wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"
-    ):
+    with pytest.raises(wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1"):
         shuffled(urls).as_dataset().load_state_dict(worker)
 
 

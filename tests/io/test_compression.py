@@ -167,16 +167,16 @@ def test_a_zstd_stream_with_a_large_window_names_the_limit(tmp_path, log, frames
 @given(
     content=st.binary(max_size=300),
     frames=st.integers(1, 2),
-    damaged=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
+    damage=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
     more=st.sampled_from([b"", b"\0\0", b"x"]),
     size=st.booleans(),
 )
-def test_a_small_zstd_field_is_read_as_its_stream(content, frames, damaged, more, size):
+def test_a_small_zstd_field_is_read_as_its_stream(content, frames, damage, more, size):
     """Or refused for the same reason: damaged, cut, with other bytes or streams after it."""
     pack = zstandard.ZstdCompressor(write_checksum=True, write_content_size=size).compress
     data = bytearray(pack(content) * frames + more)
-    if damaged is not None and damaged[0] < len(data):
-        data[damaged[0]] = damaged[1]
+    if damage is not None and damage[0] < len(data):
+        data[damage[0]] = damage[1]
     try:
         expected = decompress(io.BytesIO(data), "zst").read()
     except unreadable() as error:

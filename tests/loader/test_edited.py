@@ -101,12 +101,13 @@ def test_a_state_without_the_list_is_refused(urls):
     plain, out = pipe.state_dict(), list(keyed(urls))[9:12]
     pipe = loaded(keyed(urls), plain, exclude=out)
     state = pipe.state_dict()
-    with pytest.raises(wp.StateError, match=r"leaves out the samples of 3 keys .*: pass the same list"):
-        keyed(urls).load_state_dict(state)
-    with pytest.raises(wp.StateError, match=r"must begin with the keys that it had, in the same order"):
-        keyed(urls).load_state_dict(state, exclude=out[::-1])
-    with pytest.raises(wp.StateError, match=r"leaves out the samples of 3 keys, and the state of 0: pass the"):
-        pipe.load_state_dict(plain)
+    for other, wrong, options, message in (
+        (keyed(urls), state, {}, r"leaves out the samples of 3 keys .*: pass the same list"),
+        (keyed(urls), state, {"exclude": out[::-1]}, "must begin with the keys that it had, in the same order"),
+        (pipe, plain, {}, "leaves out the samples of 3 keys, and the state of 0: pass the"),
+    ):
+        with pytest.raises(wp.StateError, match=message):
+            other.load_state_dict(wrong, **options)
     assert list(loaded(pipe, state)) == list(loaded(keyed(urls), state, exclude=out))  # the pipe knows its list
     assert list(loaded(pipe, plain, exclude=[])) == list(loaded(keyed(urls), plain))
     assert pipe.state_dict() == loaded(keyed(urls), pipe.state_dict()).state_dict()
@@ -200,7 +201,7 @@ def test_equal_ranks_need_a_sample_list(urls):
 @pytest.mark.parametrize("make", [listed, in_order])
 def test_a_key_that_no_shard_has_is_an_error_over_indexes_of_keys(urls, make):
     pipe, out = make(urls), list(in_order(urls))[:2]
-    with pytest.raises(ValueError, match=r"exclude= has 2 keys that no sample has: 'nowhere', 'nowhere else'. Cor"):
+    with pytest.raises(ValueError, match=r"2 keys that no sample has: 'nowhere', 'nowhere else'"):
         pipe.load_state_dict(pipe.state_dict(), exclude=[*out, "nowhere", "nowhere else"])
     pipe = wp.SampleList(urls, where=list(in_order(urls))[2:]).fetch_samples().map_samples(key_of)
     assert not set(loaded(pipe, pipe.state_dict(), exclude=out)) & set(out)  # they are in no view, but in shards
@@ -364,44 +365,86 @@ def test_at_the_beginning_of_an_epoch_all_shards_are_read(urls):
     assert len(flat(again)) == sum(SIZES) - 2
 
 
-def test_what_cannot_grow(urls):
-    state = samples(urls[:OLD]).state_dict()
-    with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 8"):
-        samples(urls).load_state_dict(state)
-    with pytest.raises(wp.StateError, match="its list of shards has other URLs or another order"):
-        samples(urls[1:]).load_state_dict(state, added="append")
-    with pytest.raises(wp.StateError, match="made over 5 shards, this pipeline has 3"):
-        samples(urls[:3]).load_state_dict(state, added="append")
-    with pytest.raises(ValueError, match="added must be one of 'append', not 'yes'"):
-        samples(urls).load_state_dict(state, added="yes")
-    numbers = [30, 3, 12, 4]  # of which two are in the old shards
-    loader = loader_of(wp.SampleList(urls[:OLD], where=numbers[1:]).fetch_samples())
-    again = loader_of(wp.SampleList(urls, where=numbers).fetch_samples())
-    with pytest.raises(ValueError, match="a view in which the samples of the shards that were added come last"):
-        again.load_state_dict(loader.state_dict(), added="append")
-    backwards = loader_of(wp.SampleList(urls, where=slice(None, None, -1)).fetch_samples())
-    with pytest.raises(ValueError, match="a view in which the samples of the shards that were added come last"):
-        backwards.load_state_dict(loader.state_dict(), added="append")
-    mixed = wp.mix({"a": samples(urls)})
-    with pytest.raises(ValueError, match="not mix: add the new shards as a source"):
-        mixed.load_state_dict(mixed.state_dict(), added="append")
-    with pytest.raises(ValueError, match="nor for repeat"):
-        samples(urls).repeat(2).load_state_dict(samples(urls[:OLD]).repeat(2).state_dict(), added="append")
-    ranks = [loader_of(keyed(urls[:OLD]), rank, 2, epoch_end="exact") for rank in range(2)]
-    with pytest.raises(wp.StateError, match="needs the states of all ranks"):
-        loader_of(keyed(urls), 0, 2, epoch_end="exact").load_state_dict(ranks[0].state_dict(), added="append")
-    grown = loaded(samples(urls), after_some(urls), added="append").state_dict()
-    for wrong in ([[0, 0]], [[-1, 5]], [[3, 5], [1, 5]], [5], "x"):
-        with pytest.raises(wp.StateError, match="damaged"):
-            samples(urls).load_state_dict({**grown, "grown": wrong})
-    with pytest.raises(wp.StateError, match="has grown"):
-        mixed.load_state_dict({**mixed.state_dict(), "grown": [[0, 2]]})
+def states_of(urls, count=None, steps=lambda pipe: pipe):
+    """A state of a pipe over some of the shards, or all."""
+    return steps(samples(urls[:count])).state_dict()
 
 
-def after_some(urls):
-    pipe = samples(urls[:OLD])
-    after(pipe, 4)
-    return pipe.state_dict()
+def view_of(urls, where):
+    return loader_of(wp.SampleList(urls, where=where).fetch_samples())
+
+
+def of_rank_0(urls):
+    return loader_of(keyed(urls), 0, 2, epoch_end="exact")
+
+
+NUMBERS = [30, 3, 12, 4]  # of which two are in the old shards
+
+
+@pytest.mark.parametrize(
+    ("load", "error", "message"),
+    [
+        (lambda urls: loaded(samples(urls), states_of(urls, OLD)), wp.StateError, "over 5 shards, .* has 8"),
+        (
+            lambda urls: loaded(samples(urls[1:]), states_of(urls, OLD), added="append"),
+            wp.StateError,
+            "other URLs or another order",
+        ),
+        (
+            lambda urls: loaded(samples(urls[:3]), states_of(urls, OLD), added="append"),
+            wp.StateError,
+            "over 5 shards, .* has 3",
+        ),
+        (lambda urls: loaded(samples(urls), states_of(urls, OLD), added="yes"), ValueError, "one of 'append', not"),
+        *(
+            (
+                lambda urls, where=where: loaded(
+                    view_of(urls, where), view_of(urls[:OLD], NUMBERS[1:]).state_dict(), added="append"
+                ),
+                ValueError,
+                "a view in which the samples of the shards that were added come last",
+            )
+            for where in (NUMBERS, slice(None, None, -1))
+        ),
+        (
+            lambda urls: loaded(mixed(urls), mixed(urls).state_dict(), added="append"),
+            ValueError,
+            "not mix: add the new shards as a source",
+        ),
+        (
+            lambda urls: loaded(
+                samples(urls).repeat(2), states_of(urls, OLD, lambda pipe: pipe.repeat(2)), added="append"
+            ),
+            ValueError,
+            "nor for repeat",
+        ),
+        (
+            lambda urls: loaded(of_rank_0(urls), of_rank_0(urls[:OLD]).state_dict(), added="append"),
+            wp.StateError,
+            "needs the states of all ranks",
+        ),
+        *(
+            (
+                lambda urls, wrong=wrong: loaded(samples(urls), {**states_of(urls), "grown": wrong}),
+                wp.StateError,
+                "damaged",
+            )
+            for wrong in ([[0, 0]], [[-1, 5]], [[3, 5], [1, 5]], [5], "x")
+        ),
+        (
+            lambda urls: loaded(mixed(urls), {**mixed(urls).state_dict(), "grown": [[0, 2]]}),
+            wp.StateError,
+            "has grown",
+        ),
+    ],
+)
+def test_what_cannot_grow(urls, load, error, message):
+    with pytest.raises(error, match=message):
+        load(urls)
+
+
+def mixed(urls):
+    return wp.mix({"a": samples(urls)})
 
 
 @pytest.fixture(scope="module")

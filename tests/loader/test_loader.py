@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import faulthandler
 import gc
 import itertools
 import json
@@ -21,6 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from killing import kill
 from pipelines import after, draw, flat, key_of, keys_of, loaded, samples, shuffled, through_json, wanted
 from scripts import run_file
@@ -266,7 +268,7 @@ def test_worker_init_fn_that_fails_or_is_no_function(urls):
     with pytest.raises(FileNotFoundError, match="/no/such/folder"):
         next(iter(source))
     assert next(iter(loader(urls, worker_init_fn=partial(note_start, "/no/such/folder"))))
-    with pytest.raises(TypeError, match="worker_init_fn must be a function of the number of a worker, not 3"):
+    with pytest.raises(TypeError, match="worker_init_fn must be a function .*, not 3"):
         loader(urls, worker_init_fn=3)
     source = loader(urls, num_workers=1, worker_init_fn=lambda number: next(iter(())), multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match="worker_init_fn raised StopIteration"):  # not an epoch without batches
@@ -308,12 +310,6 @@ def test_an_error_that_cannot_be_sent_arrives_as_text(error, said, urls):
 
 def test_one_lane_has_the_order_of_the_pipe(urls):
     assert list(wp.PipeLoader(shuffled(urls).map_samples(key_of))) == list(shuffled(urls).map_samples(key_of))
-
-
-def test_draws_are_the_same_whatever_the_workers(urls):
-    expected = {sample["__key__"]: sample["draw"] for sample in samples(urls, shuffle=False).map_samples(draw)}
-    source = wp.PipeLoader(samples(urls).map_samples(draw), num_workers=2)
-    assert {sample["__key__"]: sample["draw"] for sample in source} == expected
 
 
 def test_the_global_generator_of_torch_is_untouched(urls):
@@ -565,7 +561,7 @@ def test_max_errors_is_for_all_lanes_of_a_rank(workers, interleaved, tmp_path):
     batches, error, _ = until_error(source)
     assert re.search("skipped 8 errors in this epoch, in all lanes of this rank together, and max_errors=6", str(error))
     assert len(batches) == (7 if interleaved else 5)
-    assert set(source.state_dict()["counts"]) == {"delivered", "filtered", "skipped", "dropped"}
+    assert set(source.state_dict()["counts"]) == {"delivered", "skipped"}  # without zeros
     for lanes, most in ((4, 0), (3, 2), (1, 2)):
         source = loaded(make(6, lanes), through_json(source.state_dict()))
         rest, error, _ = until_error(source)
@@ -649,9 +645,7 @@ def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_p
     with meanwhile(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
         next(items)
     for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"
-        ):
+        with pytest.raises(RuntimeError, match=r"was interrupted: to continue, call load_state_dict"):
             next(items)
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())
@@ -702,11 +696,16 @@ def register_hang():
 
 
 @pytest.fixture
-def workers_hang(monkeypatch):
-    """As at a lock that another thread held at the fork."""
+def workers_hang(monkeypatch, tmp_path, request):
+    """As at a lock that another thread held at the fork. A file "where" gets what the fault handler
+    prints.
+    """
     register_hang()
     monkeypatch.setattr(workers, "_START_SECONDS", 0.5)
-    yield partial(hanging.__setitem__, 0)
+    with (tmp_path / "where").open("w") as file:
+        faulthandler.enable(file)
+        yield partial(hanging.__setitem__, 0)
+        faulthandler.enable(request.config.stash[fault_handler_stderr_fd_key])
     hanging[0] = 0
 
 
@@ -723,13 +722,47 @@ def test_a_worker_that_hangs_at_the_fork_is_replaced(urls, workers_hang, monkeyp
     assert (hanging[0], psutil.Process().children()) == (0, before)
 
 
-def test_workers_that_always_hang_at_the_fork(urls, workers_hang):
+class Cycle:
+    """Garbage that only a collection frees. It says in which process that was."""
+
+    def __init__(self, path):
+        self.path, self.itself = path, self
+
+    def __del__(self):
+        self.path.write_text(f"{os.getpid()}")
+
+
+def collected(sample):
+    gc.collect()
+    return sample
+
+
+def test_garbage_of_the_main_process_is_not_freed_in_a_worker(tmp_path, urls):
+    """It might wait for threads that a fork does not copy. Garbage of a worker is freed there."""
+    source = wp.PipeLoader(samples(urls).map_samples(collected), num_workers=1, multiprocessing_context="fork")
+    gc.disable()
+    try:
+        Cycle(tmp_path / "freed")
+        assert len(list(source)) == 14
+        assert not (tmp_path / "freed").exists()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert len(list(source)) == 14
+    assert gc.isenabled()
+    gc.collect()
+    assert (tmp_path / "freed").read_text() == f"{os.getpid()}"
+
+
+def test_workers_that_always_hang_at_the_fork(urls, workers_hang, tmp_path):
+    """They print where they wait, if Python's fault handler is enabled."""
     before = psutil.Process().children()
     source = loader(urls, lanes=2, num_workers=2, multiprocessing_context="fork")
     workers_hang(200)
     with pytest.raises(wp.WorkerError, match=r"\(pid \d+, \d+\) did not run within 1\.5 seconds: .*forkserver"):
         next(iter(source))
     assert psutil.Process().children() == before
+    assert "in hang_after_fork" in (tmp_path / "where").read_text()
     workers_hang(0)
     source.load_state_dict(source.state_dict())
     assert list(source) == list(loader(urls, lanes=2))
@@ -949,9 +982,9 @@ def ranks_of(urls, world_size):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda states: [], "takes the list"),
-        (lambda states: [{}], "takes the list"),
-        (lambda states: ["state"], "takes the list"),
+        (lambda states: [], "the list of what it returned on each rank"),
+        (lambda states: [{}], "the list of what it returned on each rank"),
+        (lambda states: ["state"], "the list of what it returned on each rank"),
         (lambda states: states[:2], "ranks 0 to 2: rank 2 is missing"),
         (lambda states: states[1:], "ranks 0 to 2: rank 0 is missing"),
         (lambda states: [*states, states[1]], "rank 1 is there more than once"),
@@ -966,7 +999,7 @@ def ranks_of(urls, world_size):
             lambda states: [*states[:2], states[2] | {"fingerprint": "x", "data": "0" * 8}],
             "are of other shards",
         ),
-        (lambda states: [*states[:2], states[2] | {"graph": ["shard_list"]}], "differ in 'graph'"),
+        (lambda states: [*states[:2], states[2] | {"graph": [["shard_list"]]}], "differ in 'graph'"),
         (lambda states: [*states[:2], states[2] | {"lane_count": 6}], "differ in 'lane_count': 3, 3, 6"),
         (lambda states: [*states[:2], states[2] | {"version": 1}], "has format version 1"),
     ],
@@ -1001,30 +1034,13 @@ def test_the_state_of_one_rank_on_another_number_is_refused_with_what_to_do(urls
     loader(urls, rank=0, world_size=2).load_state_dict(states[0])
 
 
-def test_the_state_of_another_pipeline_is_refused_with_the_difference(urls):
-    state = loader(urls).state_dict()
-    for other, message in (
-        (loader(urls[:-1]), "made over 5 shards, this pipeline has 4"),
-        (loader([*urls[1:], urls[0]]), "other URLs or another order"),
-        (wp.PipeLoader(samples(urls, seed=6).shuffle_buffer(3), batch_size=2), "seed=5, this pipeline has seed=6"),
-        (
-            wp.PipeLoader(samples(urls).shuffle_buffer(4), batch_size=2),
-            r"step 5 of its pipeline was .*size=3\), and of this one is .*size=4",
-        ),
-    ):
-        with pytest.raises(wp.StateError, match=message):
-            other.load_state_dict(state)
-    with pytest.raises(wp.StateError):
-        loader(urls).load_state_dict(shuffled(urls).state_dict())  # a pipe's, not a loader's
-
-
 DAMAGE = {
     "lane too many": (lambda state: {**state, "lanes": {**state["lanes"], "7": state["lanes"]["1"]}}, "of 2"),
     "lane name": (
         lambda state: {**state, "lanes": {"x": state["lanes"]["1"], "0": state["lanes"]["0"]}},
         "'x' is not the number of a lane",
     ),
-    "no state": (lambda state: [1], "takes the list"),
+    "no state": (lambda state: [1], "the list of what it returned on each rank"),
 }
 
 
@@ -1065,13 +1081,17 @@ def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, mes
         loader(urls, **options)
 
 
-def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(urls):
-    with pytest.raises(TypeError, match="takes a pipe, not list"):
-        wp.PipeLoader(urls)
-    with pytest.raises(TypeError, match="ShardList"):
-        wp.PipeLoader(torch.utils.data.datapipes.iter.IterableWrapper(urls))
-    with pytest.raises(wp.StateError, match=r"Shuffler.*shuffle_buffer"):
-        wp.PipeLoader(shuffled(urls).shuffle())
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (list, TypeError, "takes a pipe, not list"),
+        (torch.utils.data.datapipes.iter.IterableWrapper, TypeError, "ShardList"),
+        (lambda urls: shuffled(urls).shuffle(), wp.StateError, r"Shuffler.*shuffle_buffer"),
+    ],
+)
+def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(source, error, message, urls):
+    with pytest.raises(error, match=message):
+        wp.PipeLoader(source(urls))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -1123,7 +1143,7 @@ def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
 
 def test_batches_of_what_is_no_sample_are_refused(urls):
     members = wp.ShardList(urls).open_shards().load_tar()
-    with pytest.raises(TypeError, match=r"members of shards, not samples, .*: add group_by_key\(\) at its end"):
+    with pytest.raises(TypeError, match=r"not samples, .*: add group_by_key\(\)"):
         wp.PipeLoader(members, batch_size=2)
     assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
 

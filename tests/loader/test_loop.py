@@ -6,17 +6,13 @@ import random
 from collections import Counter
 
 import pytest
-from pipelines import flat, loaded, samples, stamps, through_json
+from pipelines import flat, loaded, samples, stamps, through_json, wanted
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
 SIZES = [7, 5, 8, 9, 6, 7, 8, 5]
 KEYS = [f"{number:08d}" for number in range(sum(SIZES))]
-
-
-def wanted(sample):
-    return int(sample["__key__"]) % 5 != 2
 
 
 class PairSamples(wp.Stage):
@@ -194,16 +190,19 @@ def test_the_state_stays_small(urls):
     assert sizes[-1] < 2 * sizes[6]
 
 
-def test_without_samples_it_is_an_error(urls):
+@pytest.mark.parametrize(
+    ("lanes", "group", "keeps", "error", "message"),
+    [
+        (9, {}, True, wp.ShardError, "lane 8 of 9 found no sample in 10 epochs in a row.*fewer shards than"),
+        (1, {}, False, wp.ShardError, "lane 0 of 1 found no sample in 10 epochs"),
+        (1, {"fields": ["jpge"]}, True, wp.SampleError, "(have|had) none of the fields"),
+    ],
+)
+def test_without_samples_it_is_an_error(urls, *, lanes, group, keeps, error, message):
     """No endless loop: no shards in a lane, filters that keep nothing, names that do not exist."""
-    with pytest.raises(wp.ShardError, match="lane 8 of 9 found no sample in 10 epochs in a row.*fewer shards than"):
-        taken(loader(urls, lanes=9), 10)
-    nothing = samples(urls).filter_samples(lambda sample: False)
-    with pytest.raises(wp.ShardError, match="lane 0 of 1 found no sample in 10 epochs"):
-        taken(wp.PipeLoader(nothing, batch_size=2, epoch_end="loop"), 1)
-    misspelt = wp.ShardList(urls).open_shards().load_tar().group_by_key(fields=["jpge"])
-    with pytest.raises(wp.SampleError, match="have none of the fields|had none of the fields"):
-        taken(wp.PipeLoader(misspelt, batch_size=2, epoch_end="loop"), 1)
+    pipe = wp.ShardList(urls).open_shards().load_tar().group_by_key(**group).filter_samples(lambda sample: keeps)
+    with pytest.raises(error, match=message):
+        taken(wp.PipeLoader(pipe, batch_size=2, epoch_end="loop", lanes=lanes), 10)
 
 
 @pytest.mark.parametrize(

@@ -100,19 +100,6 @@ def test_ranks_that_wait_for_each_other_elsewhere_say_so(shards, tmp_path):
     assert "each would wait for the other for ever" in first
 
 
-def call_another(rank, ranks, urls, path):
-    loader = make_loader(urls)
-    return error_of(list(CALLS.values())[1 + rank], loader, path, None, ENOUGH)
-
-
-def test_other_calls_do_not_meet(shards, tmp_path):
-    """One rank gathers the states, and another one the stats."""
-    first, second = on_ranks(2, call_another, shards, tmp_path)
-    assert first == second
-    assert "checkpoint.gather()" in first
-    assert "stats_of_ranks()" in first
-
-
 def skip_somewhere(rank, ranks, urls, path, seed):
     """Make random calls, of which one rank leaves one out; returns what this rank was told in each
     history.

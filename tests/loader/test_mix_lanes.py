@@ -247,23 +247,44 @@ def test_an_error_in_a_lane_loses_nothing(fifty):
     assert got + list(again) == list(make())
 
 
-def test_wrong_arguments(fifty):
-    for options, match in (
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
         ({"mix_lanes": 3}, "batch_size=4 must be a multiple of mix_lanes=3"),
         ({"mix_lanes": 0}, "mix_lanes must be at least 1"),
         ({"batch_size": None, "collate": None}, "mix_lanes go with batch_size"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            load(fifty, **options)
-    with pytest.raises(ValueError, match=r"lanes=3 must be a multiple of the 1 ranks, times mix_lanes=2"):
-        next(iter(load(fifty, lanes=3)))
-    source, other = load(fifty, epoch_end="drop"), load(fifty, epoch_end="drop", batch_size=8, rank=0, world_size=2)
-    next(iter(other))
-    with pytest.raises(wp.StateError):
-        source.load_state_dict(other.state_dict())
-    for mode in ("exact", "loop"):  # one lane in each rank, from which no batch can be mixed
-        first, second = (load(fifty, epoch_end=mode, mix_lanes=mixed, rank=0, world_size=2) for mixed in (1, 2))
-        next(iter(first))
-        with pytest.raises(wp.StateError, match=r"of 2 lanes.*mix_lanes=1, and this loader.*mix_lanes=2.*merge_states"):
-            second.load_state_dict(first.state_dict())
+        ({"lanes": 3}, "lanes=3 must be a multiple"),
+    ],
+)
+def test_wrong_arguments(options, message, fifty):
+    with pytest.raises(ValueError, match=message):
+        next(iter(load(fifty, **options)))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loads", "message"),
+    [
+        (
+            {"epoch_end": "drop", "batch_size": 8, "rank": 0, "world_size": 2},
+            {"epoch_end": "drop"},
+            "rank 0 of 2 alone",
+        ),
+        *(
+            (
+                {"epoch_end": end, "mix_lanes": 1, "rank": 0, "world_size": 2},
+                {"epoch_end": end, "mix_lanes": 2, "rank": 0, "world_size": 2},
+                r"of 2 lanes.*mix_lanes=1, and this loader.*mix_lanes=2.*merge_states",
+            )
+            for end in ("exact", "loop")  # one lane in each rank, from which no batch can be mixed
+        ),
+    ],
+)
+def test_a_state_of_other_lanes_is_refused(saved, loads, message, fifty):
+    first = load(fifty, **saved)
+    next(iter(first))
+    with pytest.raises(wp.StateError, match=message):
+        load(fifty, **loads).load_state_dict(first.state_dict())
+
+
+def test_workers_have_lanes_for_each_batch(fifty):
     assert load(fifty, num_workers=3, mix_lanes=2).state_dict()["lane_count"] == 4

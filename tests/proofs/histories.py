@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import wds_pipes as wp
+from wds_pipes.core.order import hash_text
 from wds_pipes.core.stage import Stage
 from wds_pipes.testing import make_shards
 
@@ -301,7 +302,14 @@ def anything(rng, data, depth=0):
 
 def mixed(rng, sources, exhausted):
     weights = [rng.randrange(1, 4) for _ in sources]
-    return wp.mix(sources, weights=weights, exhausted=exhausted, seed=rng.randrange(9))
+    by = rng.choice([None, size_of])
+    return wp.mix(sources, weights=weights, by=by, exhausted=exhausted, seed=rng.randrange(9))
+
+
+def size_of(item):
+    """A quantity of an item that follows from its key, from 0 to 16."""
+    key = item.get("__key__") if isinstance(item, dict) else None
+    return hash_text(str(key)) % 17
 
 
 # The same lanes: the same items

@@ -55,6 +55,7 @@ KINDS_OF_PACKS = {
     "wrap": lambda pipe, window: pipe.pack_samples("tokens", BUDGET, method="wrap"),
     "wrap, long": lambda pipe, window: pipe.pack_samples("tokens", BUDGET, method="wrap"),
     "buckets": lambda pipe, window: pipe.bucket_samples("tokens", 3, boundaries=[3, 6], window=window),
+    "sorted": lambda pipe, window: pipe.bucket_samples("tokens", 3, boundaries=[6], sort=True, window=window),
     "padded elements": lambda pipe, window: pipe.bucket_samples("tokens", budget=30, window=window),
 }
 

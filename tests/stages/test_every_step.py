@@ -46,6 +46,7 @@ def test_it_pickles(name, urls):
         (lambda pipe: pipe.pack_samples(), lambda pipe: pipe.pack_samples(method="wrap")),
         (lambda pipe: pipe.pack_samples(len), lambda pipe: pipe.pack_samples("txt")),
         (lambda pipe: pipe.bucket_samples("txt", 8), lambda pipe: pipe.bucket_samples("txt", 8, boundaries=[4])),
+        (lambda pipe: pipe.bucket_samples("txt", 8), lambda pipe: pipe.bucket_samples("txt", 8, sort=False)),
     ],
 )
 def test_an_option_that_decides_the_samples_belongs_to_the_state(step, other, urls):

@@ -13,8 +13,9 @@ A position of it has three forms::
     JSON    [{...}, {...}, ...]              a dict for each stage, made for a state
 
 ``Composite`` stages (mix, interleave, repeat, the segments of a lane) run chains of their own. In
-the place of the mark of a source they have ``parts``: where each of these chains stands. So their
-own source is only a recipe, and a position has no entry for it.
+the place of the mark of a source they have ``parts``: where each of these chains stands, as a tuple
+of the fields of ``part_kind``. So their own source is only a recipe, and a position has no entry
+for it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, cast
 
 from wds_pipes.core.counts import COUNTED, DONE, Lack, Network, sum_counts
+from wds_pipes.core.graph import GraphStep, graph_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.stage import (
     Ended,
@@ -77,15 +79,19 @@ class Chain:
 
     # What the recipe says
 
-    def graph(self, *, counted: bool = False) -> list[str]:
-        """Return the chain as text, from its first stage: names, and the options that decide the
+    def graph(self, *, counted: bool = False) -> tuple[GraphStep, ...]:
+        """Return the chain as data, from its first stage: names, and the options that decide the
         order. ``counted``: a stage after the chain depends on the numbers of its items.
         """
-        labels = []
+        graph = []
         for step in reversed(self.steps):
-            labels.append(step._label(counted=counted))
+            graph.append(step._in_graph(counted=counted))
             counted = counted or step.counts_items
-        return labels[::-1]
+        return tuple(graph[::-1])
+
+    def __str__(self) -> str:
+        """Return the graph as text."""
+        return graph_text(self.graph())
 
     @property
     def items_are(self) -> str | None:
@@ -167,12 +173,16 @@ class Chain:
 
     def where(self, mark: Mark | None, lane: Lane) -> str | None:
         """Return the URL of the shard at a position, for messages; None if there is none."""
+        own, parts = self.first_of(mark) or ((), None)
+        if self._composite is not None:
+            return self._composite.where_in(own, self._composite.parts_of(parts), lane)
+        return self.root.where(own, lane)
+
+    def first_of(self, mark: Mark | None) -> Mark | None:
+        """Return the mark of the first stage of ``placed`` at a position."""
         for _ in self.placed[1:]:
             mark = mark and mark[1]
-        own, parts = mark or ((), None)
-        if self._composite is not None:
-            return self._composite.where_in(own, parts or (), lane)
-        return self.root.where(own, lane)
+        return mark
 
     def counts(self, mark: Mark | None, delivered: int) -> dict[str, int]:
         """Return what became of the samples up to ``mark``, after ``delivered`` items were
@@ -194,7 +204,7 @@ class Chain:
                     if isinstance(step, Reports) and step.limited is not None and name == step.counter:
                         counts[step.limited] = counts.get(step.limited, 0) + value
             if step is self._composite:
-                inner = self._composite.counts_in(own, before)
+                inner = self._composite.counts_in(own, self._composite.parts_of(before))
                 counts_delivered = self._composite.counts_delivered and not expanded
                 delivered = inner["delivered"] if counts_delivered else counts["delivered"]
                 return {**sum_counts((counts, inner)), "delivered": delivered}
@@ -216,7 +226,7 @@ class Chain:
                 pairs = zip(step._defaults.items(), own)
                 entry = {name: own_copy(value) for (name, default), value in pairs if value != default}
             if step is self._composite and before:
-                entry[PARTS] = [self._composite.dump_part(part) for part in before]
+                entry[PARTS] = [self._composite.dump_part(part) for part in self._composite.parts_of(before)]
             # else the source's entry says so, and this stage gets nothing from it
             if isinstance(mark, Ended) and not isinstance(before, Ended):
                 entry[_ENDED] = True
@@ -272,7 +282,7 @@ class Chain:
         same position in the lane without these ranges.
         """
         entry, *later = entries
-        done, entry = (self._composite or self.root).rest_of(entry)
+        done, entry = (self._composite or self.root.epoch_order).rest_of(entry)
         return done, [entry, *later]
 
 
@@ -304,7 +314,7 @@ def changes_order(step: Stage[Any]) -> str | None:
     """
     if step.scope == "item":
         return None
-    return f"{step._label(counted=False).partition('(')[0]}() may change their order"
+    return f"{step._in_graph(counted=False).name}() may change their order"
 
 
 def _read_values(step: Stage[Any], defaults: dict[str, Any], values: dict[str, Any]) -> tuple[Any, ...]:
@@ -405,12 +415,16 @@ class Composite(Reports, Stage[Out]):
             raise damaged(f"{functional_name(type(self))} runs one chain, and {len(parts)} stand somewhere")
         return parts
 
+    def parts_of(self, parts: Sequence[Any] | None) -> tuple[Any, ...]:
+        """Return the parts in a mark, each as ``part_kind``."""
+        return tuple(map(self.part_kind._make, parts or ()))
+
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
         own, parts = mark or (None, None)
         running = running_copy(self)
-        running.lane, running.at, running.parts = lane, self._at(own), list(parts or ())
+        running.lane, running.at, running.parts = lane, self._at(own), [*self.parts_of(parts)]
         running.prepare()
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def prepare(self) -> None:
@@ -497,7 +511,7 @@ class Composite(Reports, Stage[Out]):
         return tuple(self.fit_parts(at, parts, fixed=fixed))
 
     def rest_of(self, entry: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Do what ``Source.rest_of`` does."""
+        """Do what ``Order.rest_of`` does."""
         return 0, entry
 
     def uncounted_parts(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

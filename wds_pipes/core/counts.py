@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
@@ -107,6 +108,19 @@ class Lack(NamedTuple):
         )
 
 
+@dataclass(slots=True, eq=False)
+class Meters:
+    """What all steps of a running chain, and of the chains that they run, count together.
+
+    Attributes:
+        skips: how many errors, and samples beside damage or without a partner, were skipped.
+        stall_seconds: how long the chain has waited for bytes of a store.
+    """
+
+    skips: int = 0
+    stall_seconds: float = 0.0
+
+
 class Network(NamedTuple):
     """The network use of a process when it reads from stores.
 
@@ -137,6 +151,11 @@ NO_NETWORK = Network()
 def public_counts(counts: dict[str, int]) -> dict[str, int]:
     """Return counts of samples, without those of single stages and the digest."""
     return {name: count for name, count in counts.items() if is_public(name)}
+
+
+def in_state(counts: dict[str, int]) -> dict[str, int]:
+    """Return public counts as a state has them: without zeros, but for the delivered samples."""
+    return {name: count for name, count in counts.items() if count or name == "delivered"}
 
 
 def is_public(name: str) -> bool:

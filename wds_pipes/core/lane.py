@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
+from wds_pipes.core.counts import Meters
 from wds_pipes.core.order import hash64
 
 if TYPE_CHECKING:
@@ -141,6 +142,9 @@ class Slice:
         return self.start + (turn * self.of + self.number) * self.size + inside
 
 
+Tap = Callable[[Any, Iterator[Any]], Iterator[Iterable[Any]]]  # see ``Lane``
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Which part of which epoch a running chain yields: lane ``number`` of ``of``.
@@ -154,6 +158,11 @@ class Lane:
         slice: its part of the global order of a ``SampleList``, if the lanes divide that.
         occurrences: whether samples say which occurrence they are, since a later step draws random
             numbers for them: see ``wds_pipes.core.occurrences``.
+        meters: what the whole chain counts: all lanes that it makes for chains that it runs have
+            these, see ``Composite``.
+        taps: functions that the items of steps pass through, each with its step of the recipe. It
+            takes the running step and its items, and returns what others get, in parts: an
+            iterator over iterables, which costs less for each item.
     """
 
     seed: int
@@ -165,6 +174,8 @@ class Lane:
     padding: bool | None = None
     slice: Slice | None = None
     occurrences: bool = False
+    meters: Meters = field(default_factory=Meters, compare=False, repr=False)
+    taps: tuple[tuple[Any, Tap], ...] = field(default=(), compare=False, repr=False)
 
     def key(self, *salt: int) -> int:
         """Return the 64-bit key of this lane's random decisions; ``salt`` separates one use from
@@ -174,32 +185,34 @@ class Lane:
         return hash64(self.seed, self.epoch, self.number, self.of, *again, *salt)
 
 
-@dataclass(slots=True)
-class Passed:
-    """What workers of torch's DataLoader have of a pipe that it iterates: a copy, made when they
-    start. See ``wds_pipes.datapipes.pipe``.
+class Copies:
+    """The copies of a chain that other processes iterate. There are none: a host whose workers
+    iterate copies puts an object of its own class into the ``Context``.
 
     Attributes:
-        by: the main process; None: no DataLoader has iterated the pipe.
-        epoch: the epoch that was last passed to workers; None: the pipe was told another one since.
-        times: how often the next epoch was passed to new workers.
-        starts: how many processes the main process had started when DataLoader made an iterator;
-            None: no further call for this iterator is expected.
-        news: what the main process was told since, for workers that are kept: a
-            ``wds_pipes.dataset.WorkerNews``.
+        times: how often new copies were made that go on from the position of the chain.
     """
 
-    by: int | None = None
-    epoch: int | None = None
     times: int = 0
-    starts: int | None = None
-    news: Any = None
 
     def tell(self, epoch: int | None) -> None:
-        """The pipe is told an epoch, or a state (None)."""
-        self.epoch = None
-        if self.news is not None:
-            self.news.tell(epoch)
+        """The chain is told an epoch, or a state (None)."""
+
+    def hear(self) -> int | None:
+        """Return the epoch that the chain was told since this copy was made; None: it was told
+        none.
+        """
+        return None
+
+    def end(self, epoch: int, lacking: bool, empty: bool) -> tuple[bool, bool]:
+        """Note that the lane of this process has ended and yielded nothing: its samples lacked the
+        fields that are kept, or it had none, which is not allowed.
+
+        Returns:
+            whether no lane yielded anything in this epoch, and samples of at least one lane lacked
+            fields; and whether it is known that all lanes were empty.
+        """
+        return lacking, False
 
 
 @dataclass(slots=True)
@@ -210,16 +223,14 @@ class Context:
         epoch: the epoch of the next iteration.
         lane: which lane this process yields.
         lanes: of how many.
-        tell_end: what hears that a lane has ended: see ``dataset.LaneEnds``.
-        passed: what workers of a DataLoader have.
+        copies: the copies of the chain that other processes iterate.
         made_in: the process that made the chain.
     """
 
     epoch: int = 0
     lane: int = 0
     lanes: int = 1
-    tell_end: Callable[[int, bool, bool], tuple[bool, bool]] | None = None
-    passed: Passed = field(default_factory=Passed)
+    copies: Copies = field(default_factory=Copies)
     made_in: int = field(default_factory=os.getpid)
 
     def lane_in(self, seed: int, epoch: int) -> Lane:

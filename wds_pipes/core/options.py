@@ -146,7 +146,7 @@ _HERE = {
     # torchdata's pipes, up to 0.9: methods
     "add_index": ".map_samples(fn), with the sample's __key__",
     "async_map_batches": ".map_samples(fn, threads=8)",
-    "bucketbatch": ".bucket_samples(length, batch_size=32, boundaries=[...])",
+    "bucketbatch": ".bucket_samples(length, batch_size=32, boundaries=[...], sort=True)",
     "cycle": ".repeat(n), or epoch_end='loop' of PipeLoader()",
     "drop": ".to_tuple(...), or .slice_samples(start, None) for the first samples",
     "end_caching": ".cache_shards(directory)",

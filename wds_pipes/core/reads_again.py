@@ -14,11 +14,10 @@ from types import GeneratorType
 from typing import Any, ClassVar, NoReturn, TypeVar, cast
 
 from wds_pipes.core.chain import Chain, Composite
-from wds_pipes.core.counts import logger
+from wds_pipes.core.counts import Meters, logger
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.occurrences import numbered_parts
 from wds_pipes.core.stage import END, Mark, Out, Stage, functional_name
-from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError, WdsError
 
@@ -45,7 +44,9 @@ class ReadsAgain(Stage[Out]):
     source: Stage[Any]
     # while running, how much the steps before will have skipped when all is read again; None: it is
     _again: int | None = None
-    _happened = 0  # while running, ``Tolerant.happened`` when it was opened
+    # while running, what the chain counts, and its ``skips`` when it was opened
+    _meters: Meters
+    _skips_before = 0
     _counted: tuple[Mark | None, int] = (None, 0)  # while running, ``earlier``, and how much was skipped up to there
 
     def had_items(self, at: Any) -> bool:
@@ -54,7 +55,7 @@ class ReadsAgain(Stage[Out]):
 
     def open(self, lane: Lane, mark: Mark | None = None) -> Stage[Out]:
         running = cast(ReadsAgain[Out], super().open(lane, mark))
-        running._happened = Tolerant.happened
+        running._meters, running._skips_before = lane.meters, lane.meters.skips
         if mark is not None and self.had_items(running.at):
             running._again = self._skips(mark[1]) + running.at.skips
         else:
@@ -89,7 +90,7 @@ class ReadsAgain(Stage[Out]):
         return sum(counts.get(name, 0) for name in _SKIPPED) + _skips_since(self._before, mark)
 
     def mark(self) -> Mark:
-        if self._again is None and self._happened != Tolerant.happened:  # else nothing was skipped
+        if self._again is None and self._skips_before != self._meters.skips:  # else nothing was skipped
             earlier = self.earlier
             if self._counted[0] is not earlier:
                 self._counted = earlier, self._skips(earlier)
@@ -107,7 +108,7 @@ def _skips_since(chain: Chain, mark: Mark | None) -> int:
         if isinstance(step, ReadsAgain) and own:
             skips += step._at(own).skips
         if isinstance(step, Composite):
-            parts = ((step.chain_of(part), part.mark) for part in before or ())
+            parts = ((step.chain_of(part), part.mark) for part in step.parts_of(before))
             return skips + sum(_skips_since(inner, at) for inner, at in parts if inner is not None)
         mark = before
     return skips

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.graph import GraphStep, graph_text
 from wds_pipes.core.moved import MEND, MEND_CLI, Data, Move
-from wds_pipes.core.stage import State
+from wds_pipes.core.stage import Branching, State, own_copy
 from wds_pipes.core.state import ADDED, SEGMENTS, Grown, Saved, SavedSource, damaged, read_state
+from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError
 
 
@@ -30,7 +33,7 @@ class Recipe(NamedTuple):
     """
 
     seed: int
-    graph: tuple[str, ...]
+    graph: tuple[GraphStep, ...]
     data: Data
     steps: str
     samples: str | None = None
@@ -49,17 +52,16 @@ class Recipe(NamedTuple):
             counted: a step after it counts its items.
             seed: the seed by which a mix or join runs it; None: its own.
         """
-        root, graph = chain.root, tuple(chain.graph(counted=counted))
+        root, graph = chain.root, chain.graph(counted=counted)
         own = root.seed if seed is None else seed
-        sources = {
-            name: cls.of(Chain(branch), counted=True, seed=root.seed_of(name, own))._replace(
-                weight=root.weight_of(name)
-            )
-            for name, branch in root.branches.items()
-        }
+        sources = {}
+        if isinstance(root, Branching):
+            for name, branch in root.branches.items():
+                source = cls.of(Chain(branch), counted=True, seed=root.seed_of(name, own))
+                sources[name] = source._replace(weight=root.weight_of(name))
         without: frozenset[str] | None = getattr(root, "without", None)
         changed = without is not None and bool(getattr(root, "changed", False))
-        steps = blake2b("\0".join(graph).encode(), digest_size=4).hexdigest()
+        steps = blake2b(json.dumps(graph).encode(), digest_size=4).hexdigest()
         return cls(
             own,
             graph,
@@ -70,6 +72,19 @@ class Recipe(NamedTuple):
             changed=changed,
             grown=root.grown,
         )
+
+    @property
+    def graph_entry(self) -> list[list[Any]]:
+        """The graph in a state: new lists."""
+        return [
+            [name, {option: own_copy(value) for option, value in options.items()}] if options else [name]
+            for name, options in self.graph
+        ]
+
+    def entries_at(self, epoch: int) -> dict[str, Any]:
+        """Return the entries of a state in an epoch that say how the list of shards has grown."""
+        left = [[last, shards] for last, shards in self.grown if last >= epoch]
+        return {"grown": left} if left else {}
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -156,7 +171,7 @@ def check_sources(saved: Mapping[str, SavedSource], recipe: Recipe, move: Move, 
         elif problem is not None:
             facts.append(problem)
         if then.steps != now.steps:
-            facts.append(f"its steps were others than {' > '.join(now.graph)}")
+            facts.append(f"its steps were others than {graph_text(now.graph)}")
         if facts:
             what, mend = "", "."
             if recipe.without is not None:
@@ -186,27 +201,20 @@ def _how_mix_changed(saved: Mapping[str, SavedSource], sources: Mapping[str, Rec
     return f"this mix has the weights {now:.500}, and that of the state had {then:.500}"
 
 
-def _unlike(then: Sequence[str], now: Sequence[str]) -> str:
+def _unlike(then: Sequence[GraphStep], now: Sequence[GraphStep]) -> str:
     """Return how the chain of a state differs from another one: the first steps that differ."""
-    old, new = ([step for step in graph if step.partition("(")[0] not in ADDED] for graph in (then, now))
+    old, new = ([step for step in graph if step.name not in ADDED] for graph in (then, now))
     if old != new:
         pairs = zip_longest(old, new, fillvalue="no step")
         place, (one, other) = next(found for found in enumerate(pairs, 1) if found[1][0] != found[1][1])
-        return f"step {place} of its pipeline was {one:.2000}, and of this one is {other}"
-    old_parts, new_parts = ([step for step in graph if _is_parts(step)] for graph in (then, now))
+        return f"step {place} of its pipeline was {one!s:.2000}, and of this one is {other}"
+    old_parts, new_parts = ([step for step in graph if step.name == SEGMENTS] for graph in (then, now))
     if not new_parts:
         return "it was made by a PipeLoader, this is a pipe: load it into a PipeLoader"
     if not old_parts:
         return "it was made by a pipe, this is a PipeLoader: load it into what you iterated"
-    numbers = (
-        f"{step:.80}".partition("samples=")[2].rstrip(")") or "an unknown number of"
-        for step in (old_parts[0], new_parts[0])
+    had, has = (
+        shown(parts[0].options["samples"]) if "samples" in parts[0].options else "an unknown number of"
+        for parts in (old_parts, new_parts)
     )
-    return "its epoch had {} samples, that of this pipeline has {}: pass the same samples_per_shard= or index=".format(
-        *numbers
-    )
-
-
-def _is_parts(step: str) -> bool:
-    """Return whether an entry of a graph is the step that runs the segments of a lane."""
-    return step.partition("(")[0] == SEGMENTS
+    return f"its epoch had {had} samples, that of this pipeline has {has}: pass the same samples_per_shard= or index="

@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, c
 
 from wds_pipes.core.counts import COUNTED, DONE, NO_NETWORK, TROUBLE, Lack, Network
 from wds_pipes.core.digest import DIGESTS
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.lane import Context, Lane, LaneFacts
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_seed, nearest
@@ -98,9 +99,9 @@ def running_copy(stage: _Running) -> _Running:
     return running
 
 
-def begin(running: Any, mark: Mark | None) -> None:
+def begin(running: Any, mark: Mark | None, recipe: Any = None) -> None:
     """Set the ``items`` of a copy that was opened at ``mark``: the items of ``run``, or nothing if
-    the stage had ended there.
+    the stage had ended there. Those of ``recipe`` pass through the taps of the lane.
     """
     running._resumed = mark is not None
     if isinstance(mark, Ended):
@@ -114,6 +115,11 @@ def begin(running: Any, mark: Mark | None) -> None:
         running.items = both = Items(items, _at_end(running))
         if hasattr(items, "close"):
             both.close = items.close  # type: ignore[method-assign]
+    for step, tap in running.lane.taps:
+        if step is recipe:
+            items = running.items
+            running.items = Items.from_iterable(tap(running, items))
+            running.items.close = items.close
 
 
 class Items(chain[Out]):
@@ -307,7 +313,10 @@ class Stage(Generic[Out]):
                 )
             cls._beginning = tuple(cls._defaults.values())
             get: Callable[[Any], Any] = attrgetter(*cls._defaults) if cls._defaults else lambda at: ()
-            cls._own = staticmethod((lambda at: (get(at),)) if len(cls._defaults) == 1 else get)
+            own: Callable[[Any], tuple[Any, ...]] = (lambda at: (get(at),)) if len(cls._defaults) == 1 else get
+            # a list that the stage changes while it runs would change in the mark, too
+            copied = None in cls._beginning and not is_built_in(cls)
+            cls._own = staticmethod((lambda at: tuple(map(own_copy, own(at)))) if copied else own)
         if wrong := set(vars(cls).get("tallies", ())) - {*COUNTED, *TROUBLE, *DIGESTS, DONE}.intersection(
             cls._defaults
         ):
@@ -360,7 +369,7 @@ class Stage(Generic[Out]):
         running.lane, running.at = lane, self._at(own)
         if self.source is not None:
             running.source = self.source.open(replace(lane, occurrences=True) if self._draws else lane, before)
-        begin(running, mark)
+        begin(running, mark, self)
         return running
 
     def start(self, offset: int = 0, *, ahead: bool = False) -> None:
@@ -419,7 +428,7 @@ class Stage(Generic[Out]):
         """Return why the stage may yield another number of items than it takes, for a message; None
         if it does not.
         """
-        return None if self.keeps_count else f"{self._label(counted=False).partition('(')[0]}() may change their number"
+        return None if self.keeps_count else f"{self._in_graph(counted=False).name}() may change their number"
 
     def unforeseen(self) -> str | None:
         """Return why it is not known without reading which of its items comes when, for a message;
@@ -429,10 +438,10 @@ class Stage(Generic[Out]):
             return reason
         foreseen = self._foreseen and is_built_in(type(self))  # a subclass may change it
         known = foreseen or (self.scope == "item" and not self.expands)
-        name = self._label(counted=False).partition("(")[0]
+        name = self._in_graph(counted=False).name
         return None if known else f"{name}() decides while it runs in which order its items come"
 
-    def _label(self, *, counted: bool) -> str:
+    def _in_graph(self, *, counted: bool) -> GraphStep:
         """Return the stage as the graph of a state names it, with the options that decide the
         order.
 
@@ -440,11 +449,7 @@ class Stage(Generic[Out]):
             counted: a stage after this one depends on the numbers of its items, so options that
                 decide what one item is are included too.
         """
-        chosen = {name: getattr(self, name) for name in self.order_options}
-        options = ", ".join(
-            f"{name}={value!r}" for name, value in chosen.items() if value is not None and value is not False
-        )
-        return f"{functional_name(type(self))}({options})" if options else functional_name(type(self))
+        return GraphStep.of(functional_name(type(self)), {name: getattr(self, name) for name in self.order_options})
 
 
 # the methods that a class must define, if a base has them
@@ -497,6 +502,32 @@ class Reorders:
         raise NotImplementedError
 
 
+class SamplePlace(NamedTuple):
+    """The place of a sample in a lane that reads shards.
+
+    Attributes:
+        ranges: how many shard ranges of the lane come before it.
+        offset: the byte of its shard where it begins; 0: it is the first of its range.
+        number: how many samples of its shard come before it.
+    """
+
+    ranges: int
+    offset: int
+    number: int
+
+
+class OpensAnywhere:
+    """A stage that can be opened before any sample whose place is known, without reading what comes
+    before it.
+    """
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        """Return the position of the stage before a sample; ``at`` is an earlier position, whose
+        counts stay, since nothing between them is skipped.
+        """
+        raise NotImplementedError
+
+
 class Reports:
     """A stage that has something to report while it runs. ``Chain`` sums up the reports.
 
@@ -536,46 +567,24 @@ class Reports:
         return before
 
 
-class Source(Reports, Stage[Out]):
-    """The first stage of a chain.
+class Order:
+    """What is known of the epochs of a source without reading them. A source that knows something
+    derives from this, too.
 
     Attributes:
-        seed: from which all random decisions of the chain derive.
-        seed_given: whether the caller has passed it: otherwise a mix derives another one from the
-            name of the source.
-        context: the iteration context of the chain.
-        storage_options: how to reach the storage; None: nothing was passed.
-        on_error: what the steps after it do with bad data, unless they say it: see ``Tolerant``.
-        divides: whether PipeLoader can divide its epochs into lanes.
-        divides_shards: whether PipeLoader divides them by the shards that ``epoch_shards`` lists.
-        divides_items: whether it divides its items over the lanes itself.
-        has_global_order: whether it can yield any slice of one order of an epoch: see ``Slice``.
-        counts_epochs: whether it reads from something that counts epochs itself: then only a mark
-            says where an epoch begins.
-        branches: the chains that it mixes, by name.
-        grown: the last epochs that have fewer shards than the list, each with the number of its
-            shards, which are the first ones of the list.
+        divides_shards: whether PipeLoader divides its epochs by the shards that ``epoch_shards``
+            lists.
+        sticky: whether a lane keeps its shards from epoch to epoch.
+        is_global: whether the source can yield any slice of one order of an epoch: see ``Slice``.
     """
 
-    keeps_count = True
-    scope = "item"
-    divides: ClassVar[bool] = False
     divides_shards: ClassVar[bool] = False
     sticky: bool = False
-    has_global_order: ClassVar[bool] = False
-    counts_epochs: bool = False
-    grown: Grown = ()
-    seed: int = 0
-    seed_given: bool = False
-    context: Context
-    storage_options: dict[str, Any] | None = None
-    on_error: Any = "raise"
-    source: None
+    is_global: ClassVar[bool] = False
 
-    def __init__(self, seed: int | None = None) -> None:
-        super().__init__()
-        self.seed, self.seed_given = 0 if seed is None else check_seed(seed), seed is not None
-        self.context = Context()
+    @property
+    def epoch_order(self) -> Order:
+        return self
 
     @property
     def sample_counts(self) -> Sequence[int] | None:
@@ -590,48 +599,6 @@ class Source(Reports, Stage[Out]):
     def samples_fingerprint(self) -> str | None:
         """A hash of these numbers of samples; None if they are unknown."""
         return None
-
-    @property
-    def branches(self) -> Mapping[str, Stage[Any]]:
-        return {}
-
-    def entries_at(self, epoch: int) -> dict[str, Any]:
-        """Return the entries of a state in an epoch that say how the list has grown."""
-        left = [[last, shards] for last, shards in self.grown if last >= epoch]
-        return {"grown": left} if left else {}
-
-    def weight_of(self, branch: str) -> str:
-        """Return the weight of a chain that it mixes, as text; empty: it has none."""
-        return ""
-
-    def seed_of(self, branch: str, seed: int) -> int:
-        """Return the seed by which it runs a chain; ``seed``: that of its own lane."""
-        raise NotImplementedError
-
-    @property
-    def divides_items(self) -> bool:
-        return True
-
-    def which_data(self) -> Data:
-        """Return which shards the chain reads, in a form that also identifies them if they are
-        moved: see ``wds_pipes.core.moved``.
-        """
-        return Data()
-
-    def number_of(self, url: str) -> str | None:
-        """Return an id of the shard with this URL in the chain, which does not change if shards are
-        moved; None if no list has it.
-        """
-        return None
-
-    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
-        """Return the URL of the shard at a position with these values (none of them: the
-        beginning), for messages; None if there is none.
-        """
-        return None
-
-    def check_resumable(self) -> None:
-        """Raise StateError if the position of this chain cannot be known exactly."""
 
     def epoch_shards(self, seed: int, epoch: int) -> Sequence[tuple[int, int, int]]:
         """Return the shards in the order of an epoch, each as its number and a range of samples. A
@@ -663,11 +630,91 @@ class Source(Reports, Stage[Out]):
         """
         return entry.get("next", 0), {name: value for name, value in entry.items() if name != "next"}
 
-    def shown_options(self, options: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Return the options as the text of a pipeline shows them, and the text after the first of
-        them.
+
+_UNKNOWN = Order()
+
+
+class Branching:
+    """A source that runs other chains: its ``branches``."""
+
+    def weight_of(self, branch: str) -> str:
+        """Return the weight of a chain, as text; empty: it has none."""
+        return ""
+
+    def seed_of(self, branch: str, seed: int) -> int:
+        """Return the seed by which it runs a chain; ``seed``: that of its own lane."""
+        raise NotImplementedError
+
+
+class Source(Reports, Stage[Out]):
+    """The first stage of a chain.
+
+    Attributes:
+        seed: from which all random decisions of the chain derive.
+        seed_given: whether the caller has passed it: otherwise a mix derives another one from the
+            name of the source.
+        context: the iteration context of the chain.
+        storage_options: how to reach the storage; None: nothing was passed.
+        on_error: what the steps after it do with bad data, unless they say it: see ``Tolerant``.
+        divides: whether PipeLoader can divide its epochs into lanes.
+        divides_items: whether it divides its items over the lanes itself.
+        counts_epochs: whether it reads from something that counts epochs itself: then only a mark
+            says where an epoch begins.
+        branches: the chains that it mixes, by name.
+        grown: the last epochs that have fewer shards than the list, each with the number of its
+            shards, which are the first ones of the list.
+    """
+
+    keeps_count = True
+    scope = "item"
+    divides: ClassVar[bool] = False
+    counts_epochs: bool = False
+    grown: Grown = ()
+    seed: int = 0
+    seed_given: bool = False
+    context: Context
+    storage_options: dict[str, Any] | None = None
+    on_error: Any = "raise"
+    source: None
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self.seed, self.seed_given = 0 if seed is None else check_seed(seed), seed is not None
+        self.context = Context()
+
+    @property
+    def epoch_order(self) -> Order:
+        """What is known of an epoch without reading it."""
+        return _UNKNOWN
+
+    @property
+    def branches(self) -> Mapping[str, Stage[Any]]:
+        return {}
+
+    @property
+    def divides_items(self) -> bool:
+        return True
+
+    def which_data(self) -> Data:
+        """Return which shards the chain reads, in a form that also identifies them if they are
+        moved: see ``wds_pipes.core.moved``.
         """
-        return options, ""
+        return Data()
+
+    def number_of(self, url: str) -> str | None:
+        """Return an id of the shard with this URL in the chain, which does not change if shards are
+        moved; None if no list has it.
+        """
+        return None
+
+    def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
+        """Return the URL of the shard at a position with these values (none of them: the
+        beginning), for messages; None if there is none.
+        """
+        return None
+
+    def check_resumable(self) -> None:
+        """Raise StateError if the position of this chain cannot be known exactly."""
 
 
 # Running a single step

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from wds_pipes.core.counts import COUNTED, LEFT_OUT, LIMITED, TROUBLE
 from wds_pipes.core.digest import DIGESTS, Digest, from_text
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
 
@@ -80,7 +81,7 @@ class Saved(NamedTuple):
     seed: int
     shards: int | None
     fingerprint: str
-    graph: tuple[str, ...]
+    graph: tuple[GraphStep, ...]
     lane_count: int
     lanes: dict[int, SavedLane]
     counts: dict[str, int]
@@ -209,10 +210,10 @@ def read_state(state: object) -> Saved:
         seed=count("seed", least=-(1 << 63)),
         shards=None if state.get("shards", 0) is None else count("shards"),
         fingerprint=read_as(str, state.get("fingerprint"), "'fingerprint'"),
-        graph=tuple(read_as(str, step, "a step of 'graph'") for step in read_as(list, state.get("graph"), "'graph'")),
+        graph=tuple(map(_read_step, read_as(list, state.get("graph"), "'graph'"))),
         lane_count=lane_count,
         lanes=lanes,
-        counts=read_counts(state.get("counts"), "its counts"),
+        counts=dict.fromkeys(COUNTED, 0) | read_counts(state.get("counts"), "its counts"),
         ended=read_as(bool, state.get("ended", False), "'ended'"),
         rank=count("rank", most=world_size - 1) if of_loader else None,
         world_size=world_size,
@@ -229,6 +230,14 @@ def read_state(state: object) -> Saved:
         ledger=_read_ledger(state["ledger"]) if "ledger" in state else None,
         grown=_read_grown(state.get("grown", [])),
     )
+
+
+def _read_step(value: object) -> GraphStep:
+    """Return a value as a step of a graph."""
+    name, *options = read_as(list, value, what := "a step of 'graph'") or [None]
+    if len(options) > 1:
+        raise damaged(f"{what} is {shown(value)}")
+    return GraphStep(read_as(str, name, what), read_dict(options[0], what) if options else {})
 
 
 def _read_partition(value: object) -> dict[str, Any]:

@@ -73,7 +73,6 @@ class Tolerant(Reports, Stage[Out]):
         lost = f"{functional_name(type(self))}() may leave out damaged data" if self.may_lose else None
         return super().unforeseen() or lost
 
-    happened: ClassVar[int] = 0  # how much all of them in this process have skipped
     _first_skip = ""  # while running: the message of the first error that was skipped
 
     def lack(self, before: Lack) -> Lack:
@@ -107,7 +106,7 @@ class Tolerant(Reports, Stage[Out]):
 
     def count_skip(self, error: WdsError) -> None:
         """Count an error that is skipped; raise it if there are too many."""
-        Tolerant.happened += 1
+        self.lane.meters.skips += 1
         count = getattr(self.at, self.counter) + 1
         setattr(self.at, self.counter, count)
         self._first_skip = self._first_skip or str(error)[:_MOST_TEXT]

@@ -20,6 +20,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.moved import Data
 from wds_pipes.core.stage import Source, Stage
 from wds_pipes.core.state import damaged
@@ -81,9 +82,8 @@ class TorchStep(Stage[Any]):
         pipe.datapipe = self.source.items  # type: ignore[attr-defined]
         yield from pipe
 
-    def _label(self, *, counted: bool) -> str:
-        size = f"({self.items_per_batch})" if counted and self.items_per_batch is not None else ""
-        return f"torch.{_name(self.pipe)}{size}"
+    def _in_graph(self, *, counted: bool) -> GraphStep:
+        return GraphStep.of(f"torch.{_name(self.pipe)}", {"batch_size": self.items_per_batch} if counted else {})
 
 
 class TorchBatch(TorchStep):
@@ -181,8 +181,8 @@ class TorchSource(Source[Any]):
         number = self._packed.shown.number_of(url)
         return None if number is None else str(number)
 
-    def _label(self, *, counted: bool) -> str:
-        return f"torch({' < '.join(map(_name, walk(self.pipe)))})"
+    def _in_graph(self, *, counted: bool) -> GraphStep:
+        return GraphStep.of("torch", {"pipes": list(map(_name, walk(self.pipe)))})
 
     def check_resumable(self) -> None:
         for pipe in walk(self.pipe):

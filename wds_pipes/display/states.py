@@ -81,7 +81,7 @@ def _epochs_since(state: Saved, names: list[str]) -> int:
 
 
 def _describe(state: Saved) -> str:
-    names = [entry.split("(")[0] for entry in state.graph]
+    names = [step.name for step in state.graph]
     lines = [f"epoch {state.epoch + _epochs_since(state, names)}, seed {state.seed}: {' > '.join(names)}"]
     lines += [f"up to epoch {epoch}: the first {plural(shards, 'shard')} of the list" for epoch, shards in state.grown]
     for number, lane in state.lanes.items():

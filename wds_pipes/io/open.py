@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from wds_pipes.core.counts import NO_NETWORK, Network
+from wds_pipes.core.counts import NO_NETWORK, Meters, Network
 from wds_pipes.core.tolerant import is_of_data
 from wds_pipes.errors import CacheError, ShardError, StateError
 from wds_pipes.io.identity import identify_store, protocols_of, user_of
@@ -97,6 +97,7 @@ class Opener:
         size: int | None = None,
         md5: str | None = None,
         wait: bool = True,
+        meters: Meters | None = None,
     ) -> BinaryIO:
         """A buffered stream of the object at ``url``, from byte ``start`` on.
 
@@ -107,6 +108,7 @@ class Opener:
             size: how many bytes a remote shard must have; None: as many as it has.
             md5: what the shard is compared with; None: with nothing.
             wait: wait for the first bytes, so that an error of the store is raised here.
+            meters: those of the chain that reads it; None: there is none, or ``queue`` has them.
 
         Raises:
             ShardError: it does not exist, may not be read, or its protocol is not known.
@@ -128,7 +130,8 @@ class Opener:
             path = local_path(url)
             if path is not None:
                 return _open_local(at_home(path), self._buffer_bytes, md5 if self._verify else None)
-            return self._remote(url, start, queue, size=size, md5=None if self._verify is False else md5, wait=wait)
+            md5 = None if self._verify is False else md5
+            return self._remote(url, start, queue, size=size, md5=md5, wait=wait, meters=meters)
         except (ShardError, StateError, CacheError):
             raise
         except Exception as error:
@@ -159,18 +162,26 @@ class Opener:
         return problem
 
     def _remote(
-        self, url: str, start: int, queue: ReadQueue | None, *, size: int | None, md5: str | None, wait: bool
+        self,
+        url: str,
+        start: int,
+        queue: ReadQueue | None,
+        *,
+        size: int | None,
+        md5: str | None,
+        wait: bool,
+        meters: Meters | None,
     ) -> BinaryIO:
         if self._cache is not None:
             return self._cache.open(
                 url,
-                lambda start: self._fetch(url, start, None, size, wait=False),
+                lambda start: self._fetch(url, start, None, size, wait=False, meters=meters),
                 start=start,
                 size=size,
                 md5=md5,
                 store=self._store(url),
             )
-        raw = self._fetch(url, start, queue, size, wait)
+        raw = self._fetch(url, start, queue, size, wait=wait, meters=meters)
         return io.BufferedReader(raw if md5 is None or start else Verified(raw, md5), self._buffer_bytes)
 
     def _store(self, url: str, *, fetches: bool = False) -> str:
@@ -187,10 +198,13 @@ class Opener:
         self._stores[key] = identity, None if fetches else environment
         return identity
 
-    def _fetch(self, url: str, start: int, queue: ReadQueue | None, size: int | None, wait: bool) -> RemoteShard:
+    def _fetch(
+        self, url: str, start: int, queue: ReadQueue | None, size: int | None, *, wait: bool, meters: Meters | None
+    ) -> RemoteShard:
         if self._cache is not None:
             self._store(url, fetches=True)
-        shard = RemoteShard(queue or ReadQueue(self.client), url, start=start, size=size, whole_queue=queue is None)
+        own = queue or ReadQueue(self.client, meters)
+        shard = RemoteShard(own, url, start=start, size=size, whole_queue=queue is None)
         try:
             if wait:
                 shard.wait()

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wds_pipes.core.counts import Network
+from wds_pipes.core.counts import Meters, Network
 from wds_pipes.errors import ShardError, ShardWarning, StateError
 from wds_pipes.io.open import LocalVersion, Opener, is_remote
 from wds_pipes.io.remote.budget import Reading, UnreadError
@@ -207,11 +207,12 @@ class RangeReader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _files={}, _locks={}, _last=("", 0, 0), _known={})
 
-    def read(self, ranges: Iterable[Range]) -> Parts:
+    def read(self, ranges: Iterable[Range], meters: Meters | None = None) -> Parts:
         """Return an iterator over the parts of files that have these ranges, in their order; each
-        has at least the bytes of its range. There may be ranges without end.
+        has at least the bytes of its range. There may be ranges without end. ``meters``: those of
+        the chain that reads them.
         """
-        return Parts(self, ranges)
+        return Parts(self, ranges, meters)
 
     def read_one(self, url: str, start: int, stop: int, size: int | None = None, *, before: int | None = None) -> Part:
         """Return what ``read`` yields for one range. ``before``: of a local file, also with the
@@ -446,7 +447,8 @@ class Parts(Iterator[Part]):
         Exception: what the iterator of the ranges raises.
     """
 
-    def __init__(self, reader: RangeReader, ranges: Iterable[Range]) -> None:
+    def __init__(self, reader: RangeReader, ranges: Iterable[Range], meters: Meters | None = None) -> None:
+        self._meters = meters
         self._runs: deque[Run] = deque()
         self._bytes = 0  # of the runs
         self._queue: RangeQueue | None = None
@@ -525,7 +527,7 @@ class Parts(Iterator[Part]):
     def queue(self) -> RangeQueue:
         """Where the requests are."""
         if self._queue is None:
-            self._queue = RangeQueue(self._reader.opener.client)
+            self._queue = RangeQueue(self._reader.opener.client, self._meters)
         return self._queue
 
     def _close_queue(self) -> None:

@@ -10,7 +10,6 @@ from wds_pipes.core.chain import PARTS, POSITION, Chain
 from wds_pipes.core.stage import Stage, State
 from wds_pipes.core.state import Saved
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import pack
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.restoring import of_rank, restore
@@ -68,7 +67,7 @@ def find_place(editable: Editable, state: State | list[State], edits: Edits, hel
     if at.begins:  # it may have other samples
         at = _beginning(at, now)
     elif len(edition.keys) > edition.known:
-        at = _without_places(at, then, now, edition.saved) if plan.kind is Slices else _with_exclusion(at, now)
+        at = _without_places(at, then, now, edition.saved) if plan.kind is Slices else _with_exclusion(at, then, now)
     return Place(at, now, edition.keys)
 
 
@@ -88,7 +87,7 @@ def _without_places(at: LoaderPosition, then: Plan, now: Plan, saved: Saved) -> 
     """Return a position in one order as that in this order without the samples that are left out
     now.
     """
-    partition, states, lanes = cast(Slices, at.partition), at.states, at.partition.lanes
+    partition, states, lanes = cast(Slices, at.partition), then.states(at), at.partition.lanes
     if then.ledger and at.step and len(states) < lanes:  # the partition has the digest of all ranks
         if len(saved.lanes) < lanes:
             raise StateError(
@@ -105,7 +104,7 @@ def _without_places(at: LoaderPosition, then: Plan, now: Plan, saved: Saved) -> 
     return _beginning(at, now)._replace(partition=partition)
 
 
-def _with_exclusion(at: LoaderPosition, now: Plan) -> LoaderPosition:
+def _with_exclusion(at: LoaderPosition, then: Plan, now: Plan) -> LoaderPosition:
     """Return a position of a pipeline as that of the pipeline with ``ExcludeSamples`` in it."""
     assert isinstance(at.partition, Ranges)
     outer, inner = place_of_exclusion(now.chain), place_of_exclusion(now.terms.inner)
@@ -115,7 +114,7 @@ def _with_exclusion(at: LoaderPosition, now: Plan) -> LoaderPosition:
             position.insert(place, {})
         return position
 
-    lanes = at.states
+    lanes = then.states(at)
     for lane in lanes.values():
         if longer(lane["position"], now.chain, outer) is not None:
             for part in lane["position"][0].get(PARTS, []):
@@ -131,4 +130,4 @@ def _with_exclusion(at: LoaderPosition, now: Plan) -> LoaderPosition:
         for one in (at.partition, *at.partition.later)
     ]
     partition = replace(partitions[0], later=tuple(partitions[1:]))
-    return at._replace(partition=partition, lanes={number: pack(lane) for number, lane in lanes.items()})
+    return at._replace(partition=partition, lanes=now.lanes_of(lanes))

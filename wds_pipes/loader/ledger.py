@@ -54,18 +54,16 @@ class Ledger(Stage[Out]):
     scope = "item"
     source: Stage[Out]
 
-    def __init__(self, source: Stage[Out]) -> None:
+    def __init__(self, source: Stage[Out], *, on: bool) -> None:
         super().__init__(source)
-        self.on = False
+        self.on = on
         # while running
         self._pending: list[tuple[Any, Any]] = []  # the identities of items since the last sum
         self._shards: dict[str, Shard] = {}  # by their URLs, what ``of_samples`` takes
 
     def run(self) -> Iterator[Out]:
         if not self.on:
-            # The items of the source when the first one is requested: until then, the meter of a
-            # lane may replace them.
-            return chain.from_iterable(self.source.items for _ in range(1))
+            return self.source.items
         return self._noting_groups(self.source) if isinstance(self.source, Windowed) else self._noting()
 
     def _noting_groups(self, source: Windowed[Out]) -> Iterator[Out]:
@@ -127,11 +125,13 @@ class Ledger(Stage[Out]):
         return shard
 
 
-def with_ledger(stage: Stage[Any]) -> Stage[Any]:
-    """Return a chain with a ``Ledger`` in it, or as it is if there is no place for one."""
+def with_ledger(stage: Stage[Any], *, on: bool) -> Stage[Any]:
+    """Return a chain with a ``Ledger`` in it, or as it is if there is no place for one. A state is
+    that of the same chain with and without a ledger, so one that is not ``on`` has its place too.
+    """
     steps = Chain(stage).steps
     place = _place(steps)
-    return stage if place is None else linked(Ledger(steps[place]), steps[place + 1 :])
+    return stage if place is None else linked(Ledger(steps[place], on=on), steps[place + 1 :])
 
 
 def ledger_of(stage: Stage[Any]) -> Ledger[Any] | None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from wds_pipes.core.counts import COUNTED
 from wds_pipes.core.lane import Lane, ShardRanges, Slice
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Reorders, Stage, functional_name, is_built_in
@@ -24,7 +23,7 @@ from wds_pipes.core.state import MOST
 from wds_pipes.core.words import plural
 from wds_pipes.io.urls import redact
 from wds_pipes.loader.lengths import batches_of
-from wds_pipes.loader.partition import LaneState
+from wds_pipes.loader.partition import LaneAt
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.ranges import Ranges
 from wds_pipes.loader.segments import Segments
@@ -108,7 +107,7 @@ def why_unknown(plan: Plan) -> str | None:
         if not isinstance(step, Segments) and (reason := step.unforeseen()) is not None:
             return reason
         batched = batched or step.items_per_batch is not None
-    return plan.uncounted or (root.epochs_differ() if plan.endless else None)
+    return plan.uncounted or (root.epoch_order.epochs_differ() if plan.endless else None)
 
 
 class Lookup:
@@ -212,13 +211,14 @@ class Lookup:
         """
         plan, at, size = self._plan, self._at, self._terms.size
         begin, own = self._begin(rank), self._begin(plan.rank.number)
-        states = [at.states[lane] for lane in sorted(at.lanes)]
-        had = sum(state["delivered"] for state in states)
+        numbers = sorted(at.lanes)
+        states = [at.lanes[number] for number in numbers]
+        samples = [plan.samples_had(number, at.lanes[number]) for number in numbers]
+        had = sum(state.delivered for state in states)
         expected = _after(own, had, size)
         regular = all(
-            state["delivered"] == lane.batches
-            and (lane.batches == lane.stop if state["ended"] else _had(state) == lane.samples)
-            for state, lane in zip(states, expected, strict=True)
+            state.delivered == lane.batches and (lane.batches == lane.stop if state.ended else count == lane.samples)
+            for state, count, lane in zip(states, samples, expected, strict=True)
         )
         # with independent lanes, ranks may have had different numbers of batches
         together = self._terms.mode not in at.partition.fit_any_batches
@@ -226,7 +226,7 @@ class Lookup:
         if whole and (mine or together or not self._resumed):
             return begin, 0
         if mine:
-            return [self._resuming(lane, state) for lane, state in zip(own, states, strict=True)], at.step
+            return [*map(self._resuming, own, states, samples)], at.step
         if not (regular and together):
             raise ValueError(
                 f"where the lanes of rank {rank} stand is not known on rank {plan.rank.number}, since a state was "
@@ -245,12 +245,12 @@ class Lookup:
         assert samples is not None
         return [_Standing(lane, 0, 0, *_batches_of(self._plan.batching, samples[lane])) for lane in lanes]
 
-    def _resuming(self, begin: _Standing, state: LaneState) -> _Standing:
-        """Return where a lane stands after batches of other sizes."""
-        delivered, had, samples = state["delivered"], _had(state), self._partition.samples()
+    def _resuming(self, begin: _Standing, state: LaneAt, had: int) -> _Standing:
+        """Return where a lane stands after batches of other sizes, which had so many samples."""
+        delivered, samples = state.delivered, self._partition.samples()
         if begin.end == MOST or samples is None:
             return begin._replace(batches=delivered, samples=had)
-        left, kept = (0, 0) if state["ended"] else _batches_of(self._plan.batching, samples[begin.lane] - had)
+        left, kept = (0, 0) if state.ended else _batches_of(self._plan.batching, samples[begin.lane] - had)
         return _Standing(begin.lane, delivered, had, delivered + left, had + kept)
 
     def _of_batch(self, lane: _Standing, batch: int) -> tuple[int, int, int]:
@@ -356,11 +356,6 @@ class Lookup:
 def _ends(ranges: ShardRanges) -> Numbers:
     """Return how many samples there are up to the end of each range."""
     return np.cumsum(ranges.stops - ranges.starts, dtype=np.int64)
-
-
-def _had(state: LaneState) -> int:
-    """Return how many samples a lane has had."""
-    return sum(state["counts"].get(name, 0) for name in COUNTED)
 
 
 def _batches_of(steps: list[Stage[Any]], samples: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import select
@@ -67,11 +68,13 @@ def worker_info() -> Any:
 
 def begin_worker() -> None:
     """Set up a worker process of a loader: it ignores Ctrl-C and SIGTERM, and ends when the main
-    process ends.
+    process ends. It collects garbage, but not what a fork has copied: see ``uncollected``.
 
     A terminal, torchrun or a cluster sends these signals to all processes of a job. The main
     process may want to save its state and continue for a while; it ends its workers itself.
     """
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _go_on)
     end_with_parent()
@@ -147,6 +150,22 @@ def _poll() -> None:
     main, before = multiprocessing.parent_process(), os.getppid()
     while os.getppid() == before and main is not None and main.is_alive():
         time.sleep(1)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no garbage within the block, in which workers are forked.
+
+    A fork copies the garbage of this process, but not its threads. What is freed in the worker may
+    wait for such a thread for ever, such as a decoder of video or a connection of a database.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 _put_off: dict[int, Callable[..., Any]] = {}  # the original handlers, while signals are postponed

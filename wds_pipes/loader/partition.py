@@ -13,22 +13,61 @@ Words:
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable
-from functools import lru_cache
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import PARTS, POSITION, Chain
-from wds_pipes.core.counts import COUNTED, is_public
+from wds_pipes.core.counts import COUNTED, is_public, sum_counts
 from wds_pipes.core.lane import Lane
+from wds_pipes.core.stage import Mark
 
 LaneState = dict[str, Any]  # url, delivered, ended, position (None: not begun), counts
 LaneStates = dict[int, LaneState]
 
 NOT_BEGUN: LaneState = {"url": None, "delivered": 0, "ended": False, "position": None, "counts": {}}
 
-pack: Callable[[LaneState], bytes] = pickle.dumps
-unpack: Callable[[bytes], LaneState] = pickle.loads
+
+class LaneAt(NamedTuple):
+    """Where a lane stands. Workers send it with each batch, as a plain tuple; a ``LaneState``, its
+    form in a state, is made only for a state.
+
+    Attributes:
+        mark: the position of its chain; None: it has not begun.
+        delivered: how many batches it has yielded.
+        ended: whether it has ended.
+        extra: what to add to the counts of its chain, which does not know what ``skip()`` left out,
+            or what became of samples after its end; None: nothing.
+    """
+
+    mark: Mark | None = None
+    delivered: int = 0
+    ended: bool = False
+    extra: dict[str, int] | None = None
+
+    def counts(self, chain: Chain) -> dict[str, int]:
+        """Return what became of its samples; ``chain`` is that of the lane."""
+        own = {} if self.mark is None else chain.counts(self.mark, self.delivered)
+        return sum_counts((own, self.extra)) if self.extra else own
+
+    def with_counts(self, chain: Chain, counts: dict[str, int]) -> LaneAt:
+        """Return the same with these counts."""
+        own = self._replace(extra=None).counts(chain)
+        more = {name: counts.get(name, 0) - own.get(name, 0) for name in own | counts}
+        return self._replace(extra={name: count for name, count in more.items() if count} or None)
+
+    @classmethod
+    def of_state(cls, chain: Chain, state: LaneState) -> LaneAt:
+        """Return where a lane stands in a state.
+
+        Raises:
+            StateError: its chain can never be there.
+        """
+        position = state["position"]
+        mark = None if position is None else chain.load(position)
+        return cls(mark, state["delivered"], state["ended"]).with_counts(chain, state["counts"])
+
+
+BEGINNING = LaneAt()
 
 
 class Portion(NamedTuple):
@@ -81,18 +120,6 @@ class Terms(NamedTuple):
             if POSITION in part:
                 return self.inner.uncounted(part[POSITION])
         return self.inner.dump(None)
-
-
-@lru_cache(maxsize=512)  # a packed state is one object while its lane stands there
-def counts_in(lane: bytes) -> dict[str, int]:
-    """Return the counts in the packed state of a lane, not to be changed."""
-    counts: dict[str, int] = unpack(lane)["counts"]
-    return counts
-
-
-def delivered_in(lane: bytes) -> int:
-    """How many samples of a lane were delivered."""
-    return counts_in(lane).get("delivered", 0)
 
 
 def total_counts(parts: Iterable[dict[str, int]]) -> dict[str, int]:

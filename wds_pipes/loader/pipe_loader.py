@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.counts import in_state
 from wds_pipes.core.hosts import stage_of
 from wds_pipes.core.importing import library
 from wds_pipes.core.options import check_count, check_seconds, checks_options
@@ -333,8 +334,8 @@ class PipeLoader:
         state = plan.of_all_ranks(at) | {
             "rank": self.rank.number,
             "step": at.step,
-            "lanes": {str(number): lane for number, lane in at.states.items()},
-            "counts": plan.counts(at),
+            "lanes": {str(number): lane for number, lane in plan.states(at).items()},
+            "counts": in_state(plan.counts(at)),
             **not_for_dcp(),
         }
         if self._progress.cut is not None:
@@ -467,7 +468,7 @@ class PipeLoader:
         if live is None:
             return found
         at, before = live.stands  # not the position of the loader: a state may have been loaded since
-        delivered = [lane["delivered"] for lane in at.states.values()]
+        delivered = [lane.delivered for lane in at.lanes.values()]
         samples = self._plan.counts(at)["delivered"] - before
         return found | live.figures(samples) | {"lane_imbalance": float(max(delivered) - min(delivered))}
 

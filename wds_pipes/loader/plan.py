@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import COUNTED, Lack, logger
+from wds_pipes.core.counts import COUNTED, LIMITED, Lack, logger
 from wds_pipes.core.digest import NOTHING, Digest, add, as_counts, in_epoch, of_counts, subtract, to_text
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.options import check_choice, check_count
@@ -16,10 +17,11 @@ from wds_pipes.core.recipe import Recipe
 from wds_pipes.core.stage import Source, Stage, State, close_running, functional_name
 from wds_pipes.core.state import LEDGER, MOST_LANES, STATE_VERSION
 from wds_pipes.core.tolerant import Tolerant
+from wds_pipes.core.words import plural
 from wds_pipes.errors import WdsError
 from wds_pipes.loader.ledger import ledger_of, with_ledger
 from wds_pipes.loader.lengths import batches_of, batching, why_uncounted
-from wds_pipes.loader.partition import NOT_BEGUN, LaneState, Terms, counts_in, pack, total_counts, unpack
+from wds_pipes.loader.partition import BEGINNING, LaneAt, LaneState, LaneStates, Terms, total_counts
 from wds_pipes.loader.ranks import Rank, check_alike, find_rank
 from wds_pipes.loader.segments import lay_out, segments_of
 from wds_pipes.loader.sharing import digest_of
@@ -34,7 +36,7 @@ class LoaderPosition(NamedTuple):
 
     epoch: int
     partition: Partition
-    lanes: dict[int, bytes]  # the states of this rank's lanes, packed
+    lanes: dict[int, LaneAt]  # where the lanes of this rank stand
     step: int = 0
     given: int = 0  # batches since the last cut of with_epoch
     samples: int = 0  # samples since then, if with_epoch counts samples
@@ -43,7 +45,7 @@ class LoaderPosition(NamedTuple):
     @property
     def ended(self) -> bool:
         """Whether all lanes of this rank have ended."""
-        return all(unpack(lane)["ended"] for lane in self.lanes.values())
+        return all(lane.ended for lane in self.lanes.values())
 
     @property
     def begins(self) -> bool:
@@ -59,11 +61,6 @@ class LoaderPosition(NamedTuple):
             if other is None
             else self._replace(given=other.given, samples=other.samples)
         )
-
-    @property
-    def states(self) -> dict[int, LaneState]:
-        """The states of the lanes, new at each call."""
-        return {number: unpack(lane) for number, lane in self.lanes.items()}
 
 
 class Plan:
@@ -111,19 +108,17 @@ class Plan:
                 "and with_epoch() cuts them."
             )
         self.kind, why_not = kind_of(stage, epoch_end, parts)
-        self.stage = lay_out(with_ledger(stage))
-        self.ledger, summing = ledger, ledger_of(segments_of(self.stage))
-        if summing is not None:
-            summing.on = ledger
-        elif ledger:
+        self.stage = lay_out(
+            with_ledger(stage, on=ledger), scope=self.kind.scope, pads=epoch_end == "pad", loops=epoch_end == "loop"
+        )
+        self.ledger = ledger
+        if ledger and ledger_of(segments_of(self.stage)) is None:
             raise ValueError(
                 "this pipeline can have no ledger: after its last step that holds samples, such as shuffle_buffer(), "
                 "they have no __key__ and __url__. Put to_tuple() after that step, and make no batches before it; "
                 "pack_samples() and bucket_samples() must be the last of these steps."
             )
         self.chain, self.segments = Chain(self.stage), segments_of(self.stage)
-        self.segments.scope = self.kind.scope
-        self.segments.pads, self.segments.loops = epoch_end == "pad", epoch_end == "loop"
         self._epoch_end = (
             None if epoch_end is None else check_choice("epoch_end", epoch_end, "drop", "pad", "exact", "loop")
         )
@@ -150,6 +145,9 @@ class Plan:
                 "SampleList into lanes: %s.", why_not,
             )  # fmt: skip
         self._num_workers = check_count("num_workers", num_workers, least=0)
+        # of each lane, what was made of where it stood last: its counts, and its packed state
+        self._counted: dict[int, tuple[LaneAt, dict[str, int]]] = {}
+        self._packed: dict[int, tuple[LaneAt, bytes]] = {}
         self.parts, self.drop_last = parts, drop_last
         self.lanes = None if lanes is None else check_count("lanes", lanes, most=MOST_LANES)
         self._given = rank
@@ -184,21 +182,24 @@ class Plan:
     def recipe(self) -> Recipe:
         """The description of the pipeline that a state must fit."""
         self.chain.root.check_resumable()
-        return Recipe.of(self.chain)._replace(samples=self.source.samples_fingerprint)
+        return Recipe.of(self.chain)._replace(samples=self.source.epoch_order.samples_fingerprint)
+
+    @cached_property
+    def _packed_recipe(self) -> bytes:
+        """The entries of a state that say what it is of, pickled."""
+        return pickle.dumps({**self.recipe.entries, "graph": self.recipe.graph_entry})
 
     def of_all_ranks(self, at: LoaderPosition) -> State:
         """Return the entries of a state at a position that are the same for all ranks."""
-        recipe = self.recipe
         state: State = {
             "version": STATE_VERSION,
             "epoch": at.epoch,
-            **recipe.entries,
-            "graph": list(recipe.graph),
+            **pickle.loads(self._packed_recipe),  # the fastest copy
             "lane_count": at.partition.lanes,
             "world_size": self.rank.of,
             "epoch_end": self.mode,
             "batch_size": self.batch_size,
-            **self.source.entries_at(at.epoch),
+            **self.recipe.entries_at(at.epoch),
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts
@@ -218,6 +219,9 @@ class Plan:
         ``cut`` is how many batches of this rank with_epoch() requests of an iteration; ``what`` is
         the call that begins it.
         """
+        if self.rank.of == 1:
+            self.source.check_resumable()
+            return
         facts = self.of_all_ranks(at) | {
             "fingerprint": "",
             "data": self.recipe.data.identity,
@@ -245,7 +249,7 @@ class Plan:
         """How many samples a full batch has."""
         return self.part_size * self.parts
 
-    @property
+    @cached_property
     def part_size(self) -> int:
         """How many samples a full batch of a lane has, which is a part of a batch of the loader."""
         return math.prod(step.items_per_batch or 1 for step in self.batching)
@@ -262,13 +266,13 @@ class Plan:
         samples, batches = at.partition.samples(), at.partition.batches(self.terms)
         if self.endless or self.uncounted or samples is None:
             return None
-        going = {number: lane for number, lane in at.states.items() if not lane["ended"]}
+        going = {number: lane for number, lane in at.lanes.items() if not lane.ended}
         if batches is not None:
-            parts = sum(int(batches[number] - lane["delivered"]) for number, lane in going.items())
+            parts = sum(int(batches[number] - lane.delivered) for number, lane in going.items())
         else:
             # Count by samples, since earlier batches may have had another size.
             parts = sum(
-                batches_of(self.batching, samples[number] - sum(lane["counts"].get(name, 0) for name in COUNTED))
+                batches_of(self.batching, samples[number] - self.samples_had(number, lane))
                 for number, lane in going.items()
             )
         return parts // self.parts if self.drop_last else -(-parts // self.parts)
@@ -281,15 +285,14 @@ class Plan:
             or any(step.batches_of(1) for step in self.batching if step.items_per_batch != 1)
         )
 
-    def without_part(self, lane: bytes, digest: Digest) -> bytes:
-        """Return the last state of a lane, with the samples of one part, which have this digest,
-        counted as dropped.
+    def without_part(self, lane: LaneAt, digest: Digest) -> LaneAt:
+        """Return where a lane ended, with the samples of one part, which have this digest, counted
+        as dropped.
         """
-        state = unpack(lane)
+        counts = lane.counts(self.chain)
         for name, count in (("delivered", -self.part_size), ("dropped", self.part_size)):
-            state["counts"][name] = state["counts"].get(name, 0) + count
-        state["counts"] |= as_counts(subtract(of_counts(state["counts"]), digest))
-        return pack(state)
+            counts[name] = counts.get(name, 0) + count
+        return lane.with_counts(self.chain, counts | as_counts(subtract(of_counts(counts), digest)))
 
     def beginning(self, epoch: int, lanes: int | None = None, *, after: LoaderPosition | None = None) -> LoaderPosition:
         """The beginning of an epoch; ``after`` is where the loader stood; None: it is new."""
@@ -298,14 +301,14 @@ class Plan:
         return LoaderPosition(
             epoch,
             self.kind.of(lanes, epoch, self.terms),
-            dict.fromkeys(range(self.rank.number, lanes, self.rank.of), pack(NOT_BEGUN)),
+            dict.fromkeys(range(self.rank.number, lanes, self.rank.of), BEGINNING),
             earlier=new if after is None else self.digest_of_all(after),
         )
 
     def digest(self, at: LoaderPosition) -> Digest:
         """Return the digest of the samples of its epoch that this rank has had at a position."""
         before = [of_counts(at.partition.counts)] if self.rank.number == 0 else []
-        return add([*before, *(of_counts(counts_in(lane)) for lane in at.lanes.values())])
+        return add([*before, *(of_counts(self.counts_of(*lane)) for lane in at.lanes.items())])
 
     def digest_of_all(self, at: LoaderPosition) -> Digest | None:
         """Return the same of all epochs; None: there is no ledger."""
@@ -321,8 +324,8 @@ class Plan:
 
     def epoch(self, at: LoaderPosition) -> int:
         """Return the epoch of the data at a position; with "loop", of the lane that is last."""
-        positions = [lane["position"] for lane in at.states.values()]
-        return at.epoch + min((0 if lane is None else lane[0].get("epoch", 0) for lane in positions), default=0)
+        marks = [self.chain.first_of(lane.mark) for lane in at.lanes.values()]
+        return at.epoch + min((0 if mark is None else self.segments._at(mark[0]).epoch for mark in marks), default=0)
 
     def look(self, epoch: int) -> tuple[dict[str, int], Lack]:
         """Read an epoch of all ranks up to its first sample, and return what is known then.
@@ -340,7 +343,64 @@ class Plan:
     def counts(self, at: LoaderPosition) -> dict[str, int]:
         """Count this rank's samples of an epoch up to a position, by what became of them."""
         before = at.partition.counts if self.rank.number == 0 else {}
-        return total_counts([before, *map(counts_in, at.lanes.values())])
+        return total_counts([before, *(self.counts_of(*lane) for lane in at.lanes.items())])
+
+    def counts_of(self, number: int, lane: LaneAt) -> dict[str, int]:
+        """Return what became of the samples of a lane, not to be changed."""
+        if (known := self._counted.get(number)) is None or known[0] is not lane:
+            self._counted[number] = known = lane, lane.counts(self.chain)
+        return known[1]
+
+    def delivered(self, number: int, lane: LaneAt) -> int:
+        """Return how many samples of a lane were delivered."""
+        return self.counts_of(number, lane).get("delivered", 0)
+
+    def too_many(self, lanes: dict[int, LaneAt], at: LoaderPosition) -> WdsError | None:
+        """Return an error if the lanes of this rank together skipped more than max_errors of a
+        step.
+        """
+        for name, limit in self.limits.items():
+            before = at.partition.counts.get(name, 0) // self.rank.of  # the ranks that counted these are not known
+            count = before + sum(self.counts_of(*lane).get(name, 0) for lane in lanes.items())
+            if count > limit.errors:
+                step = name.removeprefix(LIMITED).split()[0]
+                return limit.kind(
+                    f"{step}() has skipped {plural(count, 'error')} in this epoch, in all "
+                    f"lanes of this rank together, and max_errors={limit.errors}. "
+                    "The log names the first ones: mend the data, or allow more."
+                )
+        return None
+
+    def samples_had(self, number: int, lane: LaneAt) -> int:
+        """Return how many samples a lane has had, whatever became of them."""
+        counts = self.counts_of(number, lane)
+        return sum(counts.get(name, 0) for name in COUNTED)
+
+    def states(self, at: LoaderPosition) -> dict[int, LaneState]:
+        """Return the lanes of a position as a state has them, new at each call."""
+        return {number: self._state(number, lane, at) for number, lane in at.lanes.items()}
+
+    def _state(self, number: int, lane: LaneAt, at: LoaderPosition) -> LaneState:
+        if (known := self._packed.get(number)) is None or known[0] is not lane:
+            mark = self.chain.first_of(lane.mark)
+            state: LaneState = {
+                "url": mark and self.segments.url_at(mark, at.partition, number, at.epoch),
+                "delivered": lane.delivered,
+                "ended": lane.ended,
+                "position": None if mark is None else self.chain.dump(lane.mark),
+                "counts": self.counts_of(number, lane),
+            }
+            self._packed[number] = known = lane, pickle.dumps(state)
+        found: LaneState = pickle.loads(known[1])
+        return found
+
+    def lanes_of(self, states: LaneStates) -> dict[int, LaneAt]:
+        """Return where lanes stand by what a state says.
+
+        Raises:
+            StateError: they can never be there.
+        """
+        return {number: LaneAt.of_state(self.chain, state) for number, state in states.items()}
 
     def new_lanes(self) -> int:
         """How many lanes a new epoch has, unless a state says otherwise."""

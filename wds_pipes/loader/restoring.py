@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from typing import Any
 
-from wds_pipes.core.counts import logger, sum_counts
+from wds_pipes.core.counts import in_state, logger, sum_counts
 from wds_pipes.core.digest import NOTHING, add, in_epoch, to_text
 from wds_pipes.core.moved import Data, Move
 from wds_pipes.core.recipe import check_recipe
@@ -14,7 +14,7 @@ from wds_pipes.core.stage import State
 from wds_pipes.core.state import LEDGER, Saved, SavedSource, are_all, damaged, read_state
 from wds_pipes.core.words import shown, some
 from wds_pipes.errors import StateError
-from wds_pipes.loader.partition import NOT_BEGUN, LaneState, LaneStates, pack
+from wds_pipes.loader.partition import BEGINNING, LaneState, LaneStates
 from wds_pipes.loader.plan import LoaderPosition, Plan
 from wds_pipes.loader.slices import Partition, Slices, kind_in
 
@@ -153,7 +153,7 @@ def _merged(states: list[State], saved: list[Saved]) -> State:
         # The largest, so that a run that is repeated from here writes the same as the first time.
         "step": max(state.step for state in saved),
         "lanes": {number: lanes[number] for number in sorted(lanes, key=int)},
-        "counts": sum_counts(state.counts for state in saved),
+        "counts": in_state(sum_counts(state.counts for state in saved)),
     }
     if "given" in first:  # of all ranks together, as world_size says
         merged["given"] = sum(state.given for state in saved)
@@ -270,14 +270,14 @@ def _position(plan: Plan, saved: Saved, lanes: LaneStates) -> LoaderPosition:
     _warn_of_added(plan, saved, old, going, whole=whole)
     if old.stays(lanes, terms, alike=alike, fits=fits):
         mine = range(plan.rank.number, count, plan.rank.of)
-        return LoaderPosition(saved.epoch, old, {number: pack(lanes[number]) for number in mine}, saved.step)
+        return LoaderPosition(saved.epoch, old, plan.lanes_of({number: lanes[number] for number in mine}), saved.step)
     count = max(new, count // unit * unit) if more else new
     if saved.epoch_end == "drop":
         lanes = {number: _with_dropped(lane) for number, lane in lanes.items()}
     epoch, partition = old.repartitioned(count, lanes, saved.epoch, terms)
     at = plan.beginning(epoch, count)._replace(partition=partition)
     if isinstance(old, Slices) and (kept := old.kept(lanes)):
-        at = at._replace(lanes={**at.lanes, plan.rank.number: pack({**NOT_BEGUN, "counts": kept})})
+        at = at._replace(lanes={**at.lanes, plan.rank.number: BEGINNING._replace(extra=kept)})
     return at
 
 

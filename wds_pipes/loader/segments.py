@@ -18,15 +18,16 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, NamedTuple
 
-from wds_pipes.core.chain import Chain, Composite, Part
+from wds_pipes.core.chain import Chain, Composite, linked
 from wds_pipes.core.counts import COUNTED, without_limited
-from wds_pipes.core.lane import Lane, LaneFacts
+from wds_pipes.core.lane import Lane, LaneFacts, Tap
 from wds_pipes.core.occurrences import occurring
-from wds_pipes.core.stage import END, Ended, Items, Mark, Out, Stage
+from wds_pipes.core.stage import END, Ended, Mark, Out, Reports, Stage
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.errors import ShardError
 from wds_pipes.loader.partition import OfLane, Portion
 from wds_pipes.loader.slices import Partition
+from wds_pipes.loader.stats import Meter
 from wds_pipes.stages.shuffle_buffer import mark_after
 
 MOST_EMPTY = 10  # epochs of a lane in a row without a sample
@@ -38,7 +39,7 @@ class LaneReading(NamedTuple):
     Attributes:
         partition, number, epoch: the lane.
         resumed: an earlier run may have read ahead in this epoch.
-        watch: called with each segment's chain before that starts.
+        meter: what measures the chain of each segment.
         after_epoch: called before the lane goes on to its next epoch.
     """
 
@@ -46,7 +47,7 @@ class LaneReading(NamedTuple):
     number: int
     epoch: int
     resumed: bool
-    watch: Callable[[Stage[Any]], None]
+    meter: Meter
     after_epoch: Callable[[], None]
 
     @property
@@ -78,25 +79,30 @@ class Segments(Composite[Out]):
 
     source: Stage[Out]
 
-    def __init__(self, source: Stage[Out]) -> None:
+    reading: LaneReading  # the lane to run, in a copy that ``with_lane`` made
+
+    def __init__(self, source: Stage[Out], *, scope: str, pads: bool, loops: bool) -> None:
         super().__init__(source)
-        # Set by Plan: whether repeats fill up an epoch, and whether the next one follows; and
-        # ``scope``, if all lanes have one order.
-        self.pads = self.loops = False
-        self.reading: LaneReading  # the lane to run: see ``with_lane``
+        self.scope, self.pads, self.loops = scope, pads, loops
         self._segments: OfLane = []
         self._padding: Lane | None = None
         self._inner: Stage[Out] | None = None
-        self._running: Chain | None = None
+        self._opening: list[Reports] = []  # the steps of ``_inner`` that may know how many ranges it has begun
         self._run: _Run | None = None
         self._resume: Mark | None = None
         self._empty = 0  # how many epochs in a row had no sample
         self._found = False  # whether this one had
 
+    def of_lane(self, reading: LaneReading) -> Segments[Out]:
+        """Return a copy of this stage to read a lane."""
+        again = copy.copy(self)
+        again.reading = reading
+        return again
+
     @property
     def samples(self) -> int | None:
         """How many samples an epoch has; None: shards are partitioned, not samples."""
-        counts = Chain(self).root.sample_counts
+        counts = Chain(self).root.epoch_order.sample_counts
         return None if counts is None else sum(counts)
 
     def changes_count(self) -> str | None:
@@ -164,7 +170,7 @@ class Segments(Composite[Out]):
         if self._empty and self._lack_before.explains(at.done or {}):
             raise self._lack_before.error(f"lane {self.lane.number} of {self.lane.of}")
         if self._empty >= MOST_EMPTY:
-            counted = Chain(self).root.sample_counts is not None  # then lanes are divided by samples
+            counted = Chain(self).root.epoch_order.sample_counts is not None  # then lanes are divided by samples
             few = "samples" if counted else "shards"
             mend = "pass a smaller lanes=" if counted else "let ShardList(index=...) count the samples"
             raise ShardError(
@@ -191,14 +197,21 @@ class Segments(Composite[Out]):
         if position is None and self.reading.resumed and not self.at.epoch:
             position = chain.dump(None)  # the beginning, as a state says it: the steps see that they resume
         mark = chain.load(position) if self._resume is None and position is not None else self._resume
-        lane = replace(lane, occurrences=self.lane.occurrences)
+        lane = replace(lane, occurrences=self.lane.occurrences, meters=self.lane.meters)
         if (left := portion.passed - self.at.taken) > 0 and (ahead := _passed_over(self.source, lane, mark, left)):
             mark, self.at.taken = ahead, portion.passed
-        self._inner = inner = self.source.open(lane, mark)
-        self._running = Chain(inner)
+        meter = self.reading.meter
+        taps: list[tuple[Stage[Any], Tap]] = [(chain.reading_end, meter.timed)]
         if portion.passed or portion.most is not None:
-            self._run = _Run(inner, portion, self.at.taken)
-        self.reading.watch(inner)
+            self._run = _Run(portion, self.at.taken)
+            holding = next((step for step in reversed(chain.steps) if step.scope != "item"), chain.root)
+            taps.insert(0, (holding, self._run.limited))
+        self._inner = inner = self.source.open(replace(lane, taps=tuple(taps)), mark)
+        running = Chain(inner)
+        self._opening = [step for step in reversed(running.placed) if isinstance(step, Reports)]
+        if self._run is not None:
+            self._run.begin(running)
+        meter.watch(inner)
         return inner
 
     @property
@@ -207,23 +220,34 @@ class Segments(Composite[Out]):
 
     @property
     def opened(self) -> int:
-        return 0 if self._inner is None or self._running is None else self._running.opened
+        if self._inner is None:
+            return 0
+        for step in self._opening:  # as ``Chain.opened``, without looking for them at each batch
+            if (opened := step.opened) is not None:
+                return opened
+        return 0
 
     def mark(self) -> Mark:
         at, inner = self.at, self._inner
         if inner is None:
-            return self._own(at), () if self._resume is None else (Part(self._resume),)
+            return self._own(at), () if self._resume is None else ((self._resume,),)
         at.opened, mark = self.opened, inner.mark()
         if self._run is not None:
             at.taken = self._run.taken(mark)
-        return self._own(at), (Part(mark),)
+        return self._own(at), ((mark,),)  # no class, which would cost more than all the rest when it is pickled
 
-    def where_in(self, own: tuple[Any, ...], parts: tuple[Part, ...], lane: Lane) -> str | None:
-        if not parts or not self._segments:
-            return None
-        at = self._at(own)
-        segments = self._segments if at.epoch == self.at.epoch else self._of_epoch(at.epoch)
-        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane)
+    def url_at(self, mark: Mark, partition: Partition, number: int, epoch: int) -> str | None:
+        """Return the URL of the shard at a position in a lane of a partition; None: there is none.
+
+        Args:
+            mark: that of this stage.
+            partition: the partition.
+            number: the number of the lane.
+            epoch: the epoch of the partition.
+        """
+        at, parts = self._at(mark[0]), self.parts_of(mark[1])
+        segments = partition.segments(number, Chain(self).root, epoch + at.epoch, at.epoch) if parts else []
+        return self.before.where(parts[0].mark, segments[min(at.segment, len(segments) - 1)].lane) if segments else None
 
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
@@ -245,7 +269,6 @@ class _Run:
     """A run of a remainder, while it is read: it makes the chain of the remainder yield only this.
 
     Args:
-        inner: the chain, which was opened and has not yielded anything yet.
         portion: the run.
         taken: how many samples of the remainder were taken before.
 
@@ -253,26 +276,30 @@ class _Run:
         StateError: the run ends earlier.
     """
 
-    def __init__(self, inner: Stage[Any], portion: Portion, taken: int) -> None:
+    def __init__(self, portion: Portion, taken: int) -> None:
         most = None if portion.most is None else portion.passed + portion.most
         if most is not None and taken > most:
             raise damaged(f"lane {portion.lane.number} has taken {taken} of the {most} samples of a run")
-        self._chain, self._taken, self._came = Chain(inner), taken, 0
+        self._taken, self._came = taken, 0
         self._begin = max(taken, portion.passed)
-        self._lost_before = self._lost(inner.mark())
-        step = next((step for step in reversed(self._chain.steps) if step.scope != "item"), self._chain.root)
-        items: Any = step.items
-        passed, rest = self._begin - taken, None if most is None else most - self._begin
-        limited: Any = Items.from_iterable(self._limited(items, passed, rest))
-        limited.close = items.close
-        step.items = limited
+        self._rest = None if most is None else most - self._begin
+        self._lost_before = 0
 
-    @staticmethod
-    def _limited(items: Iterator[Any], passed: int, most: int | None) -> Iterator[Iterable[Any]]:
-        """Yield the items of the run, as one part; no time is lost for each of them."""
+    def begin(self, chain: Chain) -> None:
+        """Note the chain, which was opened with the tap ``limited`` and has not yielded anything
+        yet.
+        """
+        self._chain = chain
+        self._lost_before = self._lost(chain.steps[-1].mark())
+
+    def limited(self, _: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
+        """Yield the items of the run as one part, of those of the last step that holds items: a
+        tap.
+        """
+        passed = self._begin - self._taken
         if sum(1 for _ in itertools.islice(items, passed)) < passed:
             raise damaged("a remainder has fewer samples than its lanes divide")
-        yield itertools.islice(items, most)
+        yield itertools.islice(items, self._rest)
 
     def counted(self, items: Iterator[Out]) -> Iterator[Out]:
         """Yield items of the chain, and count them."""
@@ -290,8 +317,14 @@ class _Run:
         return sum(counts.get(name, 0) for name in COUNTED if name != "delivered")
 
 
-def lay_out(stage: Stage[Any]) -> Stage[Any]:
+def lay_out(stage: Stage[Any], *, scope: str, pads: bool, loops: bool) -> Stage[Any]:
     """Return the chain with a ``Segments`` stage where it is cut in two.
+
+    Args:
+        stage: the chain.
+        scope: ``"item"`` if all lanes have one order, otherwise ``"window"``.
+        pads: whether repeats fill up an epoch.
+        loops: whether the next epoch follows.
 
     Raises:
         TypeError: the chain starts with a stage that PipeLoader cannot divide.
@@ -304,22 +337,14 @@ def lay_out(stage: Stage[Any]) -> Stage[Any]:
     steps = chain.steps
     batching = [place for place, step in enumerate(steps) if step.items_per_batch is not None]
     cut = next((place for place in batching if all(step.scope == "item" for step in steps[place:])), len(steps))
-    laid: Stage[Any] = Segments(steps[cut - 1])
-    for step in steps[cut:]:
-        again = copy.copy(step)
-        again.source = laid
-        laid = again
-    return laid
+    return linked(Segments(steps[cut - 1], scope=scope, pads=pads, loops=loops), steps[cut:])
 
 
 def with_lane(stage: Stage[Any], reading: LaneReading) -> Stage[Any]:
     """Return a copy of a chain that ``lay_out`` made, to read a lane."""
-    again = copy.copy(stage)
-    if isinstance(again, Segments):
-        again.reading = reading
-    elif again.source is not None:
-        again.source = with_lane(again.source, reading)
-    return again
+    steps = Chain(stage).steps
+    place = steps.index(segments_of(stage))
+    return linked(segments_of(stage).of_lane(reading), steps[place + 1 :])
 
 
 def segments_of(stage: Stage[Any]) -> Segments[Any]:

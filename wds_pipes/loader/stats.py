@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import NO_NETWORK, Network
-from wds_pipes.core.stage import Items, Stage
-from wds_pipes.io.remote.budget import Client
+from wds_pipes.core.counts import NO_NETWORK, Meters, Network
+from wds_pipes.core.stage import Stage
 
 # To read a clock costs as much as a tiny sample. While items come quickly (in less than
 # _QUICK_SECONDS), only one of _EVERY items is timed, and its time counts _EVERY times. The first
@@ -41,35 +40,35 @@ class Spent(NamedTuple):
 
 
 class Meter:
-    """Measures a lane's chain while it runs."""
+    """Measures a lane's chain while it runs.
 
-    def __init__(self) -> None:
+    Args:
+        meters: those of the lane.
+    """
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
         self.busy = self.waited = self._parsing = 0.0
         self._bytes_before = 0
         self._reported = Spent()  # the sums of all reports
         self._chain: Chain | None = None
 
     def watch(self, last: Stage[Any]) -> None:
-        """Measure a chain that was just opened and has not yielded anything yet."""
+        """Measure a chain that was just opened with the tap ``timed``."""
         self._bytes_before, self._chain = self._bytes_read, Chain(last)
-        step = self._chain.reading_end
-        step.items = self._timed(step.items)
 
-    def _timed(self, items: Iterator[Any]) -> Iterator[Any]:
-        timed = cast("Items[Any]", Items.from_iterable(self._runs(items)))
-        timed.close = items.close  # type: ignore[method-assign, attr-defined]
-        return timed
-
-    def _runs(self, items: Iterator[Any]) -> Iterator[Iterable[Any]]:
-        """Yield ``items`` in runs. Runs of one item are timed."""
-        clock, end = time.perf_counter, object()
+    def timed(self, _: Stage[Any], items: Iterator[Any]) -> Iterator[Iterable[Any]]:
+        """Yield the items of ``Chain.reading_end`` in runs, as a tap. Runs of one item are
+        timed.
+        """
+        clock, end, meters = time.perf_counter, object(), self._meters
         one_by_one = _ONE_BY_ONE
         while True:
             if not one_by_one:
                 yield islice(items, _EVERY - 1)
-            before, start = Client.all_stalled, clock()
+            before, start = meters.stall_seconds, clock()
             item = next(items, end)
-            passed = clock() - start - (Client.all_stalled - before)
+            passed = clock() - start - (meters.stall_seconds - before)
             self._parsing += passed if one_by_one else _EVERY * passed
             if item is end:
                 return

@@ -17,17 +17,16 @@ import torch
 from torch.utils.data._utils import worker as torch_worker
 
 from wds_pipes.core.chain import Chain
-from wds_pipes.core.counts import COUNTED, LEFT_OUT, sum_counts
-from wds_pipes.core.digest import DIGESTS, as_counts, of_counts
+from wds_pipes.core.counts import COUNTED
+from wds_pipes.core.digest import as_counts, of_counts
 from wds_pipes.core.order import hash64
 from wds_pipes.core.stage import END, Stage, close_running, functional_name, is_built_in
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, WorkerError
-from wds_pipes.io.remote.budget import Client
 from wds_pipes.io.urls import hide
 from wds_pipes.loader.lengths import batching
 from wds_pipes.loader.parent import begin_worker
-from wds_pipes.loader.partition import LaneState, pack
+from wds_pipes.loader.partition import LaneAt
 from wds_pipes.loader.segments import MOST_EMPTY, LaneReading, with_lane
 from wds_pipes.loader.slices import Partition
 from wds_pipes.loader.stats import Meter, Spent
@@ -42,7 +41,7 @@ class Begin(NamedTuple):
 
     epoch: int
     partition: Partition
-    state: LaneState
+    at: LaneAt
     batches: int | None
     resumed: bool
 
@@ -51,11 +50,10 @@ class Begin(NamedTuple):
 # batch of this lane. Plain types, because one is sent for each batch.
 Command = dict[int, Begin] | int
 
-# A batch of a lane with the lane's state after it, or an error: the lane, the batch, the state
-# (packed), whether the lane has ended (with the last state; instead of a batch there is its Lack),
-# the error, and, with some results, the measurements. A plain tuple, too. A state is packed once,
-# and unpacked only when it is requested.
-Result = tuple[int, Any, bytes | None, bool, Exception | None, Spent | None]
+# A batch of a lane, and where the lane stands after it, or an error: the lane, the batch (at the
+# end of the lane its Lack instead), the fields of LaneAt, the error, and, with some results, the
+# measurements. Plain tuples, too.
+Result = tuple[int, Any, tuple[Any, ...] | None, Exception | None, Spent | None]
 
 
 def run_worker(
@@ -111,7 +109,7 @@ def run_worker(
 
 def _packed(outbox: Outbox, result: Result) -> Sent:
     """Return what is sent for a result."""
-    lane, _, _, _, error, _ = result
+    lane, _, _, error, _ = result
     if error is not None:
         return outbox.pack(_failure(lane, _portable(error)))
     try:
@@ -127,7 +125,7 @@ def _packed(outbox: Outbox, result: Result) -> Sent:
 
 def _failure(lane: int, error: Exception) -> Result:
     """Return the result of a lane whose next batch is an error."""
-    return lane, None, None, False, error, None
+    return lane, None, None, error, None
 
 
 class LaneHost:
@@ -139,7 +137,8 @@ class LaneHost:
     """
 
     def __init__(self, stage: Stage[Any], empty: Callable[..., Any] | None = None) -> None:
-        self._stage, self._empty = stage, empty
+        # Nothing else refers to the batches of the last step; a subclass may keep them.
+        self._stage = stage.stacking_into(empty) if empty is not None and type(stage) is BatchSamples else stage
         self._begins: dict[int, Begin] = {}  # of lanes that begin with the next batch
         self._lanes: dict[int, _Running] = {}
 
@@ -155,8 +154,6 @@ class LaneHost:
             if begins:
                 self._lanes = {number: _Running(self._stage, number, begin) for number, begin in begins.items()}
                 for running in self._lanes.values():
-                    if self._empty is not None and type(running.stage) is BatchSamples:
-                        running.stage.empty = self._empty  # nothing else refers to its batches
                     running.start()
             return self._lanes[lane].next()
         except Exception as error:
@@ -174,25 +171,18 @@ class _Running:
 
     def __init__(self, recipe: Stage[Any], number: int, begin: Begin) -> None:
         partition, self._number, self._batches = begin.partition, number, begin.batches
-        self._meter = Meter()
         self._lane = partition.lane(number, Chain(recipe).root, begin.epoch)
+        self._meter = Meter(self._lane.meters)
         self._samples = (partition.samples() or {number: 0})[number]
         # not a reference cycle: see ``__del__``
         after_epoch = partial(_Running._after_epoch, weakref.proxy(self))
-        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter.watch, after_epoch)
+        reading = LaneReading(partition, number, begin.epoch, begin.resumed, self._meter, after_epoch)
         chain = with_lane(recipe, reading)
-        position = begin.state["position"]
-        self.stage = chain.open(self._lane, None if position is None else Chain(chain).load(position))
+        self._at = begin.at  # after the last batch
+        self.stage = chain.open(self._lane, self._at.mark)
         self._chain = Chain(self.stage)
-        self._delivered: int = begin.state["delivered"]
         self._end: Result | None = None
-        self._last: dict[str, int] = begin.state["counts"]  # those of the last batch
-        self._epochs, self._counted = 0, begin.state["counts"].get("delivered", 0)  # since and at the last batch
-        self._shift: dict[str, int] = {}  # what to add to the counts of the chain, which skip() has changed
-        if self._last.get(LEFT_OUT) or (position is None and self._last):
-            chain_counts = self._chain.counts(self.stage.mark(), self._delivered)
-            changed = ("delivered", "skipped", LEFT_OUT, *DIGESTS)
-            self._shift = {name: self._last.get(name, 0) - chain_counts.get(name, 0) for name in changed}
+        self._epochs = 0  # since the last batch
         self._most = MOST_EMPTY * math.prod(step.items_per_batch or 1 for step in batching(recipe))
 
     def __del__(self) -> None:
@@ -203,7 +193,7 @@ class _Running:
 
     def start(self) -> None:
         """Begin to fetch what the lane reads first."""
-        if self._batches is None or self._delivered < self._batches:
+        if self._batches is None or self._at.delivered < self._batches:
             self.stage.start()
 
     def _after_epoch(self) -> None:
@@ -211,39 +201,53 @@ class _Running:
         go on for ever.
         """
         self._epochs += 1
-        counts = self._chain.counts(self.stage.mark(), self._delivered)
-        delivered = counts["delivered"] + self._shift.get("delivered", 0)
-        if self._epochs >= MOST_EMPTY and delivered - self._counted >= self._most:
+        if self._epochs < MOST_EMPTY:
+            return
+        now = self._at._replace(mark=self.stage.mark())
+        samples = [at.counts(self._chain).get("delivered", 0) for at in (self._at, now)]
+        if samples[1] - samples[0] >= self._most:
             raise ShardError(
                 f"lane {self._number} of {self._lane.of} made no batch in {self._epochs} epochs of the data, since the "
                 "steps after batch_samples() leave all batches out."
             )
 
     def next(self) -> Result:
-        """Return the next batch and the lane's state after it; from the end on, no batch and the
-        last state.
+        """Return the next batch and where the lane stands after it; from the end on, no batch and
+        where it ended.
         """
         if self._end is not None:
             return self._end
-        full = self._batches is not None and self._delivered >= self._batches
-        stalled, start = Client.all_stalled, time.perf_counter()
+        _, delivered, _, extra = self._at
+        full = self._batches is not None and delivered >= self._batches
+        stalled, start = self._lane.meters.stall_seconds, time.perf_counter()
         batch = END if full else next(self.stage.items, END)
         self._meter.busy += time.perf_counter() - start
-        self._meter.waited += Client.all_stalled - stalled
-        ended = batch is END
-        self._delivered += not ended
-        mark = self.stage.mark()
-        counts = self._chain.counts(mark, self._delivered)
-        if self._shift:
-            counts = sum_counts((counts, self._shift))
-        self._epochs, self._counted = 0, counts["delivered"]
-        lack = self._chain.lack if ended else None
-        if ended and self._batches is not None and not full:
-            if lack is not None and not self._delivered and lack.explains(counts):
+        self._meter.waited += self._lane.meters.stall_seconds - stalled
+        if batch is END:
+            self._end = self._ended(full=full)
+            return self._end
+        self._epochs = 0
+        self._at = LaneAt(self.stage.mark(), delivered + 1, False, extra)
+        spent = self._meter.spent() if delivered % 8 == 0 else None
+        return self._number, batch, tuple(self._at), None, spent
+
+    def _ended(self, *, full: bool) -> Result:
+        """Close the lane, which has ended, and return its last result.
+
+        Args:
+            full: it has yielded all batches that it should.
+
+        Raises:
+            ShardError, SampleError: it has fewer.
+        """
+        at, lack = self._at._replace(mark=self.stage.mark(), ended=True), self._chain.lack
+        counts, before = at.counts(self._chain), self._at.counts(self._chain)
+        if self._batches is not None and not full:
+            if not at.delivered and lack.explains(counts):
                 raise lack.error(f"lane {self._number} of {self._lane.of}")
             own = [type(step) for step in self._chain if step.keeps_count and not is_built_in(type(step))]
             raise ShardError(
-                f"lane {self._number} gave {plural(self._delivered, 'batch')} instead of "
+                f"lane {self._number} gave {plural(at.delivered, 'batch')} instead of "
                 f"{self._batches}: the shards have fewer usable samples than "
                 "samples_per_shard says, so the ranks would not end together. Correct it, or use epoch_end='exact'."
                 + "".join(
@@ -251,24 +255,13 @@ class _Running:
                     for kind in own
                 )
             )
-        state: LaneState = {
-            "url": self._chain.where(mark, self._lane),
-            "delivered": self._delivered,
-            "ended": ended,
-            "position": self._chain.dump(mark),
-            "counts": counts,
-        }
-        if ended and counts["dropped"] > self._last.get("dropped", 0):  # these are not in the digest
-            counts |= as_counts(of_counts(self._last))
-        self._last = counts
+        if counts["dropped"] > before.get("dropped", 0):  # these are not in the digest
+            counts |= as_counts(of_counts(before))
         if full:
             counts["dropped"] += max(0, self._samples - sum(counts[name] for name in COUNTED))
-        spent = self._meter.spent() if ended or self._delivered % 8 == 1 else None
-        if ended:
-            self.stage.close()
-            self._end = self._number, lack, pack(state), True, None, spent
-            return self._end
-        return self._number, batch, pack(state), False, None, spent
+        spent = self._meter.spent()
+        self.stage.close()
+        return self._number, lack, tuple(at.with_counts(self._chain, counts)), None, spent
 
 
 def _portable(error: Exception) -> Any:

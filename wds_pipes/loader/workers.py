@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import heapq
 import math
 import multiprocessing
 import os
 import pickle
 import re
+import select
 import shutil
+import signal
 import tempfile
 import time
 import weakref
@@ -32,7 +35,7 @@ from typing import Any, NoReturn
 
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import WorkerError
-from wds_pipes.loader.parent import check_guarded, how_ended, uninterrupted
+from wds_pipes.loader.parent import check_guarded, how_ended, uncollected, uninterrupted
 from wds_pipes.loader.transport import Inbox
 from wds_pipes.loader.worker import Begin, Command, LaneHost, Result, run_worker
 
@@ -44,7 +47,8 @@ _NOT_PICKLED = (
 _HUNG = (
     "workers that were forked (pid {pids}) did not run within {seconds:g} seconds: they may wait for a "
     "lock that a thread of this process held at the fork. Start workers before such threads, or pass "
-    'multiprocessing_context="forkserver". state_dict() is still good.'
+    'multiprocessing_context="forkserver". With PYTHONFAULTHANDLER=1 they print where they wait. '
+    "state_dict() is still good."
 )
 _LATE = (
     "a worker (pid {pid}) timed out after {seconds:g} seconds, timeout_seconds: no worker died. Reading or a step of "
@@ -80,10 +84,13 @@ class _Worker:
         """
         self._inbox = Inbox(most)
         self.connection, theirs = context.Pipe()
+        self._sent = select.poll()  # kept: ``connection.poll`` makes one at each call, which is slow
+        self._sent.register(self.connection, select.POLLIN)
         self.asked = 2
-        with theirs:  # so that its end is seen here
+        copied = self.connection if forks(context) else None
+        with theirs, uncollected():  # so that its end is seen here
             self.process = context.Process(  # type: ignore[attr-defined]
-                target=run_worker, args=(theirs, self.connection if forks(context) else None, *arguments), daemon=True
+                target=run_worker, args=(theirs, copied, *arguments), daemon=True
             )
             # Else it makes one, which stays if it is killed. One that multiprocessing has in this
             # process may be gone: that of a parent, which has ended, or one that was cleaned away.
@@ -107,7 +114,7 @@ class _Worker:
         """
         end = time.monotonic() + (timeout or math.inf)
         try:
-            while not self.connection.poll(max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
+            while not self._sent.poll(1e3 * max(0.0, min(_LOOK_SECONDS, end - time.monotonic()))):
                 if self.process.exitcode is not None and not self.connection.poll(0):
                     raise EOFError  # a process that the worker has started holds the connection, too
                 if time.monotonic() >= end:
@@ -215,7 +222,7 @@ class Workers:
             while worker.asked:
                 worker.receive(self._timeout)
             worker.send({lane: begins[lane] for lane, place in self._places.items() if place == number})
-        self._turns = [(begin.state["delivered"], lane) for lane, begin in begins.items()]
+        self._turns = [(begin.at.delivered, lane) for lane, begin in begins.items()]
         heapq.heapify(self._turns)
         self._ask()
 
@@ -240,6 +247,11 @@ class Workers:
                     raise
             if not forks(context) or not (hung := self._hung()):
                 return
+            if faulthandler.is_enabled():  # it prints where they wait
+                for worker in self._workers:
+                    if worker.process.pid in hung:
+                        os.kill(worker.process.pid, signal.SIGABRT)
+                        worker.process.join(_PATIENCE)
             self.end(interrupted=True)
         raise WorkerError(_HUNG.format(pids=", ".join(map(str, hung)), seconds=_START_SECONDS * _STARTS))
 
@@ -281,7 +293,7 @@ class Workers:
             result = self._host.next(lane)
         else:
             result = self._workers[self._places[lane]].receive(self._timeout)
-        if result[3]:
+        if (at := result[2]) is not None and at[2]:
             self._ended.add(lane)
         self._ask()
         return result

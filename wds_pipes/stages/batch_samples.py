@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from wds_pipes.core.chain import Chain
+from wds_pipes.core.graph import GraphStep
 from wds_pipes.core.options import check_count
 from wds_pipes.core.stage import Stage
 from wds_pipes.errors import SampleError
@@ -54,9 +56,9 @@ class BatchSamples(Stage[Any]):
     scope = "item"
     source: Stage[Any]
 
-    def _label(self, *, counted: bool) -> str:
-        name = super()._label(counted=counted)
-        return f"{name}(size={self.size}, drop_last={self.drop_last})" if counted else name
+    def _in_graph(self, *, counted: bool) -> GraphStep:
+        step = super()._in_graph(counted=counted)
+        return GraphStep.of(step.name, {"size": self.size, "drop_last": self.drop_last}) if counted else step
 
     def __init__(
         self,
@@ -73,6 +75,12 @@ class BatchSamples(Stage[Any]):
             raise ValueError(f"collate must be {', '.join(map(repr, _COLLATES))} or a function, not {collate!r}")
         self.collate = collate
         self.empty: Empty = np.empty  # makes the arrays into which those of samples are stacked
+
+    def stacking_into(self, empty: Empty) -> Self:
+        """Return a copy of this step that stacks arrays into those that ``empty`` makes."""
+        again = copy.copy(self)
+        again.empty = empty
+        return again
 
     def run(self) -> Iterator[Any]:
         at, size = self.at, self.size

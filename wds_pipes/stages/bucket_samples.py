@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 from wds_pipes.core.options import check_count
@@ -34,11 +35,14 @@ class BucketSamples(Windowed[Any]):
         budget: instead of ``batch_size``: how many elements a batch has at most, with its padding:
             the number of its samples times the longest of them.
         boundaries: the greatest lengths of the buckets, increasing; longer samples are in one more
-            bucket. A batch has samples of one bucket, in the order in which they came. None: the
-            samples of a window are sorted by their lengths.
+            bucket. A batch has samples of one bucket. None: one bucket.
+        sort: sort the samples of a window by their lengths before they fill the buckets, so that a
+            batch needs less padding. False: samples fill their bucket in the order in which they
+            came. None: sort them if there are no ``boundaries``.
         aligned: names of other fields that are as long, such as labels.
         window: how many samples are looked at together, from 1 to 4096. Batches come in the order
-            of their first samples. A sample waits for others of its bucket at most until the end of
+            in which their first samples came, which is random if the order of samples is, also with
+            ``sort``. A sample waits for others of its bucket at most until the end of
             the next window; then its batch is yielded as it is, with fewer samples.
         pad: the value that fills up shorter samples: a number, or a dict with one for the field and
             each of ``aligned``, such as ``{"tokens": 0, "labels": -100}``. If ``length`` is a
@@ -60,7 +64,7 @@ class BucketSamples(Windowed[Any]):
     itself, so some more batches may have fewer samples.
     """
 
-    order_options = ("field", "batch_size", "budget", "boundaries", "window")
+    order_options = ("field", "batch_size", "budget", "boundaries", "sort", "window")
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class BucketSamples(Windowed[Any]):
         *,
         budget: int | None = None,
         boundaries: Sequence[int] | None = None,
+        sort: bool | None = None,
         aligned: Sequence[str] = (),
         window: int = 1024,
         pad: float | Mapping[str, float] = 0,
@@ -81,6 +86,7 @@ class BucketSamples(Windowed[Any]):
         self.boundaries = [check_count("a boundary", boundary, least=0) for boundary in boundaries or ()]
         if any(after <= before for before, after in pairwise(self.boundaries)):
             raise ValueError(f"boundaries must increase, unlike {self.boundaries!r:.80}")
+        self.sort = not self.boundaries if sort is None else bool(sort)
         buckets = len(self.boundaries) + 1
         sizes = list(batch_size) if isinstance(batch_size, Sequence) else [batch_size] * buckets
         if len(sizes) != buckets:
@@ -94,7 +100,7 @@ class BucketSamples(Windowed[Any]):
                 buckets[bisect_left(self.boundaries, length)].append(number)
         groups, left = list[list[int]](), list[int]()
         for bucket, numbers in buckets.items():
-            if not self.boundaries:
+            if self.sort:
                 numbers.sort(key=lambda number: lengths[number])
             size = None if self.batch_size is None else self.batch_size[bucket]
             *full, rest = self._cut(lengths, numbers, size)
@@ -103,7 +109,8 @@ class BucketSamples(Windowed[Any]):
                 groups.append(rest)
             else:
                 left += rest
-        return Arranged(sorted(groups, key=min), sorted(left))
+        # By their first samples: a batch of many short samples comes no sooner than one of few.
+        return Arranged(sorted(groups, key=itemgetter(0)), sorted(left))
 
     def _cut(self, lengths: Sequence[int], numbers: Sequence[int], size: int | None) -> Iterator[list[int]]:
         """Yield the batches of one bucket; the last one may have fewer samples than it could."""

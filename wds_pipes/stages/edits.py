@@ -19,7 +19,6 @@ Rules:
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -29,7 +28,7 @@ from wds_pipes.core.chain import Chain, Composite, linked
 from wds_pipes.core.counts import Lack
 from wds_pipes.core.options import check_choice
 from wds_pipes.core.stage import Reports, Source, Stage, State, functional_name
-from wds_pipes.core.state import Grown, Saved, damaged, read_state
+from wds_pipes.core.state import Grown, Saved, damaged, read_count, read_dict, read_state
 from wds_pipes.core.stream import Stream
 from wds_pipes.core.words import plural
 from wds_pipes.errors import StateError
@@ -41,7 +40,7 @@ from wds_pipes.stages.shard_source import ShardSource
 from wds_pipes.tar.located import read_keys
 
 Keys = tuple[str, ...]
-_LABEL = re.compile(r"(?:exclude_samples|sample_list)\(.*excluded='([0-9]{1,15}) keys?, ([0-9a-f]{16})'\)")
+_LEAVE_OUT = ("exclude_samples", "sample_list")  # the steps of a graph that may say which samples are left out
 
 
 class Edits(NamedTuple):
@@ -77,7 +76,7 @@ class ExcludeSamples(Reports, Stage[Any]):
 
     def __init__(self, source: Stage[Any], keys: Keys) -> None:
         super().__init__(source)
-        self.keys, self.excluded = frozenset(keys), _label(keys)
+        self.keys, self.excluded = frozenset(keys), _excluded(keys)
         self._met: set[str] = set()  # while running: the keys of samples that were left out
 
     def lack(self, before: Lack) -> Lack:
@@ -106,10 +105,10 @@ class ExcludeSamples(Reports, Stage[Any]):
                 yield item
 
 
-def _label(keys: Sequence[str]) -> str:
-    """Return what a state says of a list of keys."""
+def _excluded(keys: Sequence[str]) -> dict[str, Any]:
+    """Return what the graph of a state says of a list of keys: how many they are, and a hash."""
     digest = blake2b("".join(f"{key}\0" for key in keys).encode("utf-8", "surrogateescape"), digest_size=8)
-    return f"{plural(len(keys), 'key')}, {digest.hexdigest()}"
+    return {"keys": len(keys), "fingerprint": digest.hexdigest()}
 
 
 def _keys_of(exclude: object, root: Source[Any]) -> Keys:
@@ -135,7 +134,7 @@ def _without(stage: Stage[Any], keys: Keys, in_order: bool) -> Stage[Any]:
     if not keys:
         return stage
     if in_order:
-        return linked(cast(SampleList, chain.root).leaving_out(keys, _label(keys)), chain.steps[1:])
+        return linked(cast(SampleList, chain.root).leaving_out(keys, _excluded(keys)), chain.steps[1:])
     number = 1 + max(
         number
         for number, step in enumerate(chain.steps)
@@ -223,17 +222,19 @@ def _known(saved: Saved, keys: Keys, *, explicit: bool) -> int:
     Raises:
         StateError: it leaves out others.
     """
-    found = next(filter(None, map(_LABEL.fullmatch, saved.graph)), None)
-    count = 0 if found is None else int(found[1])
-    if count > len(keys) or (found is not None and _label(keys[:count]) != f"{plural(count, 'key')}, {found[2]}"):
+    left_out = {"keys": 0}
+    for step in saved.graph:
+        if step.name in _LEAVE_OUT and "excluded" in step.options:
+            left_out = read_dict(step.options["excluded"], "what its graph leaves out")
+    count = read_count(left_out.get("keys"), "the number of keys that its graph leaves out")
+    if count > len(keys) or (count and _excluded(keys[:count]) != left_out):
         mend = (
             "the list must begin with the keys that it had, in the same order: new ones come at its end"
             if explicit
             else "pass the same list: load_state_dict(state, exclude=...)"
         )
-        raise StateError(
-            f"the state leaves out the samples of {plural(count, 'key')} (fingerprint {found and found[2]}): {mend}."
-        )
+        said = f"{plural(count, 'key')} (fingerprint {left_out.get('fingerprint')!s:.40})"
+        raise StateError(f"the state leaves out the samples of {said}: {mend}.")
     if not explicit and count < len(keys):
         raise StateError(
             f"this pipeline leaves out the samples of {plural(len(keys), 'key')}, and the state of {count}: pass the "

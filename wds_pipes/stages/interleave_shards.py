@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -146,7 +146,7 @@ class InterleaveShards(Composite[Out]):
         that random decisions do not depend on the lane that reads it.
         """
         lane, (shard, start, _), of = self.lane, shard_range, len(self._list.urls)
-        own = Lane(lane.seed, lane.epoch, shard, of, start, (shard_range,), lane.padding, occurrences=lane.occurrences)
+        own = replace(lane, number=shard, of=of, generation=start, shards=(shard_range,), slice=None)
         chain = self.source.open(own, mark)
         chain.start(ahead=ahead)
         return chain

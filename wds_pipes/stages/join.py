@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ from wds_pipes.core.counts import COUNTED, Lack, logger, sum_counts
 from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.moved import Data
 from wds_pipes.core.options import check_choice
-from wds_pipes.core.stage import END, Mark, Source, Stage, functional_name
+from wds_pipes.core.stage import END, Branching, Mark, Order, Source, Stage, functional_name
 from wds_pipes.core.state import damaged, read_count
-from wds_pipes.core.tolerant import Tolerant, common_on_error
+from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import SampleError
 from wds_pipes.io.urls import redact
@@ -40,7 +40,7 @@ class Joined(NamedTuple):
     mark: Mark | None = None
 
 
-class Join(Composite[Sample], Source[Sample]):
+class Join(Composite[Sample], Branching, Order, Source[Sample]):
     """Join the samples of several pipelines by their keys:
     ``wp.join({"image": images, "caption": captions})``.
 
@@ -235,15 +235,14 @@ class Join(Composite[Sample], Source[Sample]):
             whole = -1 if listed.samples is None else listed.samples[shard_of(number)]
             shard = (number, 0, whole) if self._uncounted else (number, start, stop)
             mark = part.mark if resumed else None
-            of = Lane(
-                self.seed_of(name, lane.seed),
-                lane.epoch,
-                number,
-                len(listed.urls),
-                start,
-                (shard,),
-                lane.padding,
-                occurrences=lane.occurrences,
+            of = replace(
+                lane,
+                seed=self.seed_of(name, lane.seed),
+                number=number,
+                of=len(listed.urls),
+                generation=start,
+                shards=(shard,),
+                slice=None,
             )
             chain = source.open(of, mark)
             chain.start(ahead=ahead)
@@ -300,7 +299,7 @@ class Join(Composite[Sample], Source[Sample]):
 
     def _skip(self, first: _Reader, other: _Reader, key: str) -> None:
         """Count a sample that is left out since another source lacks its key."""
-        Tolerant.happened += 1
+        self.lane.meters.skips += 1
         self.at.skipped += 1
         if not self._lack_before.skipped:
             why = _without_partner(first, other, key)

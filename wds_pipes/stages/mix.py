@@ -7,18 +7,20 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 from wds_pipes.core.chain import Chain, Composite
 from wds_pipes.core.lane import Lane
 from wds_pipes.core.occurrences import occurring
-from wds_pipes.core.options import check_choice
+from wds_pipes.core.options import check_choice, check_count
 from wds_pipes.core.order import hash64, hash_text
-from wds_pipes.core.stage import END, Mark, Source, Stage
+from wds_pipes.core.stage import END, Branching, Mark, Source, Stage
 from wds_pipes.core.state import damaged, is_count
 from wds_pipes.core.tolerant import common_on_error
 from wds_pipes.core.words import shown
 from wds_pipes.errors import StateError, mended
+from wds_pipes.stages.fields import check_sample, field_of
 from wds_pipes.stages.proportions import (
     SCHEDULE,
     TURNS,
@@ -30,6 +32,7 @@ from wds_pipes.stages.proportions import (
     turns,
     whole_weights,
 )
+from wds_pipes.stages.windowed import error_of
 
 logger = logging.getLogger("wds_pipes")
 # After this many passes times the number of lanes in which a source had no shard in a lane, it is
@@ -46,6 +49,7 @@ class Drawn(NamedTuple):
         weight: its weight.
         draws: how often it was drawn.
         since: how often it had been drawn when the proportions last began.
+        amount: with ``by=``, how much was drawn since then.
         passes: how often it was exhausted.
         ended: whether it is left out from now on.
         given: how many of the draws are counted here.
@@ -56,19 +60,25 @@ class Drawn(NamedTuple):
     weight: str = ""
     draws: int = 0
     since: int = 0
+    amount: int = 0
     passes: int = 0
     ended: bool = False
     given: int = 0
     mark: Mark | None = None
 
+    def afresh(self, **changes: Any) -> Drawn:
+        """Return this place where the proportions begin."""
+        return self._replace(since=self.draws, amount=0, **changes)
 
-class Mix(Composite[Any], Source[Any]):
+
+class Mix(Composite[Any], Branching, Source[Any]):
     """Mix several pipelines in exact proportions:
     ``wp.mix({"a": pipe_a, "b": pipe_b}, weights={"a": 9, "b": 1})``.
 
     At every place of an epoch, the number of samples from each source differs from its share by
-    less than one. The order is not random. If several sources could come next, a function of (seed,
-    epoch, lane) decides which of them does. Each source yields what it would yield alone, by its
+    less than one; with ``by="tokens"``, the number of tokens by about a sample. The order is not
+    random. If several sources could come next, a function of (seed, epoch, lane) decides which of
+    them does. Each source yields what it would yield alone, by its
     own seed, if one was passed to it, and else by a seed that follows from its name: two sources
     without a seed have different orders. Its epoch is that of the mix. Each lane (worker, rank)
     keeps the proportions by itself, so each lane needs samples of every source: give each source at
@@ -79,6 +89,11 @@ class Mix(Composite[Any], Source[Any]):
         sources: the pipelines by name.
         weights: by name, or in the order of the sources: ints, fractions, or floats. A float means
             the decimal number that it is printed as. None: equal weights.
+        by: in which quantity the proportions hold; None: in samples. The name of a field, whose
+            ``len()`` counts, such as ``"tokens"``, or a function that returns an int, at least 0,
+            for an item. At every place of an epoch, no source is ahead of its share by more than
+            its own largest sample, nor behind by more than the largest samples of the other sources
+            together. A sample of length 0 counts as 1. Goes with ``weights``, not ``schedule``.
         schedule: instead of ``weights``, a function that returns the weights by name, at least 0,
             after a number of samples, as in ``lambda n: {"web": 1, "code": min(n / 1e6, 1)}``. The
             number is how many samples the mix has yielded in this lane and epoch, times the number
@@ -103,7 +118,9 @@ class Mix(Composite[Any], Source[Any]):
     Raises:
         TypeError, ValueError: when the stage is built: there are no sources, a weight is not above
             0, a name is unknown, or torch's pipes distribute a source over the workers. During
-            iteration: ``schedule`` returned no weights, or none for the sources that are left.
+            iteration: ``schedule`` returned no weights, or none for the sources that are left, or
+            ``by`` returned no int.
+        SampleError: during iteration: an item has no field ``by``, or the field has no length.
         StateError: when a state is loaded: a source was another pipeline under the same name, a
             source of the state is neither in the mix nor in ``without``, or the weights or sources
             are others and it was not declared that they may be, or may not be (see below).
@@ -127,7 +144,7 @@ class Mix(Composite[Any], Source[Any]):
 
     divides = True
     divides_items = False  # each source divides its own items over the lanes
-    order_options = ("exhausted",)
+    order_options = ("exhausted", "by")
     part_kind = Drawn
     part_tallies = ("given",)
     parts: list[Drawn]
@@ -137,6 +154,7 @@ class Mix(Composite[Any], Source[Any]):
         sources: Mapping[str, Stage[Any]],
         weights: Mapping[str, float | Fraction] | Sequence[float | Fraction] | None = None,
         *,
+        by: str | Callable[[Any], int] | None = None,
         schedule: Callable[[int], Mapping[str, float]] | None = None,
         exhausted: str = "stop",
         seed: int | None = None,
@@ -150,7 +168,13 @@ class Mix(Composite[Any], Source[Any]):
         if schedule is not None:
             if weights is not None:
                 raise ValueError("mix() takes weights= or schedule=, one of them")
+            if by is not None:
+                raise ValueError("by= of mix() goes with weights=, not with schedule=")
             self._scheduled_at(0)
+        if not (by is None or callable(by) or (isinstance(by, str) and by.strip())):
+            raise TypeError(f"by must be the name of a field or a function, not {by!r:.80}")
+        self.by = "a function" if callable(by) else by  # as the graph of a state has it
+        self._measure: Callable[[Any], int] | None = partial(length_in, by) if isinstance(by, str) else by
         self.exhausted = check_choice("exhausted", exhausted, "stop", "drop", "repeat")
         warn_of_same_data(self.sources)
         self.without, self.changed = check_without(without, self.sources), bool(changed)
@@ -247,7 +271,9 @@ class Mix(Composite[Any], Source[Any]):
         weights, hashes = list(self.weights.values()), [hash64(key, hash_text(name)) for name in self.sources]
         while live := [number for number, place in enumerate(places) if not place.ended]:
             of_live = [hashes[number] for number in live]
-            if self.schedule is None:
+            if self._measure is not None:
+                draws = self._by_amount(live, of_live)
+            elif self.schedule is None:
                 drawn = [places[number].draws - places[number].since for number in live]
                 shares = [weights[number] for number in live]
                 draws = turns(shares, of_live, how_far_behind(shares, drawn))
@@ -263,13 +289,31 @@ class Mix(Composite[Any], Source[Any]):
                 self._empty[number] = 0
                 place = places[number]
                 mark = running[number].mark()
-                places[number] = place._replace(draws=place.draws + 1, given=place.given + 1, mark=mark)
+                amount = 0 if self._measure is None else place.amount + self._amount_of(item)
+                places[number] = place._replace(draws=place.draws + 1, given=place.given + 1, amount=amount, mark=mark)
                 at.last = place.name
                 if self.schedule is not None:
                     at.yielded, at.behind = at.yielded + 1, self._behind
                 yield occurring(item, f"{place.name!r} {place.passes}") if occurrences else item
             if self._is_done():
                 break
+
+    def _by_amount(self, live: list[int], hashes: list[int]) -> Iterator[int]:
+        """Yield which of the sources ``live`` to draw from: the one that is furthest behind."""
+        weights = list(self.weights.values())
+        shares, order = [weights[number] for number in live], sorted(range(len(live)), key=hashes.__getitem__)
+        while True:
+            behind = how_far_behind(shares, [self.parts[number].amount for number in live])
+            yield max(order, key=behind.__getitem__)
+
+    def _amount_of(self, item: Any) -> int:
+        """Return how much an item counts; at least 1, or a source of empty samples would be drawn
+        for ever.
+        """
+        assert self._measure is not None
+        if type(amount := self._measure(item)) is not int or amount < 0:
+            amount = check_count("the number that by= of mix() returned", amount, least=0)
+        return max(amount, 1)
 
     def _scheduled_at(self, samples: int) -> list[float]:
         """Return the weights after a number of samples, in the order of the sources."""
@@ -333,7 +377,7 @@ class Mix(Composite[Any], Source[Any]):
         if self.exhausted == "drop" or empty:
             # Continue without it; the proportions of the others start anew here.
             places[number] = place._replace(ended=True)
-            places[:] = [place._replace(since=place.draws) for place in places]
+            places[:] = [place.afresh() for place in places]
             return False
         self._running[number] = source.open(self._lane(self.lane, place.name, place.passes))
         places[number] = place._replace(mark=None)
@@ -389,7 +433,7 @@ class Mix(Composite[Any], Source[Any]):
                 for weight, place in zip(self.weights.values(), places, strict=True)
                 if not place.ended
             ]
-            if not in_proportion(live):
+            if self._measure is None and not in_proportion(live):
                 raise damaged(
                     f"mix cannot have drawn {shown([place.draws for place in places])} times from its sources, which "
                     "is not in proportion to their weights"
@@ -403,7 +447,17 @@ class Mix(Composite[Any], Source[Any]):
             )
         yielded = at.yielded or sum(part.draws for part in parts)
         at.yielded, at.behind = (0 if self.schedule is None else yielded), None
-        return [place._replace(since=place.draws, weight=weights[place.name]) for place in places]
+        return [place.afresh(weight=weights[place.name]) for place in places]
+
+
+def length_in(field: str, item: Any) -> int:
+    """Return the length of a field of a sample; SampleError if it has none."""
+    check_sample(item, "mix", "with by= as the name of a field")
+    try:
+        return len(item[field_of(item, [field], None)])
+    except TypeError as error:
+        why = f"has {type(item[field]).__name__} in field {field!r}, which has no length"
+        raise error_of(item, why, "Decode it in the source, or pass by= a function.") from error
 
 
 def check_sources(sources: object, step: str) -> None:

@@ -311,7 +311,7 @@ class OpenShards(Tolerant[Shard]):
         self.earlier = self.source.mark()
         self._look_ahead(1)
         if self._next and is_remote(self._next[0][0].url):
-            self._queue = ReadQueue(self.opener.client, ahead=ahead)
+            self._queue = ReadQueue(self.opener.client, self.lane.meters, ahead=ahead)
             shard = self._next[0][0]
             shard.read_ahead(offset or shard.ref.begin or 0)
 
@@ -352,7 +352,7 @@ class OpenShards(Tolerant[Shard]):
         """
         first = Chain(self).root
         if isinstance(item, ShardRef):
-            if item.stop is not None or first.sample_counts is None:
+            if item.stop is not None or first.epoch_order.sample_counts is None:
                 return item
         elif not isinstance(item, (str, os.PathLike)):
             raise TypeError(
@@ -369,12 +369,12 @@ class OpenShards(Tolerant[Shard]):
 
     def _opening(self, ref: ShardRef, start: int, wait: bool) -> BinaryIO:
         md5 = ref.md5 if is_remote(ref.url) or ref.stop in (None, ref.of) else None
-        open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=md5)
+        open_url = partial(self.opener.open, ref.url, start, size=ref.size, md5=md5, meters=self.lane.meters)
         if self.cache is not None or not is_remote(ref.url):
             return open_url()
         if self._ended:
             return open_url(wait=wait)
-        self._queue = self._queue or ReadQueue(self.opener.client)
+        self._queue = self._queue or ReadQueue(self.opener.client, self.lane.meters)
         stream = open_url(queue=self._queue, wait=wait)
         if wait:
             self._read_ahead()

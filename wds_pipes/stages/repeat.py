@@ -53,12 +53,12 @@ class Repeat(Composite[Out]):
     order_options = ("n",)
     source: Stage[Out]
     _running: Stage[Out]  # while running, the chain of the repetition
-    _last: tuple[Lane, int, Lane] | None = None  # the lane that was computed last
 
     def __init__(self, source: Stage[Out], n: int | None = None) -> None:
         super().__init__(source)
         self.n = None if n is None else check_count("n", n)
         self.epoch_repeats = self.n or 1
+        self._last = _LastLane()
 
     def changes_count(self) -> str | None:
         return None if self.n == 1 else "repeat() changes their number"
@@ -102,11 +102,12 @@ class Repeat(Composite[Out]):
 
     def _lane(self, lane: Lane, repetition: int) -> Lane:
         """Return the lane of the source in a repetition."""
-        last = self._last
-        if last is None or last[1] != repetition or last[0] != lane:
+        root, last = self.before.root, self._last.lane
+        # an equal lane may be of another chain, which counts for itself
+        if last is None or last[0] is not root or last[1] is not lane or last[2] != repetition:
             epoch = lane.epoch * (self.n or 1) + repetition
-            last = self._last = lane, repetition, self.before.root.lane_in(lane, epoch)
-        return last[2]
+            last = self._last.lane = root, lane, repetition, root.epoch_order.lane_in(lane, epoch)
+        return last[3]
 
     def mark(self) -> Mark:
         return self._own(self.at), (Part(self._running.mark()),)
@@ -121,3 +122,14 @@ class Repeat(Composite[Out]):
     @classmethod
     def describe(cls, entry: dict[str, Any], lane: LaneFacts) -> str | None:
         return f"in repetition {read_count(entry.get('repetition', 0), repr('repetition')) + 1}"
+
+
+class _LastLane:
+    """The lane that was computed last, of a source, a lane and a repetition. All copies of a stage
+    have it at once, but another process computes its own.
+    """
+
+    lane: tuple[Stage[Any], Lane, int, Lane] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _LastLane, ()

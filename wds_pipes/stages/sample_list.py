@@ -110,10 +110,10 @@ class SampleList(ShardSource[SampleRef]):
         padded: int = 0  # how many samples of its slice were repeats
 
     tallies = ("padded",)
-    scope, has_global_order = "item", True
+    scope, is_global = "item", True
     gives = "references"
     order_options = ("shuffle", "block_samples", "view", "excluded")
-    excluded: str | None = None  # which samples a loaded state leaves out: see wds_pipes.stages.edits
+    excluded: dict[str, Any] | None = None  # which samples a loaded state leaves out: see wds_pipes.stages.edits
     _left_out: Numbers | None = None  # their places in the view, sorted
     shared = (*ShardSource.shared, "_orders")
 
@@ -242,14 +242,14 @@ class SampleList(ShardSource[SampleRef]):
             )
         return size
 
-    def leaving_out(self, keys: Sequence[str], label: str) -> SampleList:
+    def leaving_out(self, keys: Sequence[str], excluded: dict[str, Any]) -> SampleList:
         """Return this list without the samples with these keys, in the order that the samples have
-        in this list; ``label`` says in the graph of a state which they are.
+        in this list; ``excluded`` says in the graph of a state which they are.
         """
         again = copy.copy(self)
         found = Selector(self._located).with_keys(self._view, keys)
         again._orders = {}
-        again._left_out, again.excluded, again.count = found, label, len(self._view) - len(found)
+        again._left_out, again.excluded, again.count = found, excluded, len(self._view) - len(found)
         if not again.count:
             raise ValueError(f"exclude= leaves none of {plural(len(self._view), 'sample')}")
         return again

@@ -14,6 +14,7 @@ import numpy as np
 from wds_pipes.core.lane import Lane, LaneFacts, ShardRange, ShardRanges
 from wds_pipes.core.options import check_count
 from wds_pipes.core.order import below, hash64, permutation, weighted
+from wds_pipes.core.stage import OpensAnywhere, SamplePlace
 from wds_pipes.core.state import damaged, read_count
 from wds_pipes.core.tolerant import OnError
 from wds_pipes.core.words import plural
@@ -36,7 +37,7 @@ _DRAWS = 32  # the bits of the number of a shard: how often it was drawn before 
 _ORDER = 1  # the salt of the shard order; shuffle_buffer and map_samples have their own
 
 
-class ShardList(ShardSource[ShardRef]):
+class ShardList(OpensAnywhere, ShardSource[ShardRef]):
     """The source of a pipeline: its shards, each as a ``ShardRef``, whose ``url`` is a str.
 
     A ShardRef also has what is known of the shard: its size and MD5, and which of its samples are
@@ -303,7 +304,7 @@ class ShardList(ShardSource[ShardRef]):
     def epoch_shards(self, seed: int, epoch: int) -> ShardRanges:
         last, of = self._last.shards, (seed, epoch, self._count_in(epoch))
         if last is None or last[0] != of:
-            order = self.epoch_order(seed, epoch)
+            order = self.numbers_in(seed, epoch)
             whole = ShardRanges.whole(order, self.samples)
             if self.resampled:
                 whole = ShardRanges(order + (_times_before(order) << _DRAWS), whole.starts, whole.stops)
@@ -325,7 +326,7 @@ class ShardList(ShardSource[ShardRef]):
         numbers = self.epoch_shards(lane.seed, lane.epoch).numbers
         return [(ranged, number) for ranged in numbers[shard_of(numbers) == shard].tolist()]
 
-    def epoch_order(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    def numbers_in(self, seed: int, epoch: int) -> npt.NDArray[np.int64]:
         """Return the numbers of all shards in the order of an epoch."""
         count, key = self._count_in(epoch), hash64(seed, epoch, _ORDER)
         if self._bounds is not None:
@@ -333,6 +334,9 @@ class ShardList(ShardSource[ShardRef]):
         if self.resampled:
             return below(count, key, 0, count)
         return permutation(count, key) if self.shuffle else np.arange(count)
+
+    def at_sample(self, at: Any, place: SamplePlace) -> Any:
+        return self.At(next=place.ranges)
 
     def where(self, own: tuple[Any, ...], lane: Lane) -> str | None:
         order, place = self.order(lane), own[0] if own else 0

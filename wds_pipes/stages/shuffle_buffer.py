@@ -19,7 +19,18 @@ from wds_pipes.core.occurrences import occurring
 from wds_pipes.core.options import check_count, check_seed
 from wds_pipes.core.order import below
 from wds_pipes.core.reads_again import ReadsAgain
-from wds_pipes.core.stage import Ended, Given, Mark, Out, Reorders, Reports, Stage, run_over
+from wds_pipes.core.stage import (
+    Ended,
+    Given,
+    Mark,
+    OpensAnywhere,
+    Out,
+    Reorders,
+    Reports,
+    SamplePlace,
+    Stage,
+    run_over,
+)
 from wds_pipes.core.state import read_count
 from wds_pipes.core.tolerant import Tolerant
 from wds_pipes.io.open import is_remote
@@ -340,14 +351,14 @@ def numbered_samples(last: Stage[Any], lane: Lane, mark: Mark | None) -> Numbere
     uncached = opened.cache is None or not any(map(is_remote, listed.urls))
     if losing or group.fields is not None or not uncached or not all(map(makes_one_of_each, later)):
         return None
-    own: list[tuple[Any, ...]] = []  # the values of each stage
-    for _ in steps:
+    at: list[Any] = []  # the position of each stage
+    for step in reversed(steps):
         if mark is None or isinstance(mark, Ended):
             return None
-        values, mark = mark
-        own.insert(0, values)
-    ranges = None if listed.offsets is None else _ranges_after(listed.offsets, listed.order(lane), own)
-    return None if ranges is None else NumberedSamples(steps, lane, own, ranges)
+        own, mark = mark
+        at.insert(0, step._at(own))
+    ranges = None if listed.offsets is None else _ranges_after(listed.offsets, listed.order(lane), at)
+    return None if ranges is None else NumberedSamples(steps, lane, at, ranges)
 
 
 def mark_after(last: Stage[Any], lane: Lane, mark: Mark | None, count: int) -> Mark | None:
@@ -368,13 +379,13 @@ def mark_after(last: Stage[Any], lane: Lane, mark: Mark | None, count: int) -> M
     return items.mark(count) if items is not None and items.prepare(count) else None
 
 
-def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], own: list[tuple[Any, ...]]) -> ShardRanges | None:
-    """Return the shard ranges of an order after the position whose stages have these values; None
-    if it is not that of a sample.
+def _ranges_after(offsets: ShardOffsets, order: Sequence[ShardRange], at: list[Any]) -> ShardRanges | None:
+    """Return the shard ranges of an order after a position of the stages; None if it is not that of
+    a sample.
     """
-    (passed,), _, (offset, compression, _), (_, _, number, uncounted, *_), *_ = own
-    ranges = ShardRanges.of(order[passed:])
-    if compression or (uncounted and number):
+    listed, _, tar, group, *_ = at
+    ranges, offset, number = ShardRanges.of(order[listed.next :]), tar.offset, group.number
+    if tar.compression or (group.uncounted and number):
         return None
     if not offset:
         return ranges
@@ -395,7 +406,7 @@ class NumberedSamples:
     Args:
         steps: the steps of the chain.
         lane: the lane.
-        own: the values of each stage at the position.
+        at: the position of each stage.
         ranges: the shard ranges after the position.
 
     Attributes:
@@ -403,10 +414,11 @@ class NumberedSamples:
         fetching: what reads them.
     """
 
-    def __init__(self, steps: list[Any], lane: Lane, own: list[tuple[Any, ...]], ranges: ShardRanges) -> None:
-        self._list, opened, load, group, *self._later = steps
-        self._lane, self._own, self._ranges, self._most_bytes = lane, own, ranges, load.max_member_bytes
-        self._passed: int = own[0][0]  # how many shards of the lane are before the first of these ranges
+    def __init__(self, steps: list[Any], lane: Lane, at: list[Any], ranges: ShardRanges) -> None:
+        self._list, opened, load, group, *self._later = self._steps = steps
+        self._lane, self._at, self._ranges, self._most_bytes = lane, at, ranges, load.max_member_bytes
+        self._begins_inside = at[2].offset > 0  # the first of these ranges
+        self._passed: int = at[0].next  # how many shards of the lane are before the first of these ranges
         self._starts = [0, *accumulate((ranges.stops - ranges.starts).tolist())]
         self.count = self._starts[-1]
         options, connections = opened.reading.storage_options, opened.reading.connections
@@ -428,19 +440,17 @@ class NumberedSamples:
     def mark(self, number: int) -> Mark:
         """Return the position of the chain before a sample."""
         place = len(self._ranges) if number >= self.count else bisect_right(self._starts, number) - 1
-        _, opened, (began, _, damaged), (skipped, filtered, *_), *later = self._own
         offset = of_shard = 0
-        if number != self._starts[place] or (place == 0 and began):  # it is not the first one of a range
+        if number != self._starts[place] or (place == 0 and self._begins_inside):  # it is not the first one of a range
             ref = self._ref(number)
             offset, of_shard = ref.start, ref.number
             if of_shard:  # the sample before it in the shard must end where it begins
                 before = self._ref(number, back=1)
                 self.fetching.parser()(before, self.fetching.files.read_one(*range_of(before)))
         mark: Any = None
-        # no sample is skipped here, so the position does not say which fields the samples have
-        grouped = (skipped, filtered, of_shard, 0, "")
-        for own in ((self._passed + place,), opened, (offset, "", damaged), grouped, *later):
-            mark = own, mark
+        there = SamplePlace(self._passed + place, offset, of_shard)
+        for step, at in zip(self._steps, self._at, strict=True):
+            mark = step._own(step.at_sample(at, there) if isinstance(step, OpensAnywhere) else at), mark
         return cast(Mark, mark)
 
     def opened(self, number: int) -> int:

@@ -101,6 +101,10 @@ class SliceSamples(Stage[Out]):
         start, stop = _share(self.first, self.lane), MOST if self.stop is None else _share(self.stop, self.lane)
         return range(start + (self.first - start) % self.step, stop, self.step)
 
+    def changes_count(self) -> str | None:
+        known = "SampleList(urls, where=split_by_key(shares)[name])"
+        return f"{super().changes_count()} (of {known} it is known, on all ranks)"
+
     def problem(self, at: Any) -> str | None:
         if at.filtered > at.read or (self.stop is not None and at.read > self.stop):
             return "it cannot have read this number of samples"

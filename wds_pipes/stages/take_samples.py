@@ -24,7 +24,8 @@ class TakeSamples(SliceSamples[Out]):
     shuffled; after it, they are the first of the shuffled order, for which more is read. Put this
     step after ``interleave_shards``. ``slice_samples(n)`` yields the rest of the epoch. To make
     epochs of another length, each of which continues where the last one ended, use
-    ``PipeLoader.with_epoch``.
+    ``PipeLoader.with_epoch``. For a part of the data that is the same in each epoch and on any
+    ranks, use ``SampleList(urls, where=split_by_key(shares)[name])``.
 
     Args:
         source: any pipe.

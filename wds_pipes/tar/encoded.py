@@ -75,12 +75,13 @@ class Encoded:
 
 # Usual keys and fields, which are read back unchanged in any combination: the checks of
 # ``check_name`` would take a third of the time of writing a small sample.
-_PLAIN_KEY = re.compile(r"(?!__)[\w/-]*[\w-]", re.ASCII)
+PLAIN_KEY = re.compile(r"(?!__)[\w/-]*[\w-]", re.ASCII)
 _PLAIN_FIELD = re.compile(r"[a-z0-9_-][a-z0-9_.-]*")
 
 
 @functools.lru_cache(256)
-def _is_plain(field: str) -> bool:
+def is_plain(field: str) -> bool:
+    """Whether a field has a usual name."""
     return _PLAIN_FIELD.fullmatch(field) is not None and not is_metadata(field)
 
 
@@ -96,7 +97,7 @@ def check_name(key: str, field: str, *, known: bool = True) -> None:
 
     ``known``: whether the sample has a field of this name, which is then a string.
     """
-    if known and _PLAIN_KEY.fullmatch(key) and _is_plain(field):
+    if known and PLAIN_KEY.fullmatch(key) and is_plain(field):
         return
     name = f"{key}.{field}"
     if not known or split_key(name) != (key, field) or not field or is_metadata(field) or not _encodable(name):
@@ -159,8 +160,12 @@ _LONGEST = 100  # bytes of a name
 
 _INFO = tarfile.TarInfo("")
 _INFO.mode, _INFO.mtime = 0o444, 0
-_BLOCK = _INFO.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-_BEFORE, _BETWEEN, _AFTER = _BLOCK[100:124], _BLOCK[136:148], _BLOCK[156:]  # of the size, and of the checksum
+EMPTY_HEADER = _INFO.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+_BEFORE, _BETWEEN, _AFTER = (
+    EMPTY_HEADER[100:124],
+    EMPTY_HEADER[136:148],
+    EMPTY_HEADER[156:],
+)  # of the size, and of the checksum
 # the checksum counts its own field as eight spaces
 _SUM = sum(_BEFORE) + sum(_BETWEEN) + sum(_AFTER) + 8 * 32
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import io
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from hashlib import md5
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -32,7 +32,7 @@ from wds_pipes.io.expand import expand
 from wds_pipes.io.outputs import write_small
 from wds_pipes.io.urls import Urls, at_home, local_path, redact
 from wds_pipes.io.versions import version_of
-from wds_pipes.tar.grouping import Grouping, Member
+from wds_pipes.tar.grouping import GroupedShard, Grouping, Member
 from wds_pipes.tar.headers import BLOCK, MAX_SIZE
 from wds_pipes.tar.index import (
     KEYS,
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from wds_pipes.io.open import Opener
 
-_CHUNK = 1 << 20  # bytes read at once
+_CHUNK, _FEW = 1 << 20, 1 << 15  # bytes read at once, and where files are passed over
 
 
 @dataclasses.dataclass
@@ -96,6 +96,7 @@ def scan(
     on_repeated_key: str = "raise",
     concatenated: bool = False,
     components: bool = False,
+    md5: bool = True,
 ) -> Scanned:
     """Read a shard from its beginning to its end.
 
@@ -107,6 +108,7 @@ def scan(
         on_repeated_key: as in ``index_shards``.
         concatenated: as in ``index_shards``.
         components: also list all its files.
+        md5: compute the MD5.
 
     Raises:
         ShardError: it cannot be read, or is damaged.
@@ -114,8 +116,8 @@ def scan(
             comes again.
     """
     with opener.open(url) as raw:
-        hashed = Hashed(raw, stop)
-        stream = io.BufferedReader(hashed, _CHUNK)
+        hashed = Hashed(raw, stop, md5=md5)
+        stream = io.BufferedReader(hashed, _CHUNK if md5 else _FEW)
         with readable(url):
             tar, kind = unpacked(stream)
             reader = TarReader(
@@ -129,15 +131,16 @@ def scan(
             found = Scanned()
             grouping = Grouping(key_split, on_repeated_key=on_repeated_key)
             members = _noted(reader, found.components) if components else reader
-            for sample in grouping.samples(members, url):
+            shard = GroupedShard(url)
+            for sample in grouping.samples(members, shard):
                 found.keys.append(sample["__key__"])
-                found.starts.append(grouping.start)
-            found.end, found.compressed, found.outside = reader.offset, bool(kind), grouping.outside
-            if (warning := grouping.why_none(url)) is not None:
+                found.starts.append(shard.start)
+            found.end, found.compressed, found.outside = reader.offset, bool(kind), shard.outside
+            if (warning := grouping.why_none(shard)) is not None:
                 warnings.warn(warning, stacklevel=2)
             while stream.read(_CHUNK):
                 pass
-    found.facts = ShardFacts(len(found.keys), hashed.size, hashed.md5.hexdigest())
+    found.facts = ShardFacts(len(found.keys), hashed.size, hashed.hexdigest())
     return found
 
 
@@ -167,25 +170,38 @@ def _noted(reader: TarReader, components: list[Component]) -> Iterator[Member]:
 
 
 class Hashed(io.RawIOBase):
-    """A stream that counts the bytes read and computes their MD5.
+    """A stream that counts the bytes read and, unless ``md5`` is False, computes their MD5; without
+    it, parts of a file may be passed over.
 
     When ``stop`` is set, reading raises OSError.
     """
 
-    def __init__(self, raw: BinaryIO, stop: threading.Event) -> None:
+    def __init__(self, raw: BinaryIO, stop: threading.Event, *, md5: bool = True) -> None:
         self._raw, self._stop = raw, stop
-        self.size, self.md5 = 0, md5(usedforsecurity=False)
+        self.size, self.md5 = 0, hashlib.md5(usedforsecurity=False) if md5 else None
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return self.md5 is None and self._raw.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self.size = self._raw.seek(offset, whence)
+        return self.size
 
     def readinto(self, buffer: Any) -> int:
         if self._stop.is_set():
             raise OSError("the reading was stopped")
         count = int(self._raw.readinto(buffer))  # type: ignore[attr-defined]
-        self.md5.update(memoryview(buffer)[:count])
+        if self.md5 is not None:
+            self.md5.update(memoryview(buffer)[:count])
         self.size += count
         return count
+
+    def hexdigest(self) -> str | None:
+        """The MD5 of what was read; None: it was not computed."""
+        return None if self.md5 is None else self.md5.hexdigest()
 
 
 Choice = bool | str | os.PathLike[str]
@@ -206,6 +222,7 @@ def index_shards(
     force: bool = False,
     progress: bool = False,
     executor: Executor | None = None,
+    md5: bool = True,
 ) -> dict[str, ShardFacts]:
     """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
@@ -239,6 +256,7 @@ def index_shards(
         progress: show a progress bar; needs tqdm.
         executor: what reads the shards, in other processes or on other machines; None: ``jobs``
             threads of this process.
+        md5: False: without ``output``, compute no MD5s, and pass over the data of large files.
 
     Returns:
         The facts of each shard by its URL, in order.
@@ -258,6 +276,7 @@ def index_shards(
     path = None if output is None else check_output(output)
     if path is not None:
         check_is_index(path)
+    how["md5"] = md5 or path is not None
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
@@ -377,7 +396,7 @@ def _known(path: str, rules: dict[str, str]) -> dict[str, Entry]:
 
 def _digest(path: str, *endings: str) -> str | None:
     """Return the MD5 of files; None: one of them cannot be read."""
-    digest = md5(usedforsecurity=False)
+    digest = hashlib.md5(usedforsecurity=False)
     try:
         for ending in endings:
             digest.update(Path(path + ending).read_bytes())

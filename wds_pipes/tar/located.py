@@ -461,6 +461,7 @@ class ShardOffsets:
 @dataclass(frozen=True)
 class KeyRange:
     """The samples whose keys have hashes in a range: a part that ``split_by_key`` returns.
+    ``key in part`` says whether a key is in it.
 
     Attributes:
         start: the first hash, as a number from 0 to 1.
@@ -469,6 +470,9 @@ class KeyRange:
 
     start: float
     stop: float
+
+    def __contains__(self, key: str) -> bool:
+        return bool(self.has(np.array([hash_text(key)], np.uint64))[0])
 
     def has(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         """Return for each hash whether it is in this part: shape (hashes,)."""
@@ -486,6 +490,8 @@ def split_by_key(shares: Mapping[str, float]) -> dict[str, KeyRange]:
 
         parts = wp.split_by_key({"train": 0.9, "val": 0.1})
         wp.SampleList("train-{000..099}.tar", where=parts["train"])
+
+    ``key in parts["train"]`` is for shards without indexes: a filter, or a loop over keys.
 
     Args:
         shares: the names of the parts and their shares, which sum to 1. Their order matters.

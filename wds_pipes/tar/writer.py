@@ -49,6 +49,7 @@ from wds_pipes.tar.index import (
     write_offsets,
 )
 from wds_pipes.tar.indexing import scan
+from wds_pipes.tar.stored import Stored
 
 if TYPE_CHECKING:
     from wds_pipes.codecs.codec import Codec, Encoder
@@ -181,7 +182,7 @@ class TarWriter:
         """Append a sample."""
         self._write(Encoded(sample, self._codecs))
 
-    def _write(self, sample: Encoded) -> None:
+    def _write(self, sample: Encoded | Stored) -> None:
         self._check()
         if sample.key in self._starts:
             raise SampleError(
@@ -357,7 +358,7 @@ def shard_files(name: str) -> tuple[str, ...]:
 
 def write_shard(
     url: str,
-    samples: Iterable[Mapping[str, Any]],
+    samples: Iterable[Mapping[str, Any] | Encoded | Stored],
     *,
     md5: bool = True,
     storage_options: dict[str, Any] | None = None,
@@ -367,7 +368,7 @@ def write_shard(
 
     Args:
         url: the path or URL of an uncompressed shard.
-        samples: as ``TarWriter`` writes them.
+        samples: as ``TarWriter`` writes them, or as they are in a tar that it writes.
         md5: compute the MD5.
         storage_options: how to reach the storage: a dict of options for fsspec.
 
@@ -381,7 +382,7 @@ def write_shard(
     with TarWriter(url, overwrite=True, storage_options=storage_options) as writer:
         writer._offsets, writer._digest = True, Md5() if md5 else None
         for sample in samples:
-            writer.write(sample)
+            writer._write(sample if isinstance(sample, (Encoded, Stored)) else Encoded(sample, None))
     return writer._facts()
 
 

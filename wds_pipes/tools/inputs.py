@@ -22,8 +22,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from itertools import groupby, pairwise
-from typing import NamedTuple
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,9 @@ from wds_pipes.core.order import hash_text
 from wds_pipes.core.words import plural
 from wds_pipes.io.compression import kind_of_name
 from wds_pipes.io.open import is_remote
-from wds_pipes.io.ranges import Range, RangeReader
+from wds_pipes.io.ranges import LocalFile, Part, Range, RangeReader
 from wds_pipes.io.urls import redact
+from wds_pipes.tar.encoded import Encoded
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import (
     KEYS,
@@ -49,9 +50,13 @@ from wds_pipes.tar.index import (
 from wds_pipes.tar.indexing import scan
 from wds_pipes.tar.located import Located
 from wds_pipes.tar.samples import SampleParser
+from wds_pipes.tar.stored import Stored, stored_in
 from wds_pipes.tools.jobs import Facts, Place, Task
 from wds_pipes.tools.outputs import REQUESTS, Running, StorageOptions, changed, check_same, marks_and_sizes
 from wds_pipes.tools.reading import CONNECTIONS, Sample, Source
+
+_TOGETHER = 1 << 20  # bytes of samples that are copied at a time; a larger one is read and written
+T = TypeVar("T")
 
 
 class Extents(NamedTuple):
@@ -179,7 +184,7 @@ def _task(url: str, mark: str, size: int) -> Task:
 
 def _index(options: StorageOptions, task: Task, place: Place) -> Facts:
     """Write where the samples of a shard begin."""
-    found = scan(task.arguments, make_opener(options), threading.Event())
+    found = scan(task.arguments, make_opener(options), threading.Event(), md5=False)
     check_same(task.arguments, task.fingerprint, options)
     name = place.at(task.name)
     write_offsets(name, found.keys, [*found.starts, found.end], place.storage_options)
@@ -195,6 +200,27 @@ class _Wanted(NamedTuple):
     stop: int
     last: bool  # of its shard
     place: int
+
+
+def _runs(wanted: Iterable[_Wanted]) -> Iterator[list[_Wanted]]:
+    """Divide samples into runs of neighbours in a shard, of a limited size."""
+    run: list[_Wanted] = []
+    for one in wanted:
+        if run and (one.start != run[-1].stop or one.shard != run[0].shard or one.stop - run[0].start > _TOGETHER):
+            yield run
+            run = []
+        run.append(one)
+    if run:
+        yield run
+
+
+class Copy(NamedTuple):
+    """A sample in the form in which it is written, and the shard that it is from, without
+    credentials.
+    """
+
+    url: str
+    sample: Encoded | Stored
 
 
 class Reader:
@@ -218,9 +244,22 @@ class Reader:
         Raises:
             ShardError: a shard cannot be read, is damaged, or was changed.
         """
-        inputs, held = self._inputs, dict[int, Sample]()
+        return self._in_order(self._samples(self._wanted(blocks)))
+
+    def copy(self, blocks: Iterable[npt.NDArray[np.int64]]) -> Iterator[Copy]:
+        """Yield samples as ``read`` does, in the form in which they are written: a small one that
+        has it in its shard is copied.
+
+        Raises:
+            ShardError: as for ``read``.
+            SampleError: a sample cannot be written as it is.
+        """
+        return self._in_order(self._copies(self._wanted(blocks)))
+
+    def _in_order(self, found: Iterable[tuple[_Wanted, T]]) -> Iterator[T]:
+        inputs, held = self._inputs, dict[int, T]()
         following, opened = 0, set[str]()  # the shards that were read from this disk, or decompressed
-        for wanted, sample in self._samples(self._wanted(blocks)):
+        for wanted, sample in found:
             held[wanted.place], url = sample, inputs.urls[wanted.shard]
             if not is_remote(url) or url in inputs.compressed:
                 opened.add(url)
@@ -249,22 +288,71 @@ class Reader:
         """Read samples as they are stored, with the header after each; those of compressed shards
         from the beginning of the shard.
         """
-        urls, ahead = self._inputs.urls, deque[_Wanted]()  # what was requested
-
-        def ranges(group: Iterable[_Wanted]) -> Iterator[Range]:
-            for one in group:
-                ahead.append(one)
-                yield Range(urls[one.shard], one.start, one.stop + BLOCK)
-
+        urls = self._inputs.urls
         for compressed, group in groupby(wanted, lambda one: urls[one.shard] in self._inputs.compressed):
             if compressed:
                 yield from ((one, self._unpack(one)) for one in group)
                 continue
-            with self._files.read(ranges(group)) as parts:
-                for part in parts:
-                    one = ahead.popleft()
-                    url = urls[one.shard]
-                    yield one, self._parser.parse(part, one.start, one.stop, url, redact(url), last=one.last)
+            for (one,), part in self._parts([one] for one in group):
+                url = urls[one.shard]
+                yield one, self._parser.parse(part, one.start, one.stop, url, redact(url), last=one.last)
+
+    def _parts(self, runs: Iterable[list[_Wanted]]) -> Iterator[tuple[list[_Wanted], Part]]:
+        """Read neighbouring samples together, with the header after each run of them."""
+        urls, ahead = self._inputs.urls, deque[list[_Wanted]]()  # what was requested
+
+        def ranges() -> Iterator[Range]:
+            for run in runs:
+                ahead.append(run)
+                yield Range(urls[run[0].shard], run[0].start, run[-1].stop + BLOCK)
+
+        with self._files.read(ranges()) as parts:
+            for part in parts:
+                yield ahead.popleft(), part
+
+    def _copies(self, wanted: Iterable[_Wanted]) -> Iterator[tuple[_Wanted, Copy]]:
+        """Read samples, the small ones of uncompressed shards many at a time."""
+
+        def is_small(one: _Wanted) -> bool:
+            return one.stop - one.start <= _TOGETHER and self._inputs.urls[one.shard] not in self._inputs.compressed
+
+        for small, group in groupby(wanted, is_small):
+            if not small:
+                yield from (
+                    (one, Copy(sample["__url__"], Encoded(sample, None))) for one, sample in self._samples(group)
+                )
+                continue
+            read, size = list[tuple[list[_Wanted], bytes]](), 0
+            for run, (part, base) in self._parts(_runs(group)):
+                start, stop = run[0].start, run[-1].stop + BLOCK
+                if isinstance(part, LocalFile):
+                    part, base = part.part(start, stop)
+                read.append((run, part[start - base : stop - base]))
+                size += stop - start
+                if size >= _TOGETHER:
+                    yield from self._copied(read)
+                    read, size = [], 0
+            yield from self._copied(read)
+
+    def _copied(self, read: Sequence[tuple[list[_Wanted], bytes]]) -> Iterator[tuple[_Wanted, Copy]]:
+        """Yield samples of which the bytes were read, with the header after each run."""
+        pieces = [memoryview(data)[: run[-1].stop - run[0].start] for run, data in read]
+        shifts = [0, *accumulate(map(len, pieces))]
+        begins = {
+            one.start - run[0].start + shift for (run, _), shift in zip(read, shifts, strict=False) for one in run
+        }
+        found = {sample.start: sample for sample in stored_in(b"".join(pieces), begins)}
+        for (run, data), shift in zip(read, shifts, strict=False):
+            url, base = self._inputs.urls[run[0].shard], run[0].start
+            shown = redact(url)
+            for one in run:
+                sample: Encoded | Stored | None = found.get(one.start - base + shift)
+                if sample is not None and sample.size == one.stop - one.start:
+                    self._parser.check_after(sample.key, data, one.stop - base, url, one.stop, last=one.last)
+                else:
+                    parsed = self._parser.parse((data, base), one.start, one.stop, url, shown, last=one.last)
+                    sample = Encoded(parsed, None)
+                yield one, Copy(shown, sample)
 
     def _unpack(self, wanted: _Wanted) -> Sample:
         url, options = self._inputs.urls[wanted.shard], self._inputs.storage_options

@@ -37,8 +37,10 @@ from wds_pipes.io.cache.shard_cache import parse_size
 from wds_pipes.io.outputs import read_small
 from wds_pipes.io.urls import identify, local_path, redact
 from wds_pipes.io.versions import version_of
+from wds_pipes.tar.encoded import Encoded
 from wds_pipes.tar.index import Entry, ShardFacts, base_name, folder_of, make_opener, parts_of_path, write_index
 from wds_pipes.tar.located import KeyRange, split_by_key
+from wds_pipes.tar.stored import Stored
 from wds_pipes.tar.writer import most_members, shard_files, write_shard
 from wds_pipes.tools.jobs import (
     Attempt,
@@ -212,7 +214,9 @@ def shard_facts(name: str, facts: ShardFacts) -> Facts:
     return {"shard": name, **facts._asdict()}
 
 
-def write_task(task: Task, place: Place, samples: Iterable[dict[str, Any]], *, md5: bool = True) -> Facts:
+def write_task(
+    task: Task, place: Place, samples: Iterable[Mapping[str, Any] | Encoded | Stored], *, md5: bool = True
+) -> Facts:
     """Write the shard of a task, and return what it reports."""
     facts = write_shard(place.at(task.name), samples, md5=md5, storage_options=place.storage_options)
     return shard_facts(task.name, facts)

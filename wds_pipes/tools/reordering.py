@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from wds_pipes.codecs.table import Decoding
 from wds_pipes.core.options import check_choice, check_count
-from wds_pipes.core.order import Permutation, hash64, hash_text, order_of_samples
+from wds_pipes.core.order import Permutation, hash64, order_of_samples
 from wds_pipes.core.words import bytes_shown, plural
 from wds_pipes.errors import SampleError
 from wds_pipes.io.cache.shard_cache import parse_size
@@ -36,11 +36,13 @@ from wds_pipes.io.outputs import exists, open_output, target_of
 from wds_pipes.io.urls import Urls, local_path, redact
 from wds_pipes.stages.fields import identity
 from wds_pipes.stages.proportions import TURNS, turns, whole_weights
+from wds_pipes.tar.encoded import Encoded
 from wds_pipes.tar.headers import BLOCK
 from wds_pipes.tar.index import list_shards, stale_keys
 from wds_pipes.tar.located import KeyRange, split_by_key
+from wds_pipes.tar.stored import Stored
 from wds_pipes.tar.writer import write_shard
-from wds_pipes.tools.inputs import Inputs, Reader, open_inputs
+from wds_pipes.tools.inputs import Copy, Inputs, Reader, open_inputs
 from wds_pipes.tools.jobs import Facts, Place, Report, Task, check_plan, fingerprint
 from wds_pipes.tools.outputs import (
     JobOptions,
@@ -222,34 +224,33 @@ def _write(inputs: Inputs, memory: int, options: Mapping[str, Any], task: Task, 
     """Write a shard, of a split if the options have shares."""
     part, shares = task.arguments, options.get("shares")
     with contextlib.closing(Reader(inputs, memory)) as reader:
-        samples = with_own_keys(complete(task.name, reader.read(part.blocks()), part.stop - part.start))
-        samples = counted(task, samples)
+        samples = counted(task, complete(task.name, reader.copy(part.blocks()), part.stop - part.start))
         if shares is not None:
             samples = _of_split(samples, split_by_key(shares)[task.name.partition("/")[0]])
-        return write_task(task, place, samples, md5="md5" in options)
+        return write_task(task, place, with_own_keys(samples), md5="md5" in options)
 
 
-def _of_split(samples: Iterable[Sample], split: KeyRange) -> Iterator[Sample]:
+def _of_split(samples: Iterable[Copy], split: KeyRange) -> Iterator[Copy]:
     """Yield samples, and check that their keys, which an index says, are those of a split.
 
     Raises:
         ShardError: the index is of another shard.
     """
-    for sample in samples:
-        if not split.has(np.array([hash_text(sample["__key__"])], np.uint64))[0]:
-            raise stale_keys(sample["__url__"], sample["__key__"])
-        yield sample
+    for copy in samples:
+        if copy.sample.key not in split:
+            raise stale_keys(copy.url, copy.sample.key)
+        yield copy
 
 
-def with_own_keys(samples: Iterable[Sample]) -> Iterator[Sample]:
+def with_own_keys(samples: Iterable[Copy]) -> Iterator[Encoded | Stored]:
     """Yield samples of one shard, and check that each has a key of its own.
 
     Raises:
         SampleError: two have the same.
     """
     seen: dict[str, str] = {}
-    for sample in samples:
-        key, url = sample["__key__"], redact(sample["__url__"])
+    for url, sample in samples:
+        key = sample.key
         if key in seen:
             raise SampleError(
                 f"two samples of one shard would have the key {key!r}, one of {seen[key]} and one of {url}: leave one "
@@ -524,7 +525,8 @@ def concat(
     before = dict(zip(files, marks(files, storage_options, known), strict=True))
     if not overwrite and exists(target, storage_options):
         raise ValueError(f"{redact(target)} exists: pass --overwrite to replace it, or another name")
-    samples = unchanged(with_own_keys(Source(shards, storage_options or {}).read()), before, storage_options)
+    read = unchanged(Source(shards, storage_options or {}).read(), before, storage_options)
+    samples = with_own_keys(Copy(redact(sample["__url__"]), Encoded(sample, None)) for sample in read)
     facts = write_shard(target, samples, md5=md5, storage_options=storage_options)
     shown = redact(target)
     return Report("concat", shown, 1, written=[shown], facts={shown: shard_facts(shown, facts)})

@@ -288,7 +288,7 @@ class _Walk:
                 if found is None and hashed is not None:
                     while stored.read(1 << 20):
                         pass
-                    self.md5 = hashed.md5.hexdigest()
+                    self.md5 = hashed.hexdigest()
             if data_begins is None:
                 return
 

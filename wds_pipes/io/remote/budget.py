@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from wds_pipes.io.remote.stores import Stores
 
@@ -113,10 +113,7 @@ class Client:
         hedged: how many of these repeated an earlier one that had stalled.
         bytes_fetched: how many bytes arrived.
         stalled: seconds in which consumers waited for bytes.
-        all_stalled: the same of all pipes in this process. Only differences have a meaning.
     """
-
-    all_stalled: ClassVar[float] = 0.0
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading

@@ -16,6 +16,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any
 
+from wds_pipes.core.counts import Meters
 from wds_pipes.core.words import plural
 from wds_pipes.errors import ShardError, StateError, sentence
 from wds_pipes.io.compression import TAR_NAME
@@ -107,7 +108,7 @@ class RemoteShard(io.RawIOBase):
         queue.filled.wait(None if wake_bytes == 1 else _WAKE_SECONDS)
         waited = perf_counter() - start
         queue.client.stalled += waited
-        Client.all_stalled += waited
+        queue.meters.stall_seconds += waited
         queue.waiting = None
 
     def readable(self) -> bool:
@@ -161,6 +162,7 @@ class ReadQueue:
 
     Attributes:
         client: the pipe that it belongs to.
+        meters: those of the chain that reads it.
         ahead: the consumer has not reached it yet: it has one connection, and takes none from
             others.
         share: how many bytes it may hold.
@@ -175,8 +177,8 @@ class ReadQueue:
         paused: the blocks that wait for room.
     """
 
-    def __init__(self, client: Client, *, ahead: bool = False) -> None:
-        self.client, self.budget = client, client.budget
+    def __init__(self, client: Client, meters: Meters | None = None, *, ahead: bool = False) -> None:
+        self.client, self.budget, self.meters = client, client.budget, meters or Meters()
         self.ahead = ahead
         self.share, self.connections = client.reading.readahead_bytes, 1
         self.fetches: deque[Fetch] = deque()
@@ -313,10 +315,10 @@ class RangeQueue(ReadQueue):
     when one begins or ends.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, meters: Meters | None = None) -> None:
         self._unrequested: deque[Fetch] = deque()
         self._is_watching = False
-        super().__init__(client)
+        super().__init__(client, meters)
 
     def add(self, fetch: Fetch) -> None:
         with self.budget.lock:
