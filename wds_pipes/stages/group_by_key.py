@@ -21,7 +21,7 @@ from wds_pipes.io.urls import redact
 from wds_pipes.stages.fields import read_names
 from wds_pipes.stages.load_tar import LoadTar, OpenTar
 from wds_pipes.stages.shard_source import ShardRef, check_enough, check_more, same_shard
-from wds_pipes.tar.grouping import Grouping, SuspectSampleError, warn_of
+from wds_pipes.tar.grouping import GroupedShard, Grouping, SuspectSampleError, warn_of
 from wds_pipes.tar.keys import KeySplit, check_key_split, is_metadata, kept, matches, wants
 from wds_pipes.tar.reader import RepeatedKeyError, TarMember
 
@@ -117,6 +117,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         self.on_repeated_key = check_choice("on_repeated_key", on_repeated_key, "raise", "warn", "ignore")
         # while running
         self._grouping = Grouping()
+        self._shard = GroupedShard("")  # what was found of this shard
         self._ref: ShardRef | None = None  # of this shard, if its number of samples is known
         self._may_skip = False
         self._reported = False  # whether a fault of the sample that is read was reported
@@ -154,36 +155,33 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
     def _samples(self, load: LoadTar | _Tars) -> Iterator[Sample]:
         """Yield the samples of the tars that the step before this one opens."""
         with closing(load.tars(wants(self.fields, self.split), named=False)) as tars:
-            for ref, members, resumed, part, offset in tars:
-                usual = self._begin_shard(ref, resumed=resumed, part=part)
-                if members is not None:
-                    samples = self._requested(self._grouping.samples(members, ref.url, usual), offset)
-                    if ref.draw is not None and self.lane.occurrences:
-                        samples = map(occurring, samples, repeat(ref.draw))
+            for tar in tars:
+                self._begin_shard(tar)
+                if tar.members is not None:
+                    samples = self._requested(self._grouping.samples(tar.members, self._shard), tar.offset)
+                    if tar.ref.draw is not None and self.lane.occurrences:
+                        samples = map(occurring, samples, repeat(tar.ref.draw))
                     yield from samples
-                    self._end_shard(ref.url)
+                    self._end_shard()
         self._read = True
         if self.fields is not None and self._found:
             tell_misspelt(self.fields, self._grouping.names.values())
 
-    def _begin_shard(self, shard: ShardRef, *, resumed: bool, part: int) -> str:
-        """Begin to count the samples of a shard, if their number is known. Return what is known of
-        the samples before this place, as ``Usual`` takes it.
-        """
-        at, ref = self.at, None if shard.stop is None else shard
+    def _begin_shard(self, tar: OpenTar) -> None:
+        """Begin a shard, and to count its samples, if their number is known."""
+        at, ref, resumed = self.at, None if tar.ref.stop is None else tar.ref, tar.resumed
         self._ref = ref
         if ref is None or not resumed:
             at.number = at.uncounted = 0
-        if ref is not None and part and not (at.number or at.uncounted):  # what is before it was not read
+        if ref is not None and tar.part and not (at.number or at.uncounted):  # what is before it was not read
             at.number = ref.start - 1
-        usual, at.usual = at.usual if resumed else "", ""
-        return usual
+        self._shard, at.usual = GroupedShard(tar.ref.url, at.usual if resumed else ""), ""
 
-    def _end_shard(self, url: str) -> None:
+    def _end_shard(self) -> None:
         """End a shard; warn if none of its files makes a sample."""
-        self._grouping.stop = -1
+        self._shard.stop = -1
         self.at.number = self.at.uncounted = 0
-        if not self._outside and (warning := self._grouping.why_none(url)) is not None:
+        if not self._outside and (warning := self._grouping.why_none(self._shard)) is not None:
             self._outside = str(warning)
             warnings.warn(warning, stacklevel=2)
 
@@ -193,7 +191,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         return samples if ref is None and self.fields is None else self._counted(samples, ref, offset)
 
     def _counted(self, samples: Iterator[Sample], ref: ShardRef | None, offset: int) -> Iterator[Sample]:
-        at, grouping = self.at, self._grouping
+        at, shard = self.at, self._shard
         start, stop = (0, 0) if ref is None else (ref.start, ref.stop or 0)
         if ref is not None and at.number >= stop > 0:
             check_more(ref, offset)
@@ -202,11 +200,11 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
             if ref is not None:
                 if at.number >= stop:  # the last requested one was lost
                     if at.number == stop:
-                        check_more(ref, grouping.start)
+                        check_more(ref, shard.start)
                     return
                 at.number += 1
-                at.uncounted |= grouping.gap
-            requested, last = (ref is None or at.number > start) and self._keeps(sample), grouping.stop < 0
+                at.uncounted |= shard.gap
+            requested, last = (ref is None or at.number > start) and self._keeps(sample), shard.stop < 0
             if last:
                 self._check_count()
             elif ref is not None and at.number == stop:  # the rest of the shard is not read
@@ -216,7 +214,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
             if last:
                 return
             if ref is not None and at.number >= stop:
-                check_more(ref, grouping.stop)
+                check_more(ref, shard.stop)
                 return
         self._check_count()  # the last one was lost, or there is none
 
@@ -235,7 +233,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         lost at damage that was skipped.
         """
         at, ref = self.at, self._ref
-        number, known = at.number, not (at.uncounted or self._grouping.gap)
+        number, known = at.number, not (at.uncounted or self._shard.gap)
         at.number = at.uncounted = 0
         if ref is not None and known:
             check_enough(ref, number)
@@ -267,7 +265,7 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
         self._reported = False
         if ref is not None:
             at.number += 1
-            at.uncounted |= self._grouping.gap
+            at.uncounted |= self._shard.gap
             if not ref.start < at.number <= (ref.stop or 0):
                 return
         if not reported:
@@ -290,13 +288,13 @@ class GroupByKey(OpensAnywhere, Tolerant[Sample]):
 
     def mark(self) -> Mark:
         # this is called for each sample
-        at, grouping = self.at, self._grouping
-        stop = grouping.stop
+        at, shard = self.at, self._shard
+        stop = shard.stop
         if stop < 0:
-            if grouping.start >= 0:  # this was the last one of its shard
+            if shard.start >= 0:  # this was the last one of its shard
                 at.usual = ""
             return (at.skipped, at.filtered, at.number, at.uncounted, at.usual), self._tars.mark()
-        usual = grouping.usual.text if self._may_skip and grouping.usual is not None else ""
+        usual = shard.usual.text if self._may_skip and shard.usual is not None else ""
         uncounted = 1 if self._ref is None else at.uncounted
         return (at.skipped, at.filtered, at.number, uncounted, usual), self._tars.mark_at(stop)
 
@@ -313,7 +311,7 @@ class _Tars:
 
     def tars(self, want: Callable[[str], bool] | None = None, *, named: bool = True) -> Generator[OpenTar]:
         """Do what ``LoadTar.tars`` does; the members were read already."""
-        known, resumed = Chain(self._source).root.sample_counts is not None, self._source._resumed
+        known, resumed = Chain(self._source).root.epoch_order.sample_counts is not None, self._source._resumed
         self._take()
         while self._next is not None:
             url: Any = self._next.url
@@ -324,7 +322,7 @@ class _Tars:
             ref = ref or ShardRef(str(url))
             members = self._of_shard(url)
             begin = ref.begin or 0
-            yield ref, members, resumed, begin if offset >= begin else 0, offset
+            yield OpenTar(ref, members, resumed, begin if offset >= begin else 0, offset)
             resumed = False
             for _ in members:  # not all samples were requested
                 pass
