@@ -335,7 +335,7 @@ def test_two_loaders_do_not_share_a_directory(shards, tmp_path):
     take(other, 1)
     for step in (1, 2):
         checkpoint.save(tmp_path, train, step=step)
-        with pytest.raises(wp.StateError, match="another loader of this process has saved .* a directory of its own"):
+        with pytest.raises(wp.StateError, match="another loader of this process has saved"):
             checkpoint.save(tmp_path, other, step=step)
     del train
     checkpoint.save(tmp_path, other, step=2)  # as after a failed cell of a notebook

@@ -37,23 +37,30 @@ test_utils = pytest.importorskip("aiohttp.test_utils", reason="the pages are ser
 TOKEN = "test-token"
 
 
+@contextlib.asynccontextmanager
+async def client_of(*urls, **options):
+    from wds_pipes.browse.server import Server
+
+    server = Server(Pages(DataSet([str(url) for url in urls], **options)), TOKEN)
+    async with test_utils.TestClient(test_utils.TestServer(server.app)) as client:
+        yield client
+
+
 def fetch(urls, *requests, **options):
     """Send requests, each a path or a dict for ``client.request``; return status, headers and body
     of each response.
     """
-    from wds_pipes.browse.server import Server
 
     async def send():
-        server = Server(Pages(DataSet([str(url) for url in urls], **options)), TOKEN)
-        async with test_utils.TestClient(test_utils.TestServer(server.app)) as client:
-            found = []
+        found = []
+        async with client_of(*urls, **options) as client:
             for wanted in requests:
                 asked = wanted if isinstance(wanted, dict) else {"path": f"/{TOKEN}/{wanted}"}
                 async with client.request(asked.pop("method", "GET"), asked.pop("path"), **asked) as response:
                     found.append(
                         (response.status, response.headers, (await response.read()).decode("utf-8", "replace"))
                     )
-            return found
+        return found
 
     return asyncio.run(send())
 
@@ -374,13 +381,10 @@ def test_samples_before_the_cut_of_a_compressed_shard_are_shown(tmp_path):
 def test_a_download_ends_where_its_shard_has_become_shorter(tmp_path, caplog):
     from aiohttp import ClientError
 
-    from wds_pipes.browse.server import Server
-
     url = put(tmp_path / "a.tar", tar([("a.bin", bytes(20_000_000))]))
 
     async def load():
-        server = Server(Pages(DataSet([str(url)])), TOKEN)
-        async with test_utils.TestClient(test_utils.TestServer(server.app)) as client:
+        async with client_of(url) as client:
             for ends in (False, True):
                 response = await client.get(f"/{TOKEN}/raw-0-0-0")
                 await response.content.readexactly(1000)
@@ -445,21 +449,12 @@ def stalled():
         released.set()
 
 
-@contextlib.asynccontextmanager
-async def client_of(*urls):
-    from wds_pipes.browse.server import Server
-
-    server = Server(Pages(DataSet([str(url) for url in urls], key_split="last-dot")), TOKEN)
-    async with test_utils.TestClient(test_utils.TestServer(server.app)) as client:
-        yield client
-
-
 def test_a_stalled_shard_stops_no_other_page(texts, stalled, monkeypatch):
     """Nor as many pages of it as are made at once, whose tabs are closed."""
     monkeypatch.setattr("wds_pipes.browse.server._PAGES", 2)
 
     async def look():
-        async with client_of(texts[0], stalled) as client:
+        async with client_of(texts[0], stalled, key_split="last-dot") as client:
             tabs = [asyncio.ensure_future(client.get(f"/{TOKEN}/shard-1-1.html")) for _ in range(2)]
             assert not (await asyncio.wait(tabs, timeout=0.2))[0]
             for tab in tabs:
@@ -477,7 +472,7 @@ def test_a_page_has_a_deadline(stalled, monkeypatch):
     monkeypatch.setattr("wds_pipes.browse.server._GRACE", 0.1)
 
     async def look():
-        async with client_of(stalled) as client, client.get(f"/{TOKEN}/shard-0-1.html") as page:
+        async with client_of(stalled, key_split="last-dot") as client, client.get(f"/{TOKEN}/shard-0-1.html") as page:
             return page.status, await page.text()
 
     status, text = asyncio.run(look())

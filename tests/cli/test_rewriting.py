@@ -17,6 +17,7 @@ from commands import outputs, refused, stored
 from commands import run_command as run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from remote import bare
 from tars import filled, put, samples, tar
 
 import wds_pipes as wp
@@ -69,13 +70,9 @@ def failed(*arguments):
     return refused(*arguments, code=1)
 
 
-def fields_of(sample):
-    return {name: value for name, value in sample.items() if name != "__url__"}
-
-
 def read(folder):
     """The samples of a folder, in order, without their URLs."""
-    return list(map(fields_of, samples([str(folder)])))
+    return list(map(bare, samples([str(folder)])))
 
 
 def shards(folder, *parts):
@@ -143,7 +140,7 @@ def test_a_filter_by_metadata_and_keys(here, tmp_path):
         if "--where" in options:
             run("select", "d", *options[: 4 if "--metadata" in options else 2], "-o", chosen)
         run("filter", "d", tmp_path / f"out-{number}", *options)
-        assert read(tmp_path / f"out-{number}") == list(map(fields_of, data.select(**selected)))
+        assert read(tmp_path / f"out-{number}") == list(map(bare, data.select(**selected)))
     table.write_text('{"key": "a/000", "n": 9}\n')
     assert "of another job: the inputs were changed" in refused("filter", "d", tmp_path / "out-3", *in_table)
 
@@ -398,7 +395,7 @@ def test_of_repeated_samples_the_first_stays(tmp_path_factory, parts, by):
         if mark is None or mark not in seen:
             expected.append(one)
         seen.add(mark)
-    found = [one for number in range(len(parts)) for one in map(fields_of, samples([f"{folder}/out/s{number}.tar"]))]
+    found = [one for number in range(len(parts)) for one in map(bare, samples([f"{folder}/out/s{number}.tar"]))]
     assert found == expected
 
 
@@ -682,7 +679,7 @@ def test_each_sample_is_written_or_lost(tmp_path_factory, place, change, cut):
         warnings.simplefilter("ignore")
         expected = samples([path], {"on_error": "skip"}, on_error="skip")
     written, lost = read(folder / "out"), lost_of(folder / "out")
-    assert written == [fields_of(one) for one in expected]
+    assert written == [bare(one) for one in expected]
     assert "nothing is wrong" in run("verify", folder / "out", "--ignore", "some-fields").stdout
     keys = {one["__key__"] for one in written} | {one["key"] for one in lost}
     missing = {f"{number:04d}" for number in range(6)} - keys
@@ -768,3 +765,31 @@ def test_names_of_classes_that_differ_are_not_written(content, classed, tmp_path
     assert "the outputs of another job: classes.json belongs to its outputs only now. Write to another" in refused(
         *call
     )
+
+
+@pytest.mark.parametrize(
+    "command", ["filter {} {} --exclude {}", "dedup {} {}", "reshard {} {} --shards 1", "map unchanged:same {} {}"]
+)
+def test_samples_that_stay_have_the_bytes_of_a_writer(tmp_path, monkeypatch, command):
+    """Also where a shard has samples of a writer, which are copied, and others, which are not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "unchanged.py").write_text("def same(sample):\n    return sample\n")
+    (tmp_path / "keys").write_text("a/07\n")
+    wanted = [{"__key__": f"a/{n:02d}", "cls": b"%d" % n, "txt": b"t" * n * 40} for n in range(30)]
+    for place in (0, 15, 29, 30):  # of the sample that is not as TarWriter writes it; 30: none
+        source, expected = tmp_path / f"{place}.tar", tmp_path / f"expected-{place}.tar"
+        write_shard(str(expected), [one for one in wanted if "filter" not in command or one["__key__"] != "a/07"])
+        data = b""
+        for number, one in enumerate(wanted):
+            files = [(f"{one['__key__']}.{field}", one[field]) for field in ("cls", "txt")]
+            if number == place:
+                data += tar(reversed(files), format=tarfile.GNU_FORMAT, end=False)
+            else:
+                write_shard(str(source), [one])
+                data += source.read_bytes()[: sum(512 + len(file) + -len(file) % 512 for _, file in files)]
+        source.write_bytes(filled(data))
+        (tmp_path / f"{place}.tar.idx").unlink(missing_ok=True)
+        (tmp_path / f"{place}.tar.keys").unlink(missing_ok=True)
+        run(*command.format(source, f"out-{place}", "keys").split())
+        (written,) = (tmp_path / f"out-{place}").glob("*.tar")
+        assert written.read_bytes() == expected.read_bytes()

@@ -210,7 +210,7 @@ def test_an_index_decides_before_names(here, there, tmp_path, caplog):
     assert len(state["data"]) == 16
     with pytest.raises(
         wp.StateError,
-        match=r"does not fit this pipeline: the index gives its shards other MD5s.*Build the pipeline as it was.*moved=True",  # noqa: E501
+        match=r"the index gives its shards other MD5s.*moved=True",
     ):
         indexed(tmp_path / "other").load_state_dict(state)
     samples(f"{tmp_path}/other/birds/*.tar").load_state_dict(state)  # without an index only its names are known
@@ -255,7 +255,7 @@ def test_renamed_shards_fit_with_moved(make, here, there, caplog):
     resumed = make(there)
     with pytest.raises(
         wp.StateError,
-        match=r"other URLs or another order \(it stands at '.*/shard-.*', and this list begins with '.*/renamed-.*moved=True",  # noqa: E501
+        match=r"stands at '.*/shard-.*', and this list begins with '.*/renamed-",
     ):
         resumed.load_state_dict(state)
     assert not moves(caplog)

@@ -145,7 +145,7 @@ def test_a_function_decides_by_the_error(urls):
 
 
 def test_a_function_that_returns_something_else(urls):
-    with pytest.raises(TypeError, match=r"on_error= of map_samples\(\) must return 'raise' or 'skip'.*returned True"):
+    with pytest.raises(TypeError, match=r"must return 'raise' or 'skip'.*returned True"):
         list(mapped(urls, OddError, lambda error: True))
 
 

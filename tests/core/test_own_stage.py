@@ -134,7 +134,7 @@ def test_it_is_shown_and_described(urls):
     assert str(source).endswith(".group_by_key().tag_samples(start=100)")
     after(source, 7)
     assert "7 tagged" in wp.describe_state(source.state_dict())
-    with pytest.raises(wp.StateError, match=r"tag_samples\(first=100\), and of this one is tag_samples\(first=1\)"):
+    with pytest.raises(wp.StateError, match=r"first=100\), and of this one .*first=1\)"):
         wp.ShardList(urls).open_shards().load_tar().group_by_key().tag_samples(1).load_state_dict(source.state_dict())
 
 
@@ -404,10 +404,8 @@ def test_a_list_that_a_position_changes_in_place_is_that_of_its_moment(urls):
 
 
 def test_tallies_are_fields_that_count(urls):
-    with pytest.raises(TypeError, match="Wrong.tallies has 'number': it is a tuple of fields of At, which are some of"):
+    with pytest.raises(TypeError, match="Wrong.tallies has 'number'"):
         type("Wrong", (TagSamples,), {"tallies": ("number",)})
-    with pytest.raises(
-        TypeError, match=r"Declare it: @dataclass\(slots=True\), class At\(wp.FlatMap.At\): skipped: int = 0"
-    ):
+    with pytest.raises(TypeError, match=r"class At\(wp.FlatMap.At\): skipped: int = 0"):
         type("Wrong", (wp.FlatMap,), {"tallies": ("skipped",)})
     assert type("Right", (wp.FlatMap,), {"tallies": ("filtered",)}).tallies == ("filtered",)

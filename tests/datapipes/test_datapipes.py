@@ -330,7 +330,7 @@ def refuse_warnings(worker):
 def test_a_pipe_in_another_dataset_is_warned_of(urls):
     """DataLoader divides pipes over its workers, but does not see this one."""
     options = {"batch_size": None, "num_workers": 2, "worker_init_fn": refuse_warnings}
-    with pytest.raises(UserWarning, match=r"each of its 2 workers gives all samples of the pipe: use pipe.as_dataset"):
+    with pytest.raises(UserWarning, match=r"each of its 2 workers .*: use pipe.as_dataset"):
         list(DataLoader(ChainDataset([shuffled(urls)]), **options))
     mended = DataLoader(ChainDataset([shuffled(urls).as_dataset()]), **options)
     assert sorted(keys_of(mended)) == sorted(keys_of(shuffled(urls)))
@@ -389,9 +389,7 @@ def test_a_state_of_another_number_of_workers_is_refused(urls):
     next(iter(loader))
     state = loader.state_dict()
     worker = state["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
-    with pytest.raises(
-        wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1: keep the number of workers"
-    ):
+    with pytest.raises(wp.StateError, match="holds lane 0 of 2, and this process gives lane 0 of 1"):
         shuffled(urls).as_dataset().load_state_dict(worker)
 
 

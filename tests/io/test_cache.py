@@ -683,7 +683,7 @@ def test_a_checksum_is_compared_on_a_full_disk_too(cache, monkeypatch, place):
             if bytes_there is data:
                 assert stream.read() == data[place // 2 :]
             else:
-                with pytest.raises(OSError, match="its MD5 is .*, and the index says .*: some of its bytes are wrong"):
+                with pytest.raises(OSError, match="its MD5 is .*, and the index says"):
                     stream.read()
 
 
@@ -845,6 +845,6 @@ def test_a_file_that_another_machine_replaces_is_an_error(cache, again):
         if again:
             part.write_bytes(b"of another machine")
         gate.open.set()
-        with pytest.raises(CacheError, match="within one machine only. Give each machine a directory of its own"):
+        with pytest.raises(CacheError, match="within one machine only"):
             stream.read()
     assert not list(Path(cache.directory).glob("*.shard"))

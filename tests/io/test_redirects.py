@@ -152,9 +152,7 @@ def test_a_server_that_wants_what_is_not_sent_on(site, local):
     """The message says why it does not get it."""
     first, second = site(), site(403)
     first.objects["/x.tar"], second.objects["/x.tar"] = f"{second.address}/x.tar", f"{second.address}/x.tar"
-    with pytest.raises(
-        ShardError, match="redirected to 127.0.0.1:.*, to which your headers are not sent.*: check your credentials"
-    ):
+    with pytest.raises(ShardError, match="redirected to 127.0.0.1:.*, to which your headers are not sent"):
         list(samples(f"{first.address}/x.tar", storage_options={"headers": HEADERS}))
 
 

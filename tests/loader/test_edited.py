@@ -101,12 +101,13 @@ def test_a_state_without_the_list_is_refused(urls):
     plain, out = pipe.state_dict(), list(keyed(urls))[9:12]
     pipe = loaded(keyed(urls), plain, exclude=out)
     state = pipe.state_dict()
-    with pytest.raises(wp.StateError, match=r"leaves out the samples of 3 keys .*: pass the same list"):
-        keyed(urls).load_state_dict(state)
-    with pytest.raises(wp.StateError, match=r"must begin with the keys that it had, in the same order"):
-        keyed(urls).load_state_dict(state, exclude=out[::-1])
-    with pytest.raises(wp.StateError, match=r"leaves out the samples of 3 keys, and the state of 0: pass the"):
-        pipe.load_state_dict(plain)
+    for other, wrong, options, message in (
+        (keyed(urls), state, {}, r"leaves out the samples of 3 keys .*: pass the same list"),
+        (keyed(urls), state, {"exclude": out[::-1]}, "must begin with the keys that it had, in the same order"),
+        (pipe, plain, {}, "leaves out the samples of 3 keys, and the state of 0: pass the"),
+    ):
+        with pytest.raises(wp.StateError, match=message):
+            other.load_state_dict(wrong, **options)
     assert list(loaded(pipe, state)) == list(loaded(keyed(urls), state, exclude=out))  # the pipe knows its list
     assert list(loaded(pipe, plain, exclude=[])) == list(loaded(keyed(urls), plain))
     assert pipe.state_dict() == loaded(keyed(urls), pipe.state_dict()).state_dict()
@@ -200,7 +201,7 @@ def test_equal_ranks_need_a_sample_list(urls):
 @pytest.mark.parametrize("make", [listed, in_order])
 def test_a_key_that_no_shard_has_is_an_error_over_indexes_of_keys(urls, make):
     pipe, out = make(urls), list(in_order(urls))[:2]
-    with pytest.raises(ValueError, match=r"exclude= has 2 keys that no sample has: 'nowhere', 'nowhere else'. Cor"):
+    with pytest.raises(ValueError, match=r"2 keys that no sample has: 'nowhere', 'nowhere else'"):
         pipe.load_state_dict(pipe.state_dict(), exclude=[*out, "nowhere", "nowhere else"])
     pipe = wp.SampleList(urls, where=list(in_order(urls))[2:]).fetch_samples().map_samples(key_of)
     assert not set(loaded(pipe, pipe.state_dict(), exclude=out)) & set(out)  # they are in no view, but in shards

@@ -129,20 +129,38 @@ def test_every_cut_resumes(end, lanes, counted_urls):
         check_resume(lambda: loader(counted_urls, lanes=lanes, epoch_end=end, pipe_options={"resampled": True}))
 
 
-def test_ranks_without_numbers_of_samples_are_refused(counted_urls):
-    uncounted = wp.PipeLoader(pipe(counted_urls, samples_per_shard=None), rank=0, world_size=2)
-    with pytest.raises(
-        ValueError, match=r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'"
-    ):
-        next(iter(uncounted))
-    with pytest.raises(TypeError, match="number of batches is not known"):
-        len(wp.PipeLoader(pipe(counted_urls, samples_per_shard=None)))
-    for chain, name in (
-        (pipe(counted_urls).filter_samples(bool), r"filter_samples\(\)"),
-        (pipe(counted_urls).decode_by_ext(on_error="skip"), r"decode_by_ext\(on_error='skip'\)"),
-    ):
-        with pytest.raises(ValueError, match=name):
-            wp.PipeLoader(chain, epoch_end="drop")
+@pytest.mark.parametrize(
+    ("chain", "ask", "error", "message"),
+    [
+        (
+            lambda urls: pipe(urls, samples_per_shard=None),
+            lambda chain: next(iter(wp.PipeLoader(chain, rank=0, world_size=2))),
+            ValueError,
+            r"would not get the same number of batches.*samples_per_shard=.*epoch_end='exact'",
+        ),
+        (
+            lambda urls: pipe(urls, samples_per_shard=None),
+            lambda chain: len(wp.PipeLoader(chain)),
+            TypeError,
+            "number of batches is not known",
+        ),
+        (
+            lambda urls: pipe(urls).filter_samples(bool),
+            lambda chain: wp.PipeLoader(chain, epoch_end="drop"),
+            ValueError,
+            r"filter_samples\(\)",
+        ),
+        (
+            lambda urls: pipe(urls).decode_by_ext(on_error="skip"),
+            lambda chain: wp.PipeLoader(chain, epoch_end="drop"),
+            ValueError,
+            r"decode_by_ext\(on_error='skip'\)",
+        ),
+    ],
+)
+def test_ranks_without_numbers_of_samples_are_refused(chain, ask, error, message, counted_urls):
+    with pytest.raises(error, match=message):
+        ask(chain(counted_urls))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
@@ -169,7 +187,7 @@ def test_with_epoch_counts_samples(counted_urls):
     assert all(sum(map(len, batches[:-1])) < 16 for batches in passes)
     assert len({len(batches) for batches in passes}) > 1
     assert source.remaining() is None
-    with pytest.raises(TypeError, match=r"a lane may be smaller: pass batches= to with_epoch\(\), or drop_last=True"):
+    with pytest.raises(TypeError, match=r"a lane may be smaller: pass batches="):
         len(source)
     check_resume(lambda: loader(counted_urls, lanes=2, batch_size=4).with_epoch(samples=16), epochs=4)
 
@@ -206,12 +224,14 @@ def test_with_epoch_counts_over_all_ranks_and_resumes(counted_urls):
     check_resume(lambda: loader(counted_urls, lanes=2).with_epoch(batches=7), epochs=4)
     ranks = [loader(counted_urls, rank=rank, world_size=2).with_epoch(samples=12) for rank in range(2)]
     assert [len(list(source)) for source in ranks] == [3, 3]
-    with pytest.raises(ValueError, match="cannot be divided by 2 ranks"):
-        ranks[0].with_epoch(batches=3)
-    with pytest.raises(ValueError, match="one of them"):
-        ranks[0].with_epoch()
-    with pytest.raises(ValueError, match="needs epoch_end='loop', or 'drop' or 'pad'"):
-        loader(counted_urls, rank=0, world_size=2, epoch_end="exact").with_epoch(batches=4)
+    exact = loader(counted_urls, rank=0, world_size=2, epoch_end="exact")
+    for source, options, message in (
+        (ranks[0], {"batches": 3}, "cannot be divided by 2 ranks"),
+        (ranks[0], {}, "one of them"),
+        (exact, {"batches": 4}, "needs epoch_end='loop', or 'drop' or 'pad'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            source.with_epoch(**options)
 
 
 def test_statistics_are_flat_numbers(counted_urls):
@@ -410,7 +430,7 @@ def test_numbers_of_samples_may_change_where_lanes_do_not_depend_on_them(counted
     next(iter(half))
     for counts in (None, COUNTS[::-1]):
         pipe(counted_urls, samples_per_shard=counts).load_state_dict(half.state_dict())
-    with pytest.raises(wp.StateError, match="its epoch had an unknown number of samples, that of this pipeline has 29"):
+    with pytest.raises(wp.StateError, match="an unknown number of samples, that of this .* 29"):
         loader(counted_urls, lanes=2).load_state_dict(
             loader(counted_urls, lanes=2, pipe_options={"samples_per_shard": None}).state_dict()
         )

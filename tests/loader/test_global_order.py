@@ -264,7 +264,7 @@ def order_of(urls, epoch):
 
 def test_fewer_samples_than_lanes_without_end(indexed):
     made = loader(indexed["one"], size=1, lanes=3, epoch_end="loop")
-    with pytest.raises(wp.ShardError, match=r"lane . of 3 .* fewer samples than lanes \(then pass a smaller lanes=\)"):
+    with pytest.raises(wp.ShardError, match=r"lane . of 3 .* fewer samples than lanes"):
         after(made, 20)
 
 
@@ -346,7 +346,7 @@ def test_the_rest_of_a_global_order_in_lanes(options, count, urls, order):
 
 def test_a_state_in_lanes_does_not_fit_a_global_order(urls):
     state = a_state(urls, epoch_end="loop", lanes=2)
-    with pytest.raises(wp.StateError, match="divided into lanes, and this loader has one global order: load it with"):
+    with pytest.raises(wp.StateError, match="this loader has one global order"):
         loader(urls).load_state_dict(state)
     loader(urls).load_state_dict(a_state(urls, 0, epoch_end="loop", lanes=2))  # nothing has begun
 

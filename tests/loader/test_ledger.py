@@ -118,25 +118,35 @@ def test_moved_shards_have_the_same(fifty, tmp_path):
     assert moved["ledger"] == run(fifty, 9)[0]["ledger"]
 
 
-def test_without_a_place_for_it(fifty, caplog):
-    """It is refused when the loader is built; without it, states have no ledger, also later."""
-    with pytest.raises(ValueError, match="can have no ledger: after its last step that holds samples"):
-        run(fifty, make=lambda urls: samples(urls).to_tuple("__key__").shuffle_buffer(3))
-    with pytest.raises(ValueError, match=r"pack_samples\(\) and bucket_samples\(\) must be the last of these"):
-        run(fifty, make=lambda urls: samples(urls).pack_samples(len, 20).shuffle_buffer(3))
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (lambda urls: samples(urls).to_tuple("__key__").shuffle_buffer(3), {}, ValueError, "can have no ledger: after"),
+        (
+            lambda urls: samples(urls).pack_samples(len, 20).shuffle_buffer(3),
+            {},
+            ValueError,
+            r"pack_samples\(\) and bucket_samples\(\) must be the last of these",
+        ),
+        (shuffled, {"ledger": 5}, TypeError, "the path of a file"),
+        (shuffled, {"ledger": ""}, TypeError, "the path of a file"),
+        (shuffled, {"ledger": "s3://bucket/a.ledger"}, ValueError, "is a local file"),
+    ],
+)
+def test_without_a_place_for_it_a_loader_is_refused(make, options, error, message, fifty):
+    with pytest.raises(error, match=message):
+        wp.PipeLoader(make(fifty), **{"ledger": True, **options})
+
+
+def test_a_ledger_begins_and_ends_with_an_epoch(fifty, caplog):
+    """A state without one has none later either, and where it is left out it ends."""
     [state] = run(fifty, 3, ledger=False)
     assert "ledger" not in state
-    [later] = run(fifty, 1, state=state)
-    assert "ledger" not in later
+    assert "ledger" not in run(fifty, 1, state=state)[0]
     assert "cannot begin in its middle" in caplog.text
     [state] = run(fifty, 3)
     assert "ledger" not in run(fifty, 1, state=state, ledger=False)[0]
     assert "ends here" in caplog.text
-    for bad in (5, ""):
-        with pytest.raises(TypeError, match="the path of a file"):
-            run(fifty, ledger=bad)
-    with pytest.raises(ValueError, match="is a local file"):
-        run(fifty, ledger="s3://bucket/a.ledger")
 
 
 def with_tokens(sample):

@@ -268,7 +268,7 @@ def test_worker_init_fn_that_fails_or_is_no_function(urls):
     with pytest.raises(FileNotFoundError, match="/no/such/folder"):
         next(iter(source))
     assert next(iter(loader(urls, worker_init_fn=partial(note_start, "/no/such/folder"))))
-    with pytest.raises(TypeError, match="worker_init_fn must be a function of the number of a worker, not 3"):
+    with pytest.raises(TypeError, match="worker_init_fn must be a function .*, not 3"):
         loader(urls, worker_init_fn=3)
     source = loader(urls, num_workers=1, worker_init_fn=lambda number: next(iter(())), multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match="worker_init_fn raised StopIteration"):  # not an epoch without batches
@@ -645,9 +645,7 @@ def test_an_interrupted_iterator_is_an_error_and_not_an_end(workers, urls, tmp_p
     with meanwhile(tmp_path, interrupt), pytest.raises(KeyboardInterrupt):
         next(items)
     for _ in range(2):
-        with pytest.raises(
-            RuntimeError, match=r"was interrupted: to continue, call load_state_dict\(state_dict\(\)\), then iter\(\)"
-        ):
+        with pytest.raises(RuntimeError, match=r"was interrupted: to continue, call load_state_dict"):
             next(items)
     assert source.state_dict() == beginning
     source.load_state_dict(source.state_dict())
@@ -1083,13 +1081,17 @@ def test_wrong_arguments_are_refused_when_the_loader_is_built(options, kind, mes
         loader(urls, **options)
 
 
-def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(urls):
-    with pytest.raises(TypeError, match="takes a pipe, not list"):
-        wp.PipeLoader(urls)
-    with pytest.raises(TypeError, match="ShardList"):
-        wp.PipeLoader(torch.utils.data.datapipes.iter.IterableWrapper(urls))
-    with pytest.raises(wp.StateError, match=r"Shuffler.*shuffle_buffer"):
-        wp.PipeLoader(shuffled(urls).shuffle())
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (list, TypeError, "takes a pipe, not list"),
+        (torch.utils.data.datapipes.iter.IterableWrapper, TypeError, "ShardList"),
+        (lambda urls: shuffled(urls).shuffle(), wp.StateError, r"Shuffler.*shuffle_buffer"),
+    ],
+)
+def test_an_object_that_is_no_pipe_or_has_no_shards_is_refused(source, error, message, urls):
+    with pytest.raises(error, match=message):
+        wp.PipeLoader(source(urls))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -1141,7 +1143,7 @@ def test_two_threads_in_one_loader_are_an_error(urls, tmp_path):
 
 def test_batches_of_what_is_no_sample_are_refused(urls):
     members = wp.ShardList(urls).open_shards().load_tar()
-    with pytest.raises(TypeError, match=r"members of shards, not samples, .*: add group_by_key\(\) at its end"):
+    with pytest.raises(TypeError, match=r"not samples, .*: add group_by_key\(\)"):
         wp.PipeLoader(members, batch_size=2)
     assert len(list(wp.PipeLoader(members, batch_size=2, collate=len))) > 1  # of these it is meant
 

@@ -6,17 +6,13 @@ import random
 from collections import Counter
 
 import pytest
-from pipelines import flat, loaded, samples, stamps, through_json
+from pipelines import flat, loaded, samples, stamps, through_json, wanted
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
 
 SIZES = [7, 5, 8, 9, 6, 7, 8, 5]
 KEYS = [f"{number:08d}" for number in range(sum(SIZES))]
-
-
-def wanted(sample):
-    return int(sample["__key__"]) % 5 != 2
 
 
 class PairSamples(wp.Stage):

@@ -5,15 +5,11 @@ and in the same order where the lanes stay.
 import itertools
 
 import pytest
-from pipelines import keys_of, samples, through_json
+from pipelines import keys_of, samples, through_json, wanted
 from scripts import run_proof
 
 import wds_pipes as wp
 from wds_pipes.testing import make_shards
-
-
-def wanted(sample):
-    return int(sample["__key__"]) % 5 != 2
 
 
 def loader(urls, size=2, **options):

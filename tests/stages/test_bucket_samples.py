@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import tokens_of
 from sources import Given
 
 import wds_pipes as wp
@@ -117,11 +118,9 @@ def test_with_a_function_batches_are_lists_of_samples():
 
 
 def test_a_sample_that_is_longer_than_the_budget_is_named():
-    with pytest.raises(
-        wp.SampleError, match="sample '1' has the length 9, more than the budget of 8. .*filter_samples"
-    ):
+    with pytest.raises(wp.SampleError, match="sample '1' has the length 9, more than .* 8"):
         batched(documents([8, 9]), budget=8)
-    with pytest.raises(wp.SampleError, match=r"has a field 'lengths', and bucket_samples\(\) makes another one"):
+    with pytest.raises(wp.SampleError, match=r"has a field 'lengths'"):
         batched([{"__key__": "a", "tokens": [1], "lengths": 1}], 2)
 
 
@@ -147,17 +146,10 @@ def test_a_state_is_small():
     assert 900 < max(sizes) < 1200
 
 
-def tokens_of(sample):
-    number = int(sample["__key__"])
-    return {"__key__": sample["__key__"], "tokens": [number] * (1 + number * 5 % 7)}
-
-
 def test_an_epoch_is_cut_in_batches_only(tmp_path):
     pipe = wp.ShardList(make_shards(tmp_path, shards=1, samples=6)).open_shards().load_tar().group_by_key()
     loader = wp.PipeLoader(pipe.map_samples(tokens_of).bucket_samples("tokens", budget=20))
     for each in (loader, wp.PipeLoader(wp.mix({"a": pipe.bucket_samples(len, 2)}))):
-        with pytest.raises(
-            ValueError, match=r"bucket_samples\(\) makes batches of different numbers of samples: pass b"
-        ):
+        with pytest.raises(ValueError, match=r"batches of different numbers of samples: pass b"):
             each.with_epoch(samples=4)
     assert len(list(loader.with_epoch(batches=1))) == 1

@@ -36,7 +36,7 @@ def test_fields_without_a_decoder_are_errors_if_requested():
     stream = decoded(samples, must_decode=True, on_error="skip")
     assert [sample["cls"] for sample in stream] == [1]
     assert stream.counts()["skipped"] == 1
-    with pytest.raises(wp.DecodeError, match="field 'left.jpg' of sample '0' .* no decoder for it: name an image spec"):
+    with pytest.raises(wp.DecodeError, match="no decoder for it: name an image spec"):
         list(decoded(samples, must_decode=True))
     assert list(decoded(samples, {"jpg": bytes}, must_decode=True))[1]["left.jpg"] == b"data"
     # a function that returns None, and decompression, decode nothing

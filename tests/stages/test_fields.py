@@ -96,9 +96,7 @@ def test_a_missing_field_is_an_error_that_lists_the_other_fields_or_is_skipped(k
 
 @pytest.mark.parametrize("names", [{"cls": "jpg"}, {"a": "jpg", "b": "jpg"}], ids=["a field has it", "one field twice"])
 def test_two_fields_of_one_name_are_an_error(names):
-    with pytest.raises(
-        wp.SampleError, match="two fields of sample '0' in shard https://host/x.tar would have one name"
-    ):
+    with pytest.raises(wp.SampleError, match="two fields of sample '0' .* one name"):
         given(RenameFields, names)
 
 

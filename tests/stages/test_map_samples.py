@@ -196,7 +196,7 @@ def test_a_function_that_returns_nothing_is_named(tmp_path):
 
     pipe = wp.ShardList(make_shards(tmp_path, shards=1, samples=3)).open_shards().load_tar().group_by_key()
     with pytest.raises(
-        wp.SampleError, match=r"map_samples\(\) returned None for sample '00000001' of shard .*filter_samples\(\)"
+        wp.SampleError, match=r"returned None for sample '00000001' of shard .*filter_samples"
     ) as caught:
         list(pipe.map_samples(forgetful))
     assert caught.value.key == "00000001"

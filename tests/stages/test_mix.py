@@ -426,7 +426,7 @@ def test_wrong_quantities():
         documents(DOCUMENTS, by="tokens", schedule=rising)
     with pytest.raises(wp.SampleError, match="sample '.*' has no field 'words'"):
         list(documents(DOCUMENTS, by="words"))
-    with pytest.raises(TypeError, match=r"the number that by= of mix\(\) returned must be an int, not 1.5"):
+    with pytest.raises(TypeError, match=r"by= of mix\(\) returned must be an int, not 1.5"):
         list(documents(DOCUMENTS, by=lambda sample: 1.5))
     number = Stream(Mix({"a": Given([{"__key__": "a", "tokens": 7}])}, by="tokens"))
     with pytest.raises(wp.SampleError, match="sample 'a' has int in field 'tokens', which has no length"):
@@ -519,7 +519,7 @@ def test_weights_may_become_a_schedule():
 
     _, state = after(numbers({"a": 5, "b": 1}), 230)
     scheduled = Stream(Mix({name: Given([(name, n) for n in range(900)]) for name in "ab"}, schedule=schedule))
-    with pytest.raises(wp.StateError, match="this mix has the weights 'a': schedule, 'b': schedule, and that of the"):
+    with pytest.raises(wp.StateError, match="the weights 'a': schedule, 'b': schedule, and"):
         scheduled.load_state_dict(state)
     found, state = after(loaded(scheduled, state, changed=True), 200)
     assert asked == [0, 200, 300, 400]
@@ -539,7 +539,7 @@ def test_sources_may_be_left_out_on_request():
     _, state = after(numbers({"a": 5, "b": 1, "c": 1}), 20)
     with pytest.raises(
         wp.StateError,
-        match=r"the state has 'b', 'c', which is not in this mix. If that is meant, pass mix\(..., without=\['b', 'c'\]\)",  # noqa: E501
+        match=r"the state has 'b', 'c'.*without=\['b', 'c'\]\)",
     ):
         numbers({"a": 1}).load_state_dict(state)
     rest = loaded(numbers({"a": 5, "c": 1}, without=["b"]), state)

@@ -199,14 +199,6 @@ def test_the_index_beside_the_shards(name, tmp_path, monkeypatch):
     assert ShardList(URLS, index=False).samples is None
 
 
-def test_no_index_beside_the_shards(tmp_path):
-    with pytest.raises(
-        ValueError,
-        match="there is no index in .*none of index.json, .* for each shard. Make one with: wds-pipes index",
-    ):
-        ShardList([tmp_path / url for url in URLS], index=True)
-
-
 def test_a_remote_index():
     """Through fsspec with its options; what it names lies beside it, and it names no file of
     this machine.
@@ -253,25 +245,26 @@ def test_an_index_as_the_list(tmp_path):
     assert list(several.samples) == [1, 2, 3, 4, 5, 0]
 
 
-def test_an_empty_index_is_no_list(tmp_path):
-    with pytest.raises(ValueError, match="does not list shards"):
-        ShardList(put(tmp_path / "i.json", wids({})))
-
-
-def test_an_index_with_something_that_contradicts_it(tmp_path):
-    index = put(tmp_path / "i.json", b'{"x-0.tar": 5}')
-    for options in (
-        {"index": index, "samples_per_shard": 5},
-        {"urls": index, "samples_per_shard": 5},
-        {"urls": index, "index": index},
-    ):
-        with pytest.raises(ValueError, match="how many samples there are"):
-            ShardList(**{"urls": "x-0.tar", **options})
-    with pytest.raises(ValueError, match="names shards and index"):
-        ShardList([index, "x-0.tar"])
-    for wrong in (5, b"i.json", {"x-0.tar": 5}):
-        with pytest.raises(TypeError, match="index must be the path"):
-            ShardList("x-0.tar", index=wrong)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"index": "i.json", "samples_per_shard": 5}, ValueError, "how many samples there are"),
+        ({"urls": "i.json", "samples_per_shard": 5}, ValueError, "how many samples there are"),
+        ({"urls": "i.json", "index": "i.json"}, ValueError, "how many samples there are"),
+        ({"urls": ["i.json", "x-0.tar"]}, ValueError, "names shards and index"),
+        ({"urls": "empty.json"}, ValueError, "does not list shards"),
+        ({"index": True}, ValueError, "there is no index in .*none of index.json, .* Make one with: wds-pipes index"),
+        ({"index": 5}, TypeError, "index must be the path"),
+        ({"index": b"i.json"}, TypeError, "index must be the path"),
+        ({"index": {"x-0.tar": 5}}, TypeError, "index must be the path"),
+    ],
+)
+def test_an_index_that_is_not_there_or_that_something_contradicts(options, error, message, tmp_path, monkeypatch):
+    put(tmp_path / "i.json", b'{"x-0.tar": 5}')
+    put(tmp_path / "empty.json", wids({}))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message):
+        ShardList(**{"urls": "x-0.tar", **options})
 
 
 MANY = "[" * 100_000

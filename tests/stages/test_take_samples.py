@@ -114,7 +114,7 @@ def test_fewer_shards_than_lanes(tmp_path):
 def test_equal_epochs_are_refused(fifty):
     pipe = samples(fifty, samples_per_shard=FIFTY).take_samples(12)
     for end in ("drop", "pad"):
-        with pytest.raises(ValueError, match=r"take_samples\(\) may change their number \(of SampleList\(urls, where="):
+        with pytest.raises(ValueError, match=r"may change their number \(of SampleList\(urls, where="):
             wp.PipeLoader(pipe, epoch_end=end)
     with pytest.raises(TypeError, match=r"take_samples\(\) may change their number"):
         len(pipe)

@@ -153,7 +153,7 @@ def test_the_epoch_goes_on_on_other_lanes(urls, tmp_path):
 
 
 def test_lanes_with_the_same_names_are_refused(urls, tmp_path):
-    with pytest.raises(ValueError, match=r"2 lanes .* add a place for the lane to the pattern, such as 'train-{lane}"):
+    with pytest.raises(ValueError, match=r"2 lanes .* such as 'train-{lane}"):
         list(wp.PipeLoader(writing(urls, tmp_path / "out"), lanes=2))
 
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from commands import run_command
 from ledgers import FAULTS, states_after, with_fault
-from pipelines import keys_of, loaded, samples, shuffled
+from pipelines import even, keys_of, loaded, samples, shuffled
 
 import wds_pipes as wp
 from wds_pipes.errors import for_commands
@@ -117,10 +117,6 @@ def test_what_cannot_be_proven(fifty, make, options, why, tmp_path):
         (tmp_path / "states.json").write_text(json.dumps(json.loads((tmp_path / "states.json").read_text())[:only]))
     with pytest.raises(wp.StateError, match=why):
         prove(path, fifty)
-
-
-def even(sample):
-    return int(sample["__key__"]) % 2 == 0
 
 
 def test_an_epoch_that_left_samples_out(fifty, tmp_path):

@@ -315,27 +315,33 @@ def test_killed_while_a_checkpoint_of_another_run_is_replaced(hf, urls, tmp_path
 
 def test_what_does_not_fit(hf, urls, tmp_path):
     arguments = hf.Arguments(str(tmp_path), max_steps=3, **QUIET)
+    metrics = hf.Arguments(str(tmp_path), batch_eval_metrics=True, **QUIET)
     loader = loader_of(urls)
-    with pytest.raises(TypeError, match="pass PipeLoaders to PipeTrainer"):
-        hf.PipeTrainer(Model(), arguments, train_dataset=[1])
-    with pytest.raises(ValueError, match="a PipeLoader of its own"):
-        hf.PipeTrainer(Model(), arguments, train_dataset=loader, eval_dataset={"val": loader})
-    with pytest.raises(ValueError, match="batch_eval_metrics=False"):
-        hf.PipeTrainer(Model(), hf.Arguments(str(tmp_path), batch_eval_metrics=True, **QUIET))
+    uneven, endless = (loader_of(urls, rank=0, world_size=2, epoch_end=end) for end in ("exact", "loop"))
     trainer = hf.PipeTrainer(Model(), arguments, train_dataset=loader)
-    with pytest.raises(ValueError, match="epoch_end='pad'"):
-        trainer.get_eval_dataloader(loader_of(urls, rank=0, world_size=2, epoch_end="loop"))
-    uneven = loader_of(urls, rank=0, world_size=2, epoch_end="exact")
-    with pytest.raises(ValueError, match="epoch_end='loop'"):
-        hf.PipeTrainer(Model(), arguments, train_dataset=uneven).train()
-    with pytest.raises(ValueError, match="no complete checkpoint"):
-        trainer.train(resume_from_checkpoint=True)
-    (tmp_path / "checkpoint-3").mkdir()
-    assert hf.newest(tmp_path) is None
+    (tmp_path / "data" / "checkpoint-3").mkdir(parents=True)
+    assert hf.newest(tmp_path / "data") is None
     assert hf.newest(tmp_path / "missing") is None
-    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
-    with pytest.raises(wp.StateError, match="no position of the data"):
-        trainer.train(resume_from_checkpoint=hf.newest(tmp_path))
+    (tmp_path / "data" / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    for make, error, message in (
+        (lambda: hf.PipeTrainer(Model(), arguments, train_dataset=[1]), TypeError, "pass PipeLoaders to PipeTrainer"),
+        (
+            lambda: hf.PipeTrainer(Model(), arguments, train_dataset=loader, eval_dataset={"val": loader}),
+            ValueError,
+            "a PipeLoader of its own",
+        ),
+        (lambda: hf.PipeTrainer(Model(), metrics), ValueError, "batch_eval_metrics=False"),
+        (lambda: trainer.get_eval_dataloader(endless), ValueError, "epoch_end='pad'"),
+        (lambda: hf.PipeTrainer(Model(), arguments, train_dataset=uneven).train(), ValueError, "epoch_end='loop'"),
+        (lambda: trainer.train(resume_from_checkpoint=True), ValueError, "no complete checkpoint"),
+        (
+            lambda: trainer.train(resume_from_checkpoint=hf.newest(tmp_path / "data")),
+            wp.StateError,
+            "no position of the data",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            make()
 
 
 @pytest.mark.parametrize("counted", [False, True])

@@ -222,6 +222,7 @@ def index_shards(
     force: bool = False,
     progress: bool = False,
     executor: Executor | None = None,
+    md5: bool = True,
 ) -> dict[str, ShardFacts]:
     """Read shards once, return the samples, bytes and MD5 of each, and write them to an index.
 
@@ -255,6 +256,7 @@ def index_shards(
         progress: show a progress bar; needs tqdm.
         executor: what reads the shards, in other processes or on other machines; None: ``jobs``
             threads of this process.
+        md5: False: without ``output``, compute no MD5s, and pass over the data of large files.
 
     Returns:
         The facts of each shard by its URL, in order.
@@ -274,6 +276,7 @@ def index_shards(
     path = None if output is None else check_output(output)
     if path is not None:
         check_is_index(path)
+    how["md5"] = md5 or path is not None
     shards = list(dict.fromkeys(expand(urls, storage_options)))
     if "-" in shards:
         raise ValueError("standard input cannot be indexed, since it has no name: write it to a file first")
