@@ -199,7 +199,7 @@ class Plan:
             "world_size": self.rank.of,
             "epoch_end": self.mode,
             "batch_size": self.batch_size,
-            **recipe.entries_at(at.epoch),
+            **self.recipe.entries_at(at.epoch),
         }
         if self.parts > 1:
             state["mix_lanes"] = self.parts
